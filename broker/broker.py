@@ -18,7 +18,7 @@ import structlog
 
 from broker import reports
 from broker.background.chores import Chores
-from broker.background.copier import OffloadProgress
+from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
@@ -219,7 +219,7 @@ class Broker:
 
     # --- the bucket -------------------------------------------------------------------------------
 
-    def offload(self, topic: str, *, wait_ms: int | None = None) -> OffloadProgress:
+    def offload(self, topic: str, *, wait_ms: int | None = None) -> Offloaded:
         """Roll the active segments and upload all rolled segments; then apply retention."""
         return self._upkeep.offload(self.topic(topic), wait_ms=wait_ms)
 

@@ -6,6 +6,7 @@
   new call reaches it.
 * A partition whose log could not be opened is in `Topic.damaged`, not in `partitions`: whatever
   iterates over the open ones leaves it alone, and whoever asks for it is told why.
+* What is a struct here encodes to JSON as it stands.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import itertools
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+
+import msgspec
 
 from broker.damaged import Damaged
 from broker.partition import Partition
@@ -42,14 +45,14 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopicName(problem, problems=(FieldProblem("name", problem),))
 
 
-class TopicSummary(NamedTuple):
+class TopicSummary(msgspec.Struct, frozen=True, order=True, kw_only=True):
     name: str
     topic_id: str
     partitions: int
     config: dict[str, ConfigValue]
 
 
-class PartitionDescription(NamedTuple):
+class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     log_start_offset: int
     local_log_start_offset: int
@@ -72,7 +75,7 @@ class TopicDescription(NamedTuple):
     topic_id: str
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
-    partitions: list[PartitionDescription]
+    partitions: list[PartitionState]
     damaged_partitions: list[DamagedPartition]
 
 
@@ -118,7 +121,10 @@ class Topic:
     def summary(self) -> TopicSummary:
         record = self.record
         return TopicSummary(
-            record.name, record.topic_id, record.partitions, dict(self.config.overrides)
+            name=record.name,
+            topic_id=record.topic_id,
+            partitions=record.partitions,
+            config=dict(self.config.overrides),
         )
 
     def describe(self) -> TopicDescription:
@@ -136,9 +142,9 @@ class Topic:
         )
 
 
-def _describe(partition: Partition) -> PartitionDescription:
+def _describe(partition: Partition) -> PartitionState:
     now, tiers = partition.offsets(), tier_sizes(partition)
-    return PartitionDescription(
+    return PartitionState(
         partition=partition.number,
         log_start_offset=now.log_start_offset,
         local_log_start_offset=now.local_log_start_offset,

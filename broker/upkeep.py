@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from broker.background.chores import Chores
-from broker.background.copier import OffloadProgress
+from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
@@ -57,7 +57,7 @@ class Upkeep:
         self._policy = chores.janitor.policy
         self._verifying = threading.Lock()
 
-    def offload(self, topic: Topic, *, wait_ms: int | None) -> OffloadProgress:
+    def offload(self, topic: Topic, *, wait_ms: int | None) -> Offloaded:
         copier, partitions = self._chores.copier, list(topic.partitions.values())
         before = copier.progress(partitions)
         for partition in partitions:
@@ -72,7 +72,7 @@ class Upkeep:
                     self._chores.janitor.look_after(partition)
                 partition.check_leadership()
         after = copier.progress(partitions)
-        return OffloadProgress(
+        return Offloaded(
             after.uploaded_segments - before.uploaded_segments,
             after.uploaded_bytes - before.uploaded_bytes,
             after.remaining_segments,

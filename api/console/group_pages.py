@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from api.http.access.grants import Grant
-from broker.groups.groups import GroupOffset, Groups
+from broker.groups.groups import Groups, OffsetState
 
 GROUPS_SHOWN: Final = 200
 
@@ -15,7 +15,7 @@ class GroupLine(NamedTuple):
     """`offsets`: in topics that the token sees, the largest lag first."""
 
     name: str
-    offsets: list[GroupOffset]
+    offsets: list[OffsetState]
 
     @property
     def lag(self) -> int:

@@ -18,6 +18,7 @@ from api.http.produce.calls import new_producer, produce_to_partition, produce_t
 from api.http.produce.columns import RecordsIn
 from api.http.produce.head import ProduceQuery
 from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
+from broker.background.copier import Offloaded
 from broker.reports import StorageReport
 from record_format.findings import VerifyReport
 
@@ -347,7 +348,7 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="Roll the active segments and upload all rolled segments",
         query=partitions.OffloadQuery,
-        answer={JSON: Body(schema=shapes.Offloaded)},
+        answer={JSON: Body(schema=Offloaded)},
         problems=(
             *NO_TOPIC,
             "leadership-lost",

@@ -1,4 +1,7 @@
-"""The answers' JSON, as types: what the handlers fill in and what the OpenAPI document shows."""
+"""The answers' JSON, as types: what the handlers fill in and what the OpenAPI document shows.
+
+Types that the broker answers with as they stand are defined there.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from broker.groups.groups import OffsetState
+from broker.topics import PartitionState, TopicSummary
 from hot_tier.log_config import ConfigValue
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 
 
-class TopicSummary(msgspec.Struct):
-    name: str
-    topic_id: str
-    partitions: int
-    config: dict[str, ConfigValue]
-
-
 class TopicList(msgspec.Struct):
     topics: list[TopicSummary]
-
-
-class PartitionState(msgspec.Struct):
-    partition: int
-    log_start_offset: int
-    local_log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    leader_epoch: int
-    hot_bytes: int
-    cold_bytes: int
-    segments: int
-    offload_lag_bytes: int
 
 
 class DamagedState(msgspec.Struct):
@@ -134,12 +119,6 @@ class ManifestState(msgspec.Struct):
     next_from_offset: int | None
 
 
-class Offloaded(msgspec.Struct):
-    uploaded_segments: int
-    uploaded_bytes: int
-    remaining_segments: int
-
-
 class Trimmed(msgspec.Struct):
     log_start_offset: int
 
@@ -169,17 +148,6 @@ class Accepted(msgspec.Struct):
 class ProducerIdentity(msgspec.Struct):
     producer_id: int
     producer_epoch: int
-
-
-class OffsetState(msgspec.Struct):
-    """`lag`: offsets left to read, without gaps that a restore left."""
-
-    topic: str
-    partition: int
-    offset: int
-    log_end_offset: int
-    lag: int
-    metadata: str
 
 
 class GroupState(msgspec.Struct):

@@ -19,8 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from broker.background.mirror import follow_compaction
@@ -43,7 +43,7 @@ MAX_BACKOFF_S = 30.0
 _OF_FILES = (CorruptDataError, OffsetTrimmed)  # that are bad, or gone: a repair's to mend
 
 
-class OffloadProgress(NamedTuple):
+class Offloaded(msgspec.Struct, frozen=True):
     uploaded_segments: int
     uploaded_bytes: int
     remaining_segments: int
@@ -114,12 +114,12 @@ class Copier:
         with self._changed:
             return {one: work.held_up for one, work in self._work.items() if work.held_up}
 
-    def progress(self, partitions: Iterable[Partition]) -> OffloadProgress:
+    def progress(self, partitions: Iterable[Partition]) -> Offloaded:
         """Uploaded since the start of the process, and what is still rolled and local only."""
         partitions = list(partitions)
         with self._changed:
             work = [self._work.get(partition) or _Work() for partition in partitions]
-        return OffloadProgress(
+        return Offloaded(
             sum(one.uploaded_segments for one in work),
             sum(one.uploaded_bytes for one in work),
             sum(len(_pending(partition)) for partition in partitions),

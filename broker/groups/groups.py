@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import structlog
 
 from broker.data_folder import Place
@@ -57,8 +58,8 @@ CONFIG: Final[Mapping[str, ConfigValue]] = {
 }
 
 
-class GroupOffset(NamedTuple):
-    """`lag`: how many offsets are left to read, without gaps that a restore left."""
+class OffsetState(msgspec.Struct, frozen=True):
+    """`lag`: offsets left to read, without gaps that a restore left."""
 
     topic: str
     partition: int
@@ -162,7 +163,7 @@ class Groups:
         if self._offsets.owed:
             self._offsets.settle_debts()
 
-    def group(self, name: str) -> list[GroupOffset]:
+    def group(self, name: str) -> list[OffsetState]:
         """By topic and partition. Raises UnknownGroup."""
         check_group_name(name)
         found = self._committed(name)
@@ -170,7 +171,7 @@ class Groups:
             raise UnknownGroup(f"there is no group {name!r}")
         return self._shown(found)
 
-    def all_groups(self) -> Iterator[tuple[str, list[GroupOffset]]]:
+    def all_groups(self) -> Iterator[tuple[str, list[OffsetState]]]:
         """Every group by name, as `group` has it."""
         self.rebuild()
         with self._offsets.lock:
@@ -287,7 +288,7 @@ class Groups:
                 "delete groups that nobody needs"
             )
 
-    def _shown(self, found: Iterable[tuple[TopicPartition, Committed]]) -> list[GroupOffset]:
+    def _shown(self, found: Iterable[tuple[TopicPartition, Committed]]) -> list[OffsetState]:
         """Without partitions that went in this moment, be there others of the name by now."""
         shown = []
         for (topic, number), (commit, _) in found:
@@ -297,7 +298,7 @@ class Groups:
                 end, lag = self._end_and_lag(topic, number, commit.offset)
             except UnknownTopicOrPartition:
                 continue
-            shown.append(GroupOffset(topic, number, commit.offset, end, lag, commit.metadata))
+            shown.append(OffsetState(topic, number, commit.offset, end, lag, commit.metadata))
         return shown
 
     def _end_and_lag(self, name: str, number: int, offset: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker.background.copier import OffloadProgress
+from broker.background.copier import Offloaded
 from broker.broker import Broker
 from broker.partition import Partition
 from broker.settings import BrokerSettings
@@ -92,7 +92,7 @@ class House:
             self.produce(topic, values[at : at + 10], partition=partition, at=start + at)
         return values
 
-    def offload(self, topic: str = "t") -> OffloadProgress:
+    def offload(self, topic: str = "t") -> Offloaded:
         """Afterwards the whole topic, including the active segments, is in the bucket."""
         progress = self.broker.offload(topic, wait_ms=20_000)
         assert progress.remaining_segments == 0

@@ -20,8 +20,8 @@ from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
 from api.http.plain_requests import json_body
 from api.http.produce.columns import MAX_PARTITION
-from api.http.shapes import GroupList, GroupState, GroupSummary, OffsetState
-from broker.groups.groups import GroupOffset
+from api.http.shapes import GroupList, GroupState, GroupSummary
+from broker.groups.groups import OffsetState
 from broker.groups.requests import NewOffset, check_group_name
 from record_format.errors import UnknownGroup
 
@@ -62,8 +62,7 @@ async def get_group(context: Context, exchange: Exchange) -> Answer:
     visible = _visible(offsets, exchange.grant)
     if offsets and not visible:
         raise _unknown(group)
-    shown = [OffsetState(**one._asdict()) for one in visible]
-    return json_answer(GroupState(group, shown))
+    return json_answer(GroupState(group, visible))
 
 
 async def list_groups(context: Context, exchange: Exchange) -> Answer:
@@ -110,5 +109,5 @@ def _unknown(group: str) -> UnknownGroup:
     return UnknownGroup(f"there is no group {group!r}")
 
 
-def _visible(offsets: Iterable[GroupOffset], grant: Grant) -> list[GroupOffset]:
+def _visible(offsets: Iterable[OffsetState], grant: Grant) -> list[OffsetState]:
     return [one for one in offsets if grant.sees_topic(one.topic)]

@@ -21,7 +21,6 @@ from api.http.shapes import (
     GapState,
     ManifestSegment,
     ManifestState,
-    Offloaded,
     OffsetAtTime,
     OffsetsState,
     SegmentList,
@@ -161,4 +160,4 @@ async def offload(context: Context, exchange: Exchange) -> Answer:
     await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
     progress = await context.change_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
-    return json_answer(Offloaded(*progress))
+    return json_answer(progress)

@@ -13,7 +13,7 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.plain_requests import json_body
 from api.http.problems import public
-from api.http.shapes import DamagedState, PartitionState, TopicList, TopicState, TopicSummary
+from api.http.shapes import DamagedState, TopicList, TopicState
 from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
@@ -61,10 +61,7 @@ async def create_topic(context: Context, exchange: Exchange) -> Answer:
 async def list_topics(context: Context, exchange: Exchange) -> Answer:
     query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
     topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
-    shown = [
-        TopicSummary(**topic._asdict()) for topic in topics if exchange.grant.sees_topic(topic.name)
-    ]
-    return json_answer(TopicList(shown))
+    return json_answer(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
 
 
 async def get_topic(context: Context, exchange: Exchange) -> Answer:
@@ -121,7 +118,7 @@ def _shown(topic: TopicDescription) -> TopicState:
         topic_id=topic.topic_id,
         config=topic.config,
         effective_config=topic.effective_config,
-        partitions=[PartitionState(**state._asdict()) for state in topic.partitions],
+        partitions=topic.partitions,
         damaged_partitions=[
             DamagedState(one.partition, public(one.detail)) for one in topic.damaged_partitions
         ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.groups.groups import GroupOffset
+from broker.groups.groups import OffsetState
 from broker.groups.requests import NewOffset
 from hot_tier.open_files import OpenFiles
 from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError, UnknownTopic
@@ -103,7 +103,7 @@ def test_groups_are_told_with_what_its_checkpoint_says(house):
     crash(house)
     flip(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
     house.broker = house.open()
-    shown = [GroupOffset("t", 0, 2, 5, 3, ""), GroupOffset("t", 1, 3, 5, 2, "")]
+    shown = [OffsetState("t", 0, 2, 5, 3, ""), OffsetState("t", 1, 3, 5, 2, "")]
     assert house.broker.groups.group("g") == shown
     assert list(house.broker.groups.all_groups()) == [("g", shown)]
 

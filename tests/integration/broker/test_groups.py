@@ -4,7 +4,7 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from broker.groups.cuts import Cuts
-from broker.groups.groups import GroupOffset, Groups
+from broker.groups.groups import Groups, OffsetState
 from broker.groups.requests import NewOffset
 from broker.groups.view import GroupView
 from broker.mending.restore import RestoreOptions, restore
@@ -89,7 +89,7 @@ def test_lag_is_what_is_left_to_read_without_recorded_gaps(house, topic):
     house.produce("t", [b"x"] * 10)
     commit(house, "g", t0=4)
     (one,) = house.broker.groups.group("g")
-    assert one == GroupOffset("t", 0, 4, 10, 6, "")
+    assert one == OffsetState("t", 0, 4, 10, 6, "")
     commit(house, "g", t0=25)  # past the end, as after a trim of another kind
     assert house.broker.groups.group("g")[0].lag == 0
 
