@@ -24,8 +24,6 @@ from typing import Final, NamedTuple
 from record_format.batch import Buffer
 from record_format.errors import CorruptIndex
 
-OFFSET_ENTRY_SIZE: Final = 8
-TIME_ENTRY_SIZE: Final = 12
 TXN_ENTRY_SIZE: Final = 34
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
@@ -67,18 +65,6 @@ def pack_txn_entry(entry: AbortedTxn) -> bytes:
     return _TXN_ENTRY.pack(_TXN_VERSION, *entry)
 
 
-def unpack_offset_entry(buf: Buffer, index: int, *, base_offset: int) -> OffsetEntry:
-    """Entry number `index`, unchecked: for a binary search over entries that were checked."""
-    relative, position = OFFSET_ENTRY.unpack_from(buf, index * OFFSET_ENTRY_SIZE)
-    return OffsetEntry(base_offset + relative, position)
-
-
-def unpack_time_entry(buf: Buffer, index: int, *, base_offset: int) -> TimeEntry:
-    """Entry number `index`, unchecked: for a binary search over entries that were checked."""
-    timestamp, relative = TIME_ENTRY.unpack_from(buf, index * TIME_ENTRY_SIZE)
-    return TimeEntry(timestamp, base_offset + relative)
-
-
 def parse_offset_index(
     data: Buffer, *, base_offset: int, segment_size: int | None = None, file: str = ""
 ) -> list[OffsetEntry]:
@@ -86,14 +72,14 @@ def parse_offset_index(
 
     With `segment_size`, a position at or past it is corrupt.
     """
-    _check_size(data, OFFSET_ENTRY_SIZE, file)
+    _check_size(data, OFFSET_ENTRY.size, file)
     entries: list[OffsetEntry] = []
     last_relative = last_position = -1
     for relative, position in OFFSET_ENTRY.iter_unpack(data):
         if relative <= last_relative or position <= last_position or position < 0:
-            raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"{relative}, {position}")
+            raise _disorder(file, len(entries) * OFFSET_ENTRY.size, f"{relative}, {position}")
         if segment_size is not None and position >= segment_size:
-            raise _disorder(file, len(entries) * OFFSET_ENTRY_SIZE, f"position {position}")
+            raise _disorder(file, len(entries) * OFFSET_ENTRY.size, f"position {position}")
         entries.append(OffsetEntry(base_offset + relative, position))
         last_relative, last_position = relative, position
     return entries
@@ -101,12 +87,12 @@ def parse_offset_index(
 
 def parse_time_index(data: Buffer, *, base_offset: int, file: str = "") -> list[TimeEntry]:
     """All entries of a trimmed `.timeindex`. Raises CorruptIndex."""
-    _check_size(data, TIME_ENTRY_SIZE, file)
+    _check_size(data, TIME_ENTRY.size, file)
     entries: list[TimeEntry] = []
     last_timestamp, last_relative = -(2**63), -1
     for timestamp, relative in TIME_ENTRY.iter_unpack(data):
         if relative <= last_relative or timestamp < last_timestamp:
-            raise _disorder(file, len(entries) * TIME_ENTRY_SIZE, f"{timestamp}, {relative}")
+            raise _disorder(file, len(entries) * TIME_ENTRY.size, f"{timestamp}, {relative}")
         entries.append(TimeEntry(timestamp, base_offset + relative))
         last_timestamp, last_relative = timestamp, relative
     return entries

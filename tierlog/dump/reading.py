@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from struct import Struct
 from typing import Final, Self
 
 from record_format.batch import (
@@ -35,12 +36,12 @@ from record_format.control import control_type, end_marker
 from record_format.decode import Record, decode_batch
 from record_format.errors import CorruptBatch, CorruptDataError, RequestError
 from record_format.index_layouts import (
-    OFFSET_ENTRY_SIZE,
-    TIME_ENTRY_SIZE,
+    OFFSET_ENTRY,
+    TIME_ENTRY,
     TXN_ENTRY_SIZE,
+    OffsetEntry,
+    TimeEntry,
     parse_txn_index,
-    unpack_offset_entry,
-    unpack_time_entry,
 )
 from record_format.producer_snapshot import parse_snapshot
 from tierlog.dump.items import (
@@ -219,26 +220,35 @@ def _record_item(record: Record, header: BatchHeader) -> RecordItem:
 
 def _offset_index(path: Path, data: memoryview) -> Iterator[Item]:
     base_offset = base_offset_of(path)
-    if len(data) < OFFSET_ENTRY_SIZE:
+    if len(data) < OFFSET_ENTRY.size:
         yield Empty(path.name)
-    for index in range(len(data) // OFFSET_ENTRY_SIZE):
-        entry = unpack_offset_entry(data, index, base_offset=base_offset)
-        if entry.offset == base_offset and (index or not entry.position):
-            yield from _after_entries(path, data[index * OFFSET_ENTRY_SIZE :])
-            return
-        yield entry
-    yield from _cut_entry(path, len(data) % OFFSET_ENTRY_SIZE)
+    yield from _index(
+        path, data, OFFSET_ENTRY, lambda relative, at: OffsetEntry(base_offset + relative, at)
+    )
 
 
 def _time_index(path: Path, data: memoryview) -> Iterator[Item]:
     base_offset = base_offset_of(path)
-    for index in range(len(data) // TIME_ENTRY_SIZE):
-        entry = unpack_time_entry(data, index, base_offset=base_offset)
-        if entry.offset == base_offset and (index or not entry.timestamp):
-            yield from _after_entries(path, data[index * TIME_ENTRY_SIZE :])
+    yield from _index(
+        path, data, TIME_ENTRY, lambda time, relative: TimeEntry(time, base_offset + relative)
+    )
+
+
+def _index(
+    path: Path,
+    data: memoryview,
+    layout: Struct,
+    entry_of: Callable[[int, int], OffsetEntry | TimeEntry],
+) -> Iterator[Item]:
+    """The entries before the preallocated zeros of a live file."""
+    base_offset, cut_bytes = base_offset_of(path), len(data) % layout.size
+    for index, fields in enumerate(layout.iter_unpack(data[: len(data) - cut_bytes])):
+        entry = entry_of(*fields)
+        if entry.offset == base_offset and (index or not any(fields)):
+            yield from _after_entries(path, data[index * layout.size :])
             return
         yield entry
-    yield from _cut_entry(path, len(data) % TIME_ENTRY_SIZE)
+    yield from _cut_entry(path, cut_bytes)
 
 
 def _after_entries(path: Path, rest: memoryview) -> Iterator[Item]:
