@@ -15,7 +15,7 @@ import structlog
 
 from broker.bucket_notes import BucketNotes
 from broker.store_standing import StoreStanding
-from cold_tier.cold_reader import ColdRead, ColdReader
+from cold_tier.cold_reader import ColdReader
 from cold_tier.index_bundle import parse_bundle
 from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
@@ -28,7 +28,7 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from record_format.file_slice import FileSlice
+from record_format.file_slice import FileSlice, TierRead
 from record_format.index_layouts import AbortedTxn
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class ColdReads:
 
     # --- records ----------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead:
+    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead:
         """From `offset` on, also out of more segments than one; steps over a recorded gap.
 
         No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
@@ -85,7 +85,7 @@ class ColdReads:
         try:
             entry = self._manifests.find(manifest, offset)
             if entry is None:
-                return ColdRead((), max(offset, manifest.end_offset))
+                return TierRead((), max(offset, manifest.end_offset))
             return self._reader.read(
                 entry,
                 max(offset, entry.base_offset),
@@ -102,7 +102,7 @@ class ColdReads:
             # Not known to be ours: an empty mount point lacks everything and lost nothing.
             raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
 
-    def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> ColdRead | None:
+    def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead | None:
         """As `read`, where all it takes is in memory; None if it is not, and if a gap goes
         on to the end of the cold tier.
         """

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 
 from broker.cold_log import ColdLog
 from broker.waiters import Waiters
-from cold_tier.cold_reader import ColdRead
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
 from hot_tier.log import PartitionLog
@@ -33,7 +32,7 @@ from record_format.errors import (
     UnknownSegment,
     UnknownTopic,
 )
-from record_format.file_slice import FileSlice
+from record_format.file_slice import FileSlice, TierRead
 from record_format.index_layouts import AbortedTxn
 from record_format.produced import ProducedBatches
 
@@ -236,7 +235,7 @@ class Partition:
             hot_offset=hot_offset,
         )
 
-    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, waits: bool) -> ColdRead:
+    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, waits: bool) -> TierRead:
         if self.cold is not None:
             read = self.cold.read if waits else self.cold.try_read
             cold = read(offset, max_bytes=max_bytes, end_offset=end_offset)

@@ -41,10 +41,10 @@ from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
 from record_format.decode import first_at_time
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
-from record_format.file_slice import FileSlice, OpenFile
+from record_format.file_slice import FileSlice, OpenFile, TierRead
 from record_format.index_layouts import AbortedTxn
 
-__all__ = ["ColdLimits", "ColdRead", "ColdReader", "ColdSegment"]
+__all__ = ["ColdLimits", "ColdReader", "ColdSegment"]
 
 T = TypeVar("T")
 
@@ -65,16 +65,6 @@ class ColdLimits(NamedTuple):
     @property
     def fills(self) -> int:
         return max(2, min(self.requests_max, self.memory_max_bytes // REQUEST_BYTES))
-
-
-class ColdRead(NamedTuple):
-    """Whole batches; the first may begin below the offset asked for.
-
-    `next_offset` is where the next read begins; slices may be empty where compaction left nothing.
-    """
-
-    slices: tuple[FileSlice, ...]
-    next_offset: int
 
 
 class _Access(NamedTuple):
@@ -154,7 +144,7 @@ class ColdReader:
         max_bytes: int,
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
-    ) -> ColdRead:
+    ) -> TierRead:
         """Batches from the one that holds `offset` on, also out of the segments `following`.
 
         At least one batch, whatever `max_bytes`, unless none below `end_offset` is left.
@@ -168,7 +158,7 @@ class ColdReader:
         answer = _Answer(offset, max_bytes, end_offset)
         self._collect(answer, segment, index, following, access=self._waiting)
         self._prefetcher.ended(segment, answer.next_offset, done=ahead)
-        return ColdRead(tuple(answer.slices), answer.next_offset)
+        return TierRead(tuple(answer.slices), answer.next_offset)
 
     def try_read(
         self,
@@ -178,7 +168,7 @@ class ColdReader:
         max_bytes: int,
         end_offset: int = END,
         following: Iterable[ColdSegment] = (),
-    ) -> ColdRead | None:
+    ) -> TierRead | None:
         """As `read`, if nothing has to come from the store or the disk; None if something has.
 
         `following` may raise BlockingIOError if it would have to ask.
@@ -195,7 +185,7 @@ class ColdReader:
             segment, index, offset, max_bytes=max_bytes, following=following
         )
         self._prefetcher.ended(segment, answer.next_offset, done=ahead)
-        return ColdRead(tuple(answer.slices), answer.next_offset)
+        return TierRead(tuple(answer.slices), answer.next_offset)
 
     def _index_at_hand(self, segment: ColdSegment) -> SegmentIndex:
         index = self._indexes.peek(segment)

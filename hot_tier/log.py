@@ -29,7 +29,6 @@ from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
-from hot_tier.log_reader import LogRead
 from hot_tier.log_state import Clock, LogState, Offsets, ProducersBefore, nobody_knows
 from hot_tier.open_files import OpenFiles
 from hot_tier.opening import open_log
@@ -44,6 +43,7 @@ from hot_tier.steady import steady
 from record_format.checkpoint_files import EpochEntry
 from record_format.clock import monotonic_ms
 from record_format.errors import ConfigurationError
+from record_format.file_slice import TierRead
 from record_format.index_layouts import AbortedTxn
 
 NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
@@ -295,7 +295,7 @@ class PartitionLog:
 
     def read(
         self, offset: int, *, max_bytes: int, end_offset: int | None = None, waits: bool = True
-    ) -> LogRead:
+    ) -> TierRead:
         """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
         default).
 

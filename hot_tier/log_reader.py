@@ -12,7 +12,7 @@ import errno
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_indexes
@@ -29,7 +29,7 @@ from record_format.errors import (
     CorruptIndex,
     OffsetTrimmed,
 )
-from record_format.file_slice import FileSlice, OpenFile
+from record_format.file_slice import FileSlice, OpenFile, TierRead
 from record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")
@@ -37,14 +37,9 @@ T = TypeVar("T")
 MAX_SLICES = 64
 
 
-class LogRead(NamedTuple):
-    """Whole batches up to `next_offset`. May be empty."""
-
-    slices: tuple[FileSlice, ...]
-    next_offset: int
-
-
-def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files) -> LogRead:
+def read(
+    state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files
+) -> TierRead:
     """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
     one. With `files` that do not wait: raises BlockingIOError if it would have to.
 
@@ -79,7 +74,7 @@ def read(state: LogState, offset: int, *, max_bytes: int, end_offset: int, files
         next_offset, left_bytes = end, left_bytes - piece.size_bytes
         if next_offset < segment.end.next_offset:
             break  # a limit was reached within the segment
-    return LogRead(tuple(slices), next_offset)
+    return TierRead(tuple(slices), next_offset)
 
 
 def _check_range(state: LogState, segments: Segments, offset: int, end_offset: int) -> None:

@@ -1,4 +1,4 @@
-"""One unit of reading: a run of bytes of one local file, whichever tier it came from.
+"""One unit of reading: runs of bytes of local files, whichever tier they came from.
 
 * Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice
   keeps the descriptor open, and the last reference to it closes it.
@@ -60,3 +60,13 @@ class FileSlice(NamedTuple):
                 )
             data += more
         return data
+
+
+class TierRead(NamedTuple):
+    """Whole batches of one tier; the first may begin below the offset asked for.
+
+    `next_offset` is where the next read begins; slices may be empty where compaction left nothing.
+    """
+
+    slices: tuple[FileSlice, ...]
+    next_offset: int

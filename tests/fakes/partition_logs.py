@@ -9,10 +9,10 @@ import pytest
 from hot_tier.append import Append, AppendResult
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
-from hot_tier.log_reader import LogRead
 from record_format.batch import BatchHeader, iter_headers, parse_header
 from record_format.decode import Record, decode_batch, min_timestamp_of
 from record_format.encode import encode_batch
+from record_format.file_slice import TierRead
 from record_format.produced import ProducedBatches, ProduceLimits, check_produced
 from tests.fakes.faulty_disk import FaultyDisk
 
@@ -77,7 +77,7 @@ def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> B
     return found
 
 
-def first_offset(read: LogRead) -> int:
+def first_offset(read: TierRead) -> int:
     """The base offset of a read's first batch."""
     return parse_header(read.slices[0].read()).base_offset
 
@@ -147,7 +147,7 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
             log.close()
 
 
-def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> LogRead | None:
+def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> TierRead | None:
     """Read without waiting; None if the read would have to wait."""
     try:
         return log.read(offset, max_bytes=max_bytes, waits=False)
