@@ -69,14 +69,6 @@ class IndexImages:
             self._asked.pop(name, None)
             self._drop(name)
 
-    def forget_folder(self, below: str) -> None:
-        """All whose names begin with it."""
-        with self._lock:
-            self.forgotten += 1
-            for name in [name for name in (*self._images, *self._asked) if name.startswith(below)]:
-                self._asked.pop(name, None)
-                self._drop(name)
-
     def forget_all(self) -> None:
         with self._lock:
             self.forgotten += 1

@@ -115,7 +115,7 @@ class PartitionLog:
             jitter_seed=jitter_seed,
             producers_before=producers_before,
         )
-        state.files.forget_folder(folder)
+        state.files.forget_all(folder)  # whatever was there belonged to another log
         flushed_end = max(recovery_point, flushed_end)
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         with ExitStack() as opened:

@@ -88,16 +88,6 @@ class OpenFiles:
             self._forgotten += 1
             self._files.pop(name, None)
 
-    def forget_folder(self, folder: Path) -> None:
-        """Whatever was there belonged to another log."""
-        below = f"{folder}/"
-        self.images.forget_folder(below)
-        with self._lock:
-            self._forgotten += 1
-            for known in (self._files, self._pinned):
-                for name in [name for name in known if name.startswith(below)]:
-                    del known[name]
-
     def forget_all(self, folder: Path) -> None:
         """What is in `folder` no longer belongs to a log, or belongs to another. What is kept for
         the next read is dropped for all logs, which is cheaper than a search; what is pinned, for
