@@ -6,24 +6,21 @@
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import takewhile
 
 import structlog
 
 from broker.bucket_notes import BucketNotes
+from broker.bucket_producers import producers_at_end, producers_below
 from broker.store_standing import StoreStanding
 from cold_tier.cold_reader import ColdReader
-from cold_tier.index_bundle import parse_bundle
 from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
 from manifest.state import LoosePage, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore
 from manifest.versions import VersionStat
 from record_format.errors import (
-    CorruptDataError,
     MissingObject,
     StoreUnavailable,
     UnknownManifestVersion,
@@ -206,7 +203,7 @@ class ColdReads:
         try:
             if not self._standing.answers:
                 raise StoreUnavailable(f"{self}: {self._standing.unavailable}")
-            found = producers_before(self._manifests, manifest, offset)
+            found = producers_below(self._manifests, manifest, offset)
         except StoreUnavailable as error:
             log.error("producers are not known", partition=str(self), error=str(error))
             return None
@@ -258,30 +255,3 @@ class _Following:
         while (entry := self._find(offset)) is not None:
             yield entry
             offset = entry.next_offset
-
-
-def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> bytes | None:
-    return producers_before(manifests, manifest, manifest.end_offset) if manifest else None
-
-
-def producers_before(
-    manifests: ManifestStore, manifest: Manifest | None, offset: int
-) -> bytes | None:
-    """Kafka's snapshot of the producers at the end of the last segment that begins below `offset`;
-    None if there is none.
-
-    If it is lost with its object, a repeated request may be appended again; that does not keep a
-    partition from being restored.
-    """
-    runs = (*manifest.pages, *manifest.segments) if manifest else ()
-    start = max((run.base_offset for run in runs if run.base_offset < offset), default=None)
-    if manifest is None or start is None:
-        return None
-    following = manifests.iter_entries(manifest, from_offset=start)
-    try:
-        newest = deque(takewhile(lambda one: one.base_offset < offset, following), maxlen=1)[-1]
-        body = manifests.objects.get(newest.indexes_key, max_bytes=newest.indexes_size_bytes)
-        return parse_bundle(body, file=newest.indexes_key).producer_snapshot or None
-    except CorruptDataError as bad:
-        log.error("producers are not restored", partition=str(manifests.keys), error=str(bad))
-        return None

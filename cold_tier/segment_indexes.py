@@ -19,7 +19,14 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from cold_tier.chunk_table import ChunkTable, parse_chunk_table
-from cold_tier.index_bundle import Directory, SectionKind, check_section, parse_directory
+from cold_tier.index_bundle import (
+    Directory,
+    ParsedBundle,
+    SectionKind,
+    check_section,
+    parse_bundle,
+    parse_directory,
+)
 from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
@@ -209,6 +216,20 @@ class SegmentIndexes:
         while self._bytes > self._limit_bytes and len(self._cached) > 1:
             _, (_, gone) = self._cached.popitem(last=False)
             self._bytes -= gone
+
+
+class Gets(Protocol):
+    """As far as a bundle asks a store."""
+
+    def get(self, key: str, *, max_bytes: int) -> bytes: ...
+
+
+def load_bundle(store: Gets, segment: ColdSegment) -> ParsedBundle:
+    """An `.indexes` object, whole, in one attempt. Raises CorruptObject, MissingObject,
+    UnknownFormatVersion, StoreUnavailable.
+    """
+    body = store.get(segment.indexes_key, max_bytes=segment.indexes_size_bytes)
+    return parse_bundle(body, file=segment.indexes_key)
 
 
 def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:

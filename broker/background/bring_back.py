@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from broker.bucket import Bucket
-from broker.mending.rebuilt_segment import object_pieces, producers_before, rebuilt_segment
+from broker.mending.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from broker.partition import Partition
 from hot_tier.cleaner import Interrupted
 from manifest.state import SegmentEntry
@@ -48,7 +48,7 @@ class BringBack:
         entries = list(cold_only(partition))
         for before, entry in reversed(list(zip([None, *entries[:-1]], entries, strict=True))):
             self._check_room(entry.size_bytes)
-            snapshot = producers_before(store, entry, before)
+            snapshot = snapshot_before(store, entry, before)
             pieces = _until(stopping, object_pieces(store, entry))
             if not self._bring(partition, entry, pieces, snapshot=snapshot):
                 return  # retention or a trim has passed it, and all that lies below

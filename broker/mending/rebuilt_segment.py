@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.index_bundle import ParsedBundle, parse_bundle
+from cold_tier.index_bundle import ParsedBundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
+from cold_tier.segment_indexes import load_bundle
 from hot_tier import parting
 from hot_tier.disk import is_refusal, refusal
 from hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
@@ -103,11 +104,11 @@ def vouched_for(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[bytes]
         )
 
 
-def producers_before(
+def snapshot_before(
     store: ObjectStore, entry: SegmentEntry, before: SegmentEntry | None
 ) -> bytes | None:
-    """As the segment before it has them: a transaction that it aborts may have begun there. None
-    where that is damaged too. Raises StoreUnavailable.
+    """Of the producers, as the segment before it has them: a transaction that it aborts may have
+    begun there. None where that is damaged too. Raises StoreUnavailable.
     """
     if before is None or before.next_offset != entry.base_offset:
         return None
@@ -118,8 +119,7 @@ def producers_before(
 def indexes_of(store: ObjectStore, entry: SegmentEntry) -> ParsedBundle | None:
     """None where they are damaged. Raises StoreUnavailable."""
     try:
-        body = store.get(entry.indexes_key, max_bytes=entry.indexes_size_bytes)
-        return parse_bundle(body, file=entry.indexes_key)
+        return load_bundle(store, entry)
     except CorruptDataError:
         return None
 

@@ -39,8 +39,8 @@ from broker.mending.rebuilt_segment import (
     PIECE_BYTES,
     indexes_of,
     object_pieces,
-    producers_before,
     rebuilt_segment,
+    snapshot_before,
     vouched_for,
     with_producers_of,
 )
@@ -279,7 +279,7 @@ class Repair:
         """Both objects under a new name, the indexes made out of the log's bytes; what `bundle`
         says of producers and transactions holds.
         """
-        snapshot = producers_before(self._store, entry, planned.before)
+        snapshot = snapshot_before(self._store, entry, planned.before)
         log_ = self._partition.log
         with self._cold.going_up(entry.base_offset):
             with rebuilt_segment(

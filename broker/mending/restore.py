@@ -31,7 +31,8 @@ import msgspec
 import structlog
 
 from broker.bucket_notes import BucketNotes
-from broker.cold_reads import producers_at_end, uses_bucket
+from broker.bucket_producers import producers_at_end
+from broker.cold_reads import uses_bucket
 from broker.data_folder import (
     COMPACTION_REACHED,
     LOG_STARTS,
