@@ -36,9 +36,9 @@ import msgspec
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.eviction import EvictionOrder
-from cold_tier.ranged_reader import ChunkKey, ChunkRef, disk_refusal
-from record_format.errors import ConfigurationError, Throttled
-from record_format.file_slice import OUT_OF_FILES, OpenFile
+from cold_tier.ranged_reader import ChunkKey, ChunkRef
+from record_format.errors import OUT_OF_FILES, ConfigurationError, Throttled, disk_refusal
+from record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
 RENAME_ATTEMPTS: Final = 20

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from weakref import ref
 
-from cold_tier.ranged_reader import ChunkRef, disk_refusal
-from record_format.errors import Throttled
+from cold_tier.ranged_reader import ChunkRef
+from record_format.errors import Throttled, disk_refusal
 from record_format.file_slice import OpenFile
 
 

@@ -30,12 +30,10 @@ from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import RetryPolicy
 from record_format.errors import (
     CorruptObject,
-    DiskFull,
-    NoDescriptor,
     StoreUnavailable,
     TierlogError,
+    disk_refusal,
 )
-from record_format.file_slice import OUT_OF_FILES
 
 T = TypeVar("T")
 
@@ -335,8 +333,3 @@ def _write_all(fd: int, piece: Piece, path: Path) -> None:
             rest = rest[os.write(fd, rest) :]
     except OSError as error:
         raise disk_refusal(f"chunk cache {path.parent}", error) from error
-
-
-def disk_refusal(where: str, error: OSError) -> DiskFull:
-    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
-    return kind(f"{where}: {error.strerror}")

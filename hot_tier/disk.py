@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hot_tier.spare_descriptors import SpareDescriptors
-from record_format.errors import DiskFull, NoDescriptor
-from record_format.file_slice import OUT_OF_FILES
+from record_format.errors import OUT_OF_FILES, DiskFull, disk_refusal
 
 if sys.platform == "darwin":
     import fcntl
@@ -117,5 +116,4 @@ def is_refusal(error: OSError) -> bool:
 
 def refusal(where: object, error: OSError) -> DiskFull:
     """What to raise for a call that `is_refusal`."""
-    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
-    return kind(f"{where}: {error.strerror}", retry_after_s=REFUSED_RETRY_S)
+    return disk_refusal(where, error, retry_after_s=REFUSED_RETRY_S)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
+
+# The process, or the system, has none left for now: nothing is wrong with the file.
+OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class TierlogError(Exception):
@@ -224,6 +227,12 @@ class DiskFull(RetriableError):
 
 class NoDescriptor(DiskFull):
     """EMFILE: refused like a full disk, but freeing disk space does not help."""
+
+
+def disk_refusal(where: object, error: OSError, *, retry_after_s: float = 1.0) -> DiskFull:
+    """What to raise for a call that the disk had no room for, or the process no descriptor."""
+    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
+    return kind(f"{where}: {error.strerror}", retry_after_s=retry_after_s)
 
 
 class ObjectExists(TierlogError):

@@ -7,13 +7,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
-
-# The process, or the system, has none left for now: nothing is wrong with the file.
-OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+from typing import NamedTuple
 
 
 class OpenFile:

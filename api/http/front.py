@@ -41,8 +41,8 @@ from api.http.plain_requests import check_plain
 from api.http.refusals import CutByStop, MethodNotAllowed, NotFound
 from api.protocol.at_once import AT_ONCE_BYTES, ReadyAnswer, Scope
 from api.protocol.errors import ClientGone
-from record_format.errors import NoDescriptor, TierlogError
-from record_format.file_slice import OUT_OF_FILES, FileSlice
+from record_format.errors import OUT_OF_FILES, NoDescriptor, TierlogError
+from record_format.file_slice import FileSlice
 
 log = structlog.get_logger(__name__)
 
