@@ -45,27 +45,18 @@ MAX_WAIT_MS = 3_600_000
 LOCK_WAIT_S = 0.2
 
 
-class _Marks(Mapping[TopicPartition, int]):
-    """Offsets by partition, as one checkpoint file has them."""
+class _Marks:
+    """`offsets` by partition, as one checkpoint file has them."""
 
     def __init__(self, folder: DataFolder, name: str) -> None:
         self._folder, self._name = folder, name
-        self._marks = folder.read_checkpoint(name)
+        self.offsets: Mapping[TopicPartition, int] = folder.read_checkpoint(name)
 
-    def save(self, marks: dict[TopicPartition, int]) -> None:
+    def save(self, offsets: dict[TopicPartition, int]) -> None:
         """Durably, before anybody relies on them. Raises OSError."""
-        if marks != self._marks:
-            self._folder.write_checkpoint(self._name, marks)
-            self._marks = marks
-
-    def __getitem__(self, place: TopicPartition) -> int:
-        return self._marks[place]
-
-    def __iter__(self) -> Iterator[TopicPartition]:
-        return iter(self._marks)
-
-    def __len__(self) -> int:
-        return len(self._marks)
+        if offsets != self.offsets:
+            self._folder.write_checkpoint(self._name, offsets)
+            self.offsets = offsets
 
 
 class Compactor:
@@ -95,7 +86,7 @@ class Compactor:
     def cleaned_before(self, partition: Partition) -> int:
         """How far a round ever got, even one that did not finish; 0 for none."""
         place = _place(partition)
-        return max(self._checkpoints.get(place, 0), self._reached.get(place, 0))
+        return max(one.offsets.get(place, 0) for one in (self._checkpoints, self._reached))
 
     def look_at_start(self, topics: Collection[str]) -> None:
         """As `follow_cut`, for cuts that a crash interrupted; and forget what belongs to no
@@ -114,7 +105,9 @@ class Compactor:
     def _cut(self, ends: Mapping[TopicPartition, int]) -> None:
         with self._lock:
             for marks in (self._checkpoints, self._reached):
-                marks.save({place: min(at, ends.get(place, at)) for place, at in marks.items()})
+                marks.save(
+                    {place: min(at, ends.get(place, at)) for place, at in marks.offsets.items()}
+                )
 
     def forget_topic(self, name: str) -> None:
         """Durably, what is known of a topic of that name. Raises OSError."""
@@ -123,7 +116,7 @@ class Compactor:
     def _keep(self, is_kept: Callable[[TopicPartition], bool]) -> None:
         with self._lock:
             for marks in (self._checkpoints, self._reached):
-                marks.save({place: at for place, at in marks.items() if is_kept(place)})
+                marks.save({place: at for place, at in marks.offsets.items() if is_kept(place)})
 
     def run_round(self) -> None:
         """Clean every partition that is due. What a table holds is set aside only meanwhile."""
@@ -172,7 +165,9 @@ class Compactor:
         try:
             if has_cold_only(partition):
                 return None
-            cleanable = partition.log.sealed.cleanable(self._checkpoints.get(_place(partition)))
+            cleanable = partition.log.sealed.cleanable(
+                self._checkpoints.offsets.get(_place(partition))
+            )
         except (TierlogError, OSError) as error:
             self._put_off(partition, error)
             return None
@@ -202,7 +197,9 @@ class Compactor:
         try:
             while (cleanable := self._look(partition)) is not None:
                 self._save_recovery_points()
-                may_reach = max(cleanable.end_offset, self._reached.get(_place(partition), 0))
+                may_reach = max(
+                    cleanable.end_offset, self._reached.offsets.get(_place(partition), 0)
+                )
                 self._note(self._reached, partition, may_reach)  # before the first gap
                 done = partition.log.sealed.clean(cleanable, table, hooks)
                 self._note(self._checkpoints, partition, done.end_offset)
@@ -228,12 +225,12 @@ class Compactor:
         with self._lock:
             if all(one is not partition for one in self._partitions()):
                 raise Interrupted
-            marks.save({**marks, _place(partition): end_offset})
+            marks.save({**marks.offsets, _place(partition): end_offset})
 
     def _forget(self, partition: Partition) -> None:
         with self._lock:
             place, marks = _place(partition), self._checkpoints
-            marks.save({other: at for other, at in marks.items() if other != place})
+            marks.save({other: at for other, at in marks.offsets.items() if other != place})
 
     def _put_off(self, partition: Partition, error: Exception) -> None:
         if partition.is_deleted:

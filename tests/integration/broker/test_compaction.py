@@ -159,7 +159,7 @@ def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
     last = fill(house, "t", 600, keys=200)
     log = compacted(house, "t")
     cleaned_to = log.active_base_offset
-    assert house.broker.chores.compactor._checkpoints["t", 0] == cleaned_to
+    assert house.broker.chores.compactor._checkpoints.offsets["t", 0] == cleaned_to
     assert last_of(house.records("t")) == last
     assert len(house.records("t")) == len(last)
 
@@ -199,11 +199,13 @@ def test_where_compaction_came_to_survives_a_restart(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     compacted(house, "t")
-    at = house.broker.chores.compactor._checkpoints["t", 0]
+    at = house.broker.chores.compactor._checkpoints.offsets["t", 0]
     house.restart()
     log = house.broker.partition("t", 0).log
     assert (
-        log.sealed.cleanable(house.broker.chores.compactor._checkpoints["t", 0]).first_dirty_offset
+        log.sealed.cleanable(
+            house.broker.chores.compactor._checkpoints.offsets["t", 0]
+        ).first_dirty_offset
         == at
     )
     text = (house.root / "data" / "cleaner-offset-checkpoint").read_text()

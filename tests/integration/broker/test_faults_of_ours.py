@@ -70,7 +70,7 @@ def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monke
     assert [line["partition"] for line in lines if line["event"] == "compaction waits"] == [
         "a-broken-0"
     ]
-    assert ("b-whole", 0) in two.broker.chores.compactor._checkpoints
+    assert ("b-whole", 0) in two.broker.chores.compactor._checkpoints.offsets
     assert two.broker.chores.compactor._waits.keys() == {("a-broken", 0)}
 
 
