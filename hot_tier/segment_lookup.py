@@ -124,10 +124,6 @@ class SegmentLookup:
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 
-    def headers(self) -> Iterator[BatchHeader]:
-        """All of them, up to the segment's end."""
-        return headers_from(self.log, 0, end=self._segment.end.size_bytes)
-
     def _headers_from(
         self, entry: Entry | None, *, end: int, first_bytes: int = ONE_HEADER_BYTES
     ) -> Iterator[BatchHeader]:
@@ -217,7 +213,7 @@ def last_time_entry(segment: Segment, files: Files) -> LargestTimestamp | None:
 
 def _walk_for_largest(segment: Segment, files: Files) -> LargestTimestamp:
     largest = LargestTimestamp(NO_TIMESTAMP, segment.base_offset)
-    for header in SegmentLookup(segment, files).headers():
+    for header in segment.headers(files):
         if header.max_timestamp > largest.timestamp:
             largest = LargestTimestamp(header.max_timestamp, header.last_offset)
     return largest
