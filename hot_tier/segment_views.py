@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hot_tier.batch_walk import checked_batches
 from hot_tier.file_names import LOG
 from hot_tier.log_reader import largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
-from hot_tier.record_times import least_timestamp
+from hot_tier.open_files import FileReader
 from hot_tier.segment import Segment
 from record_format.batch import NO_TIMESTAMP
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from record_format.decode import min_timestamp_of
+from record_format.errors import CorruptBatch, CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import OpenFile
 
 
@@ -115,7 +117,21 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
     count, least = segment.record_count, segment.min_timestamp
     if count is None or (least is None and count):
         size_bytes = segment.end.size_bytes
-        count, least = least_timestamp(log_reader_of(state, segment), size_bytes=size_bytes)
+        count, least = _count(log_reader_of(state, segment), size_bytes=size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least
     return SegmentFacts(count, least, largest_timestamp(state, segment))
+
+
+def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:
+    """(records, least timestamp) of all batches; None without a record. Raises CorruptBatch."""
+    count, least = 0, None
+    for checked in checked_batches(log, end=size_bytes):
+        count += checked.header.record_count
+        try:
+            of_batch = min_timestamp_of(checked.chunk, checked.at_start_of_chunk())
+        except CorruptBatch as bad:
+            raise checked.placed(bad, file=log.name) from None
+        if of_batch is not None and (least is None or of_batch < least):
+            least = of_batch
+    return count, least
