@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hot_tier.batch_walk import batch_of, headers_of
 from hot_tier.durable_file import read_whole, write_whole
 from hot_tier.file_names import LOG, SNAPSHOT, parse_file_name, path_of
+from hot_tier.log_state import LogState
 from hot_tier.producer_state import (
     REMEMBERED_BATCHES,
     Producer,
@@ -29,9 +30,6 @@ from record_format.batch import BatchHeader
 from record_format.clock import monotonic_ms
 from record_format.errors import CorruptSnapshot, UnknownFormatVersion
 from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
-
-if TYPE_CHECKING:
-    from hot_tier.log_state import LogState
 
 READ_BACK_BYTES: Final = 8 << 20
 
