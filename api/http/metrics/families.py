@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from api.http.metrics.table import BY_NAME
-from hot_tier.commit_times import DurationsSeen
+from record_format.durations import DurationsSeen
 
 Labels = tuple[str, ...]
 

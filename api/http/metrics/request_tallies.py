@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from api.http.metrics.families import Labels, counter, histogram
-from hot_tier.commit_times import Durations
+from record_format.durations import Durations
 
 BOUNDS_S: Final = (
     0.0005,

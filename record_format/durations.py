@@ -1,0 +1,67 @@
+"""Durations, counted in buckets for whoever wants to show them.
+
+Nothing here knows who looks: the counts are sampled, nothing is called back.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+BOUNDS_S: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
+
+
+class DurationsSeen(NamedTuple):
+    """`counts[i]`: how many took up to `bounds_s[i]`; one more entry at the end, for all."""
+
+    bounds_s: Sequence[float]
+    counts: tuple[int, ...]
+    total_s: float
+
+
+class Durations:
+    """Thread-safe."""
+
+    __slots__ = ("_bounds_s", "_counts", "_lock", "_total_s")
+
+    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
+        self._bounds_s, self._lock = bounds_s, threading.Lock()
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        bucket = bisect_left(self._bounds_s, seconds)  # a bound belongs to its bucket
+        with self._lock:
+            self._counts[bucket] += 1
+            self._total_s += seconds
+
+    def observe_all(self, seconds: Sequence[float]) -> None:
+        buckets = [bisect_left(self._bounds_s, one) for one in seconds]
+        with self._lock:
+            for bucket in buckets:
+                self._counts[bucket] += 1
+            self._total_s += sum(seconds)
+
+    def seen(self) -> DurationsSeen:
+        with self._lock:
+            counts = tuple(accumulate(self._counts))
+            return DurationsSeen(self._bounds_s, counts, self._total_s)
