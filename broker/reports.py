@@ -145,6 +145,10 @@ def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
 def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
     partitions = list(topic.partitions.values())
     sizes = [tier_sizes(partition) for partition in partitions]
+    lags_ms = [
+        offload_lag_ms(partition, one.waiting, now_ms)
+        for partition, one in zip(partitions, sizes, strict=True)
+    ]
     return TopicStorage(
         topic=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
@@ -153,7 +157,7 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
         cold_bytes=sum(one.cold_bytes for one in sizes),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),
         offload_lag_segments=sum(one.offload_lag_segments for one in sizes),
-        offload_lag_ms=max((offload_lag_ms(one, now_ms) for one in partitions), default=0),
+        offload_lag_ms=max(lags_ms, default=0),
     )
 
 

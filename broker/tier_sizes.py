@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.partition import Partition
+from hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):
+    """`waiting`: the oldest local segment that the bucket lacks and is to get."""
+
     hot_bytes: int
     cold_bytes: int
     segments: int
     offload_lag_bytes: int
     offload_lag_segments: int
+    waiting: SegmentView | None
 
 
 def tier_sizes(partition: Partition) -> TierSizes:
@@ -25,14 +29,16 @@ def tier_sizes(partition: Partition) -> TierSizes:
     # As the list of segments has them: neither an empty one nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
     if partition.cold is None:
-        return TierSizes(hot_bytes, 0, shown, 0, 0)
+        return TierSizes(hot_bytes, 0, shown, 0, 0, None)
     manifest = partition.cold.manifest
     end_offset = manifest.end_offset if manifest else 0
     both = [view for view in views if view.last_offset < end_offset and view.sealed]
     lag_bytes = lag_segments = 0
+    waiting = None
     if partition.goes_up:
         lag_bytes = hot_bytes - sum(view.size_bytes for view in both)
         lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
+        waiting = next(one for one in views if one.active or one.last_offset >= end_offset)
     return TierSizes(
         hot_bytes,
         cold_bytes=partition.cold.size_bytes,
@@ -41,23 +47,21 @@ def tier_sizes(partition: Partition) -> TierSizes:
         - sum(view.last_offset >= log_start for view in both),
         offload_lag_bytes=lag_bytes,
         offload_lag_segments=lag_segments,
+        waiting=waiting,
     )
 
 
-def offload_lag_ms(partition: Partition, now_ms: int) -> int:
-    """How long the oldest local segment that the bucket lacks has been waiting; 0 for none.
+def offload_lag_ms(partition: Partition, waiting: SegmentView | None, now_ms: int) -> int:
+    """How long that segment of the partition has been waiting; 0 for none.
 
     Since its last write where it is sealed, since its first record where it is active.
     """
-    if partition.cold is None or not partition.goes_up:
+    if waiting is None:
         return 0
-    for view in partition.log.segments():
-        if view.active:
-            return partition.log.active_ms
-        if view.last_offset >= partition.cold.end_offset:
-            since_ms = _modified_ms(view.path)
-            return max(0, now_ms - since_ms) if since_ms is not None else 0
-    return 0
+    if waiting.active:
+        return partition.log.active_ms
+    since_ms = _modified_ms(waiting.path)
+    return max(0, now_ms - since_ms) if since_ms is not None else 0
 
 
 def _modified_ms(path: Path) -> int | None:
