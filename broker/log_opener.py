@@ -206,7 +206,7 @@ class LogOpener:
         # Where an attempt died the first segment may begin past what the bucket holds.
         in_bucket = take_over.log_start_offset if take_over is not None else None
         opened = open_log(flushed_end, in_bucket if log_start is None else None)
-        _tell_of_cut(opened)
+        _tell_of_recovery(opened)
         opened_before = True
         if take_over is not None:
             return OpenedLog(take_over.align(opened), cold, take_over)
@@ -336,8 +336,15 @@ class LogOpener:
         )
 
 
-def _tell_of_cut(opened: PartitionLog) -> None:
+def _tell_of_recovery(opened: PartitionLog) -> None:
     report = opened.recovery
+    if report.checked_bytes:
+        log.info(
+            "log recovered",
+            partition=str(opened),
+            checked_bytes=report.checked_bytes,
+            rewritten_bytes=report.rewritten_bytes,
+        )
     if report.cut_reason:
         log.warning(
             "log was cut",

@@ -65,6 +65,7 @@ class Recovery:
         self._state, self._folder, self._report = state, folder, report
         self._recovery_point, self._flushed_end = request.recovery_point, request.flushed_end
         self._rewrite = folder.went_offline
+        self._late = LateProducers(state)
 
     def run(self) -> None:
         state = self._state
@@ -84,7 +85,6 @@ class Recovery:
         replay(state, state.producers, end_offset=items[first].base_offset)
         if first:
             self._write_snapshot(items[first].base_offset)
-        self._late = LateProducers(state.producers)
         state.epochs.cut_end(items[first].base_offset)
         self._recover_all(items[first:])
         state.disk.sync_folder(state.folder)

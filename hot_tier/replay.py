@@ -44,12 +44,12 @@ def take_batch(states: ProducerStates, header: BatchHeader, data: bytes) -> Abor
 
 
 class LateProducers:
-    """Producer state from runs of batches, taken in late: only the last batches of each producer,
+    """The producers of a log from runs of batches, taken in late: only the last batches of each,
     whatever came before them.
     """
 
-    def __init__(self, states: ProducerStates) -> None:
-        self._states = states
+    def __init__(self, state: LogState) -> None:
+        self._state = state
         self._headers: dict[int, list[bytes]] = {}
 
     def note(self, run: HeaderRun) -> None:
@@ -59,13 +59,14 @@ class LateProducers:
             if older and len(newer) < REMEMBERED_BATCHES:
                 newer = [*older, *newer][-REMEMBERED_BATCHES:]
             headers[producer_id] = newer
-        self._states.end_offset = run.next_offset
+        self._state.producers.end_offset = run.next_offset
 
     def take_in(self) -> None:
         """Take them in, before anything else is done with the states."""
-        end_offset = self._states.end_offset
+        states = self._state.producers
+        end_offset = states.end_offset
         for own in self._headers.values():
             for header in own:
-                self._states.take_data_batch(parse_header(header))
-        self._states.end_offset = end_offset
+                states.take_data_batch(parse_header(header))
+        states.end_offset = end_offset
         self._headers.clear()
