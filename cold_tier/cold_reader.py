@@ -44,8 +44,6 @@ from record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, 
 from record_format.file_slice import FileSlice, OpenFile, TierRead
 from record_format.index_layouts import AbortedTxn
 
-__all__ = ["ColdLimits", "ColdReader", "ColdSegment"]
-
 T = TypeVar("T")
 
 END: Final = 2**63 - 1

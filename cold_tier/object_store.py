@@ -19,26 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from cold_tier.store_ledger import StoreLedger
-from record_format.errors import ObjectExists, RequestError, StoreUnavailable
-
-__all__ = [
-    "Checksum",
-    "ChecksumRefused",
-    "InvalidKey",
-    "Names",
-    "ObjectExists",
-    "ObjectStat",
-    "ObjectStats",
-    "ObjectStore",
-    "Piece",
-    "Resumable",
-    "Unfinished",
-    "UnfinishedUploads",
-    "UploadLost",
-    "check_key",
-    "check_prefix",
-    "crc32c_checksum",
-]
+from record_format.errors import RequestError, StoreUnavailable
 
 PIECE_BYTES = 256 * 1024
 Piece: TypeAlias = bytes | memoryview

@@ -17,8 +17,6 @@ from cold_tier.object_store import InvalidKey, ObjectStore, check_key
 from cold_tier.s3_options import S3Options
 from record_format.errors import SettingsError
 
-__all__ = ["S3Options", "open_store"]
-
 
 def open_store(
     url: str,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cold_tier.object_store import ObjectStore
-from cold_tier.open import S3Options, open_store
+from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from cold_tier.segment_indexes import SegmentIndexes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from cold_tier.open import S3Options
+from cold_tier.s3_options import S3Options
 from spark_reader import option_values as read
 from spark_reader.access import Access
 from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch

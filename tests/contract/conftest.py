@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cold_tier.open import S3Options, open_store
+from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 
 BUCKET = "contract"
 

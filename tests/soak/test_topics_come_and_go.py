@@ -31,7 +31,8 @@ from crc32c import crc32c
 
 import tierlog
 from cold_tier.object_store import ObjectStore
-from cold_tier.open import S3Options, open_store
+from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.errors import (

@@ -11,7 +11,8 @@ import pytest
 
 from broker.broker import Broker
 from broker.settings import BrokerSettings
-from cold_tier.open import S3Options, open_store
+from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError
 from tests.fakes.command_line import Program
 from tests.fakes.scripted_s3 import Request, Say, scripted_s3

@@ -13,7 +13,8 @@ from botocore.exceptions import ClientError
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from cold_tier.open import S3Options, open_store
+from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from pyspark_tierlog import DefaultSource, register
 from spark_reader.jobs.verify import verify
 from tests.fakes.named_s3 import named_s3
