@@ -15,7 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from hot_tier.disk import Buffer, write_all
+from hot_tier.disk import write_all
 from hot_tier.file_names import (
     CLEANED,
     LOG,
@@ -28,7 +28,7 @@ from hot_tier.file_names import (
 from hot_tier.index_plan import IndexPlan
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment, SegmentEnd
-from record_format.batch import BatchHeader
+from record_format.batch import BatchHeader, Buffer
 from record_format.errors import Throttled
 from record_format.index_layouts import AbortedTxn, pack_txn_index
 

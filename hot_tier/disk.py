@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hot_tier.spare_descriptors import SpareDescriptors
+from record_format.batch import Buffer
 from record_format.errors import OUT_OF_FILES, DiskFull, disk_refusal
 
 if sys.platform == "darwin":
     import fcntl
-
-Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No room, or no descriptor: the call did nothing, and may succeed later.

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.disk import Buffer
 from hot_tier.index_plan import IndexPlan
 from hot_tier.segment import SegmentEnd
-from record_format.batch import BatchHeader
+from record_format.batch import BatchHeader, Buffer
 from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 

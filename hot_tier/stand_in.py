@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hot_tier.disk import Buffer, Disk
+from hot_tier.disk import Disk
 from hot_tier.file_names import LOG
 from hot_tier.log_folder import LogFolder
+from record_format.batch import Buffer
 
 
 def link_files(source: Path, target: Path) -> None:

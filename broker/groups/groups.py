@@ -23,11 +23,11 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.data_folder import Place
+from broker.data_folder import Place, TopicPartition
 from broker.groups.cuts import Cuts
 from broker.groups.offset_log import OffsetLog, Row, home_of
 from broker.groups.requests import NewOffset, check_group_name, check_offsets
-from broker.groups.view import Committed, GroupView, TopicPartition
+from broker.groups.view import Committed, GroupView
 from broker.partition import Partition
 from broker.topics import Topic
 from hot_tier.log_config import ConfigValue

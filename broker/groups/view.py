@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from broker.data_folder import TopicPartition
 from broker.partition import Partition
 from record_format.batch import BatchHeader, check_crc, iter_headers
 from record_format.consumer_offsets import Commit, CommitKey, decode_key, decode_value
@@ -26,8 +27,6 @@ from record_format.errors import CorruptDataError, OffsetTrimmed
 log = structlog.get_logger(__name__)
 
 WINDOW_BYTES: Final = 1 << 20
-
-TopicPartition = tuple[str, int]
 
 
 class Committed(NamedTuple):

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hot_tier.disk import Buffer, Disk
+from hot_tier.disk import Disk
+from record_format.batch import Buffer
 
 
 class Call(NamedTuple):

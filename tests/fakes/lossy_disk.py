@@ -20,7 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from hot_tier.disk import Buffer, Disk
+from hot_tier.disk import Disk
+from record_format.batch import Buffer
 
 SECTOR = 512
 
