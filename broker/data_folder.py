@@ -61,7 +61,7 @@ RESTORING = "tierlog/restoring"
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
-Place = tuple[str, int]
+TopicIdPartition = tuple[str, int]
 """Topic id and partition: of a topic that was made anew under the name, it is another."""
 
 
@@ -88,7 +88,7 @@ def place_name(topic_id: str, partition: int) -> str:
     return f"{topic_id}-{partition}"
 
 
-def parse_place(name: str) -> Place:
+def parse_place(name: str) -> TopicIdPartition:
     topic_id, _, partition = name.rpartition("-")
     return topic_id, int(partition)
 

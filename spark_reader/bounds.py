@@ -25,7 +25,7 @@ class AtTime(NamedTuple):
     timestamp: int
 
 
-Place = int | AtTime
+OffsetSpec = int | AtTime
 """An offset, EARLIEST, LATEST, or a time."""
 
 
@@ -46,7 +46,7 @@ class Bounds:
     timestamps: ByPartition = field(default_factory=dict)
     no_match: NoMatch = NoMatch.ERROR
 
-    def place(self, topic: str, partition: int) -> Place:
+    def place(self, topic: str, partition: int) -> OffsetSpec:
         if self.timestamp is not None:
             return AtTime(self.timestamp)
         timestamp = self.timestamps.get(topic, {}).get(partition)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from record_format.errors import TierlogError
-from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, Place
+from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, OffsetSpec
 from spark_reader.catalog import PartitionFacts
 from spark_reader.option_values import InvalidOption
 
@@ -88,7 +88,7 @@ def within(facts: PartitionFacts, start: int, end: int, *, loss: LossPolicy) -> 
     return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
 
 
-def _offset(facts: PartitionFacts, place: Place, first_at_time: TimeLookup) -> int | None:
+def _offset(facts: PartitionFacts, place: OffsetSpec, first_at_time: TimeLookup) -> int | None:
     """None if no record is as new as the time."""
     if isinstance(place, AtTime):
         return first_at_time(facts, place.timestamp)

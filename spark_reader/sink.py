@@ -35,7 +35,14 @@ from spark_reader.access import Access, Connections
 from spark_reader.option_table import Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import access_of
-from spark_reader.sink_batches import COLUMN_TYPES, Batch, Batcher, Place, TopicShape, rows_of
+from spark_reader.sink_batches import (
+    COLUMN_TYPES,
+    Batch,
+    Batcher,
+    TopicPartition,
+    TopicShape,
+    rows_of,
+)
 
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
 
@@ -139,7 +146,7 @@ class _Producer:
     def __init__(self, access: Access) -> None:
         self._broker = Connections(access, patient=True).broker
         self._identity = self._broker.init_producer()
-        self._sequences: dict[Place, int] = {}
+        self._sequences: dict[TopicPartition, int] = {}
         self._shapes: dict[str, TopicShape] = {}
 
     def shape_of(self, topic: str) -> TopicShape:

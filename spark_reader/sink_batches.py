@@ -36,7 +36,7 @@ COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class Place(NamedTuple):
+class TopicPartition(NamedTuple):
     topic: str
     partition: int
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 class Batch(NamedTuple):
     """A record batch without a producer's fields yet."""
 
-    place: Place
+    place: TopicPartition
     data: bytearray
     records: int
 
@@ -120,7 +120,7 @@ class Batcher:
         first_sticky: int = 0,
     ) -> None:
         self._topic, self._shape_of, self._codec, self._now_ms = topic, shape_of, codec, now_ms
-        self._pending: dict[Place, _Pending] = {}
+        self._pending: dict[TopicPartition, _Pending] = {}
         self._sticky = first_sticky
         self._size_bytes = 0
 
@@ -129,7 +129,7 @@ class Batcher:
         topic = self._topic if self._topic is not None else row.topic
         if topic is None:
             raise InvalidRecord("a row has no topic, and the option topic is not set")
-        place = Place(topic, self._partition(topic, row))
+        place = TopicPartition(topic, self._partition(topic, row))
         pending = self._pending.setdefault(place, _Pending())
         size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")
         size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
@@ -164,7 +164,7 @@ class Batcher:
             return partition_for_key(row.key, partitions)
         return takers[self._sticky % len(takers)]
 
-    def _take(self, place: Place) -> Iterator[Batch]:
+    def _take(self, place: TopicPartition) -> Iterator[Batch]:
         pending = self._pending.pop(place)
         self._size_bytes -= pending.size_bytes
         has_headers = any(pending.headers)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from broker.data_folder import DataFolder, Place, parse_place, place_name
+from broker.data_folder import DataFolder, TopicIdPartition, parse_place, place_name
 from broker.partition import Partition
 from record_format import sealed_json
 
@@ -38,15 +38,15 @@ class Cuts:
             )
 
     @property
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[TopicIdPartition, int]:
         """Where each log ended that groups still have to follow."""
         return {parse_place(name): end for name, end in self._noted.items() if end is not None}
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: TopicIdPartition) -> None:
         """Call it before anything is cut. Raises ShuttingDown, OSError."""
         self._note(place, None)
 
-    def end(self, place: Place, end_offset: int) -> None:
+    def end(self, place: TopicIdPartition, end_offset: int) -> None:
         """Note from where on offsets are assigned again. Raises ShuttingDown, OSError."""
         self._note(place, end_offset)
 
@@ -68,13 +68,13 @@ class Cuts:
                 }
             )
 
-    def forget(self, done: Iterable[tuple[Place, int]]) -> None:
+    def forget(self, done: Iterable[tuple[TopicIdPartition, int]]) -> None:
         """Groups have followed these ends. Raises ShuttingDown, OSError."""
         gone = {(place_name(*place), end) for place, end in done}
         with self._lock:
             self._save({name: end for name, end in self._noted.items() if (name, end) not in gone})
 
-    def _note(self, place: Place, end_offset: int | None) -> None:
+    def _note(self, place: TopicIdPartition, end_offset: int | None) -> None:
         with self._lock:
             self._save({**self._noted, place_name(*place): end_offset})
 

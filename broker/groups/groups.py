@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.data_folder import Place, TopicPartition
+from broker.data_folder import TopicIdPartition, TopicPartition
 from broker.groups.cuts import Cuts
 from broker.groups.offset_log import OffsetLog, Row, home_of
 from broker.groups.requests import NewOffset, check_group_name, check_offsets
@@ -85,7 +85,7 @@ class Groups:
         self._commits_max, self._cuts = commits_max, cuts
         self._offsets = OffsetLog(lambda: self._topic_or_none(TOPIC), clock=clock)
         self._gone: set[str] = set()  # deleted before the view was there
-        self._followed: set[tuple[Place, int]] = set()  # cuts that the view knows of
+        self._followed: set[tuple[TopicIdPartition, int]] = set()  # cuts that the view knows of
         self._rebuilding = threading.Lock()
 
     # --- the view ---------------------------------------------------------------------------------

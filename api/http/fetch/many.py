@@ -69,7 +69,7 @@ class Refused(NamedTuple):
     error: Exception
 
 
-class Place(NamedTuple):
+class PartitionFetch(NamedTuple):
     """A partition, where it is read from (`position` is what was asked for), and what was found
     there.
     """
@@ -88,7 +88,7 @@ class Room:
     def __init__(self, size_bytes: int) -> None:
         self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
 
-    def fill(self, place: Place, fetched: Fetched, *, at_once: bool) -> Page:
+    def fill(self, place: PartitionFetch, fetched: Fetched, *, at_once: bool) -> Page:
         if self._bytes <= 0 or self._records <= 0:
             return Page([], place.offset, 0)
         page = record_json.read_page(
@@ -131,7 +131,7 @@ async def _place(
     one: WantedPartition,
     position: Position,
     wanted: FetchMany,
-) -> Place | Refused:
+) -> PartitionFetch | Refused:
     try:
         grant.check_topic(one.topic)
         partition = context.broker.partition(one.topic, one.partition)
@@ -139,17 +139,17 @@ async def _place(
         offset = await resolve(context, partition, position, committed=committed)
     except TierlogError as error:
         return Refused(one.topic, one.partition, error)
-    return Place(partition, position, offset, one.max_bytes)
+    return PartitionFetch(partition, position, offset, one.max_bytes)
 
 
 async def _read_all(
-    context: Context, places: Sequence[Place | Refused], wanted: FetchMany
-) -> list[Place | Refused]:
+    context: Context, places: Sequence[PartitionFetch | Refused], wanted: FetchMany
+) -> list[PartitionFetch | Refused]:
     room, in_vain_s = wanted.max_bytes, 0.0
     impatience: TierlogError | None = None
-    found: list[Place | Refused] = []
+    found: list[PartitionFetch | Refused] = []
     for place in places:
-        if isinstance(place, Place):
+        if isinstance(place, PartitionFetch):
             began_s = time.monotonic()
             place = await _read_one(context, place, wanted, room, impatience=impatience)
             if isinstance(place, Refused) and isinstance(place.error, IN_VAIN):
@@ -157,7 +157,7 @@ async def _read_all(
                 if in_vain_s > IN_VAIN_MAX_S:
                     kind = Throttled if isinstance(place.error, Throttled) else StoreUnavailable
                     impatience = kind("not waited for: the partitions before did so in vain")
-            if isinstance(place, Place) and place.fetched is not None:
+            if isinstance(place, PartitionFetch) and place.fetched is not None:
                 room -= place.fetched.size_bytes
         found.append(place)
     return found
@@ -165,12 +165,12 @@ async def _read_all(
 
 async def _read_one(
     context: Context,
-    place: Place,
+    place: PartitionFetch,
     wanted: FetchMany,
     room: int,
     *,
     impatience: TierlogError | None,
-) -> Place | Refused:
+) -> PartitionFetch | Refused:
     """With no room left only the offsets are reported; `impatience` is raised instead of waiting
     for the store.
     """
@@ -188,15 +188,17 @@ async def _read_one(
     return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
 
 
-def _waits_for_store(place: Place) -> bool:
+def _waits_for_store(place: PartitionFetch) -> bool:
     partition, offset = place.partition, place.offset
     is_cold = offset < partition.offsets().local_log_start_offset
     return is_cold and partition.try_read(offset, max_bytes=1) is None
 
 
-def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
+def _is_enough(places: Sequence[PartitionFetch | Refused], wanted: FetchMany) -> bool:
     """A refusal counts as news too: it is answered at once."""
-    found = [place.fetched for place in places if isinstance(place, Place) and place.fetched]
+    found = [
+        place.fetched for place in places if isinstance(place, PartitionFetch) and place.fetched
+    ]
     if len(found) < len(places):
         return True
     size = sum(fetched.size_bytes for fetched in found)
@@ -204,20 +206,23 @@ def _is_enough(places: Sequence[Place | Refused], wanted: FetchMany) -> bool:
     return size >= min(wanted.min_bytes, wanted.max_bytes) or full
 
 
-def _beyonds(places: Sequence[Place | Refused]) -> list[Beyond]:
+def _beyonds(places: Sequence[PartitionFetch | Refused]) -> list[Beyond]:
     return [
         Beyond(place.partition, place.fetched.high_watermark)
         for place in places
-        if isinstance(place, Place) and place.fetched is not None
+        if isinstance(place, PartitionFetch) and place.fetched is not None
     ]
 
 
 async def _answer(
-    context: Context, exchange: Exchange, places: Sequence[Place | Refused], wanted: FetchMany
+    context: Context,
+    exchange: Exchange,
+    places: Sequence[PartitionFetch | Refused],
+    wanted: FetchMany,
 ) -> Answer:
     work = 0
     for place in places:
-        if isinstance(place, Place) and place.fetched is not None:
+        if isinstance(place, PartitionFetch) and place.fetched is not None:
             fetched = place.fetched
             work += work_bytes(fetched, place.offset)
             records = max(0, fetched.next_offset - place.offset)
@@ -237,7 +242,7 @@ async def _answer(
 def _shown(
     context: Context,
     exchange: Exchange,
-    place: Place | Refused,
+    place: PartitionFetch | Refused,
     room: Room,
     *,
     wanted: FetchMany,

@@ -28,7 +28,7 @@ from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords
 
 Content = bytes | None
-Place = Callable[[int, str], str]  # the place of a row's member in the request
+PlaceOf = Callable[[int, str], str]  # the place of a row's member in the request
 Member = TypeVar("Member")
 T = TypeVar("T")
 
@@ -242,7 +242,7 @@ def _with_others(columns: RecordColumns, given: _Given) -> RecordColumns:
 
 
 def _parsed(
-    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: Place, name: str
+    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: PlaceOf, name: str
 ) -> list[T] | None:
     if column.count(UNSET) == len(column):
         return None
@@ -254,7 +254,7 @@ def _with_bytes(
     base64s: Sequence[bytes | UnsetType | None],
     plain: Sequence[object],
     *,
-    at: Place,
+    at: PlaceOf,
     name: str,
 ) -> list[Content]:
     for row, coded in enumerate(base64s):
