@@ -18,9 +18,6 @@ class Waiters:
         self._lock = threading.Lock()
         self._next = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def add(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
         """Returns a function that cancels it, which says whether it was still to be called."""
         with self._lock:

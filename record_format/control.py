@@ -59,11 +59,3 @@ def end_marker_of(buf: Buffer, header: BatchHeader) -> EndMarker | None:
     assert header.is_control, "only control batches hold markers"
     records = decode_batch(buf, header)
     return end_marker(records[0]) if records else None
-
-
-def marker_key(*, committed: bool) -> bytes:
-    return _KEY.pack(0, COMMIT if committed else ABORT)
-
-
-def marker_value(*, coordinator_epoch: int) -> bytes:
-    return _VALUE.pack(0, coordinator_epoch)

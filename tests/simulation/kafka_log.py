@@ -5,8 +5,8 @@ from pathlib import Path
 from random import Random
 
 from hot_tier.log_config import LogConfig
-from record_format.control import marker_key, marker_value
 from record_format.encode import encode_batch
+from tests.fakes.control_markers import marker_key, marker_value
 from tests.simulation.topic_model import Line, TopicModel, headers_of
 
 PRODUCERS = range(50, 54)

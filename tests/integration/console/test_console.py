@@ -228,9 +228,9 @@ def test_leaving_the_tail_ends_its_stream(browser: Chromium, house: House) -> No
     shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
     partition = house.broker.partition(topic, 0)
-    until(lambda: partition._waiters)
+    until(lambda: partition._waiters._waiting)
     browser.run("location.hash = '#/overview'")
-    until(lambda: not partition._waiters)
+    until(lambda: not partition._waiters._waiting)
 
 
 # --- hostile input ------------------------------------------------------------------------------

@@ -307,8 +307,8 @@ def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> Non
         sock.sendall(
             f"GET {records_path(topic)}?wait_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         )
-        until(lambda: bool(partition._waiters))
-    until(lambda: not partition._waiters)
+        until(lambda: bool(partition._waiters._waiting))
+    until(lambda: not partition._waiters._waiting)
 
 
 def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Api) -> None:

@@ -138,8 +138,8 @@ def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
     with tail(api, f"/v1/topics/{topic}/partitions/0/tail"):
-        until(lambda: bool(partition._waiters))
-    until(lambda: not partition._waiters)
+        until(lambda: bool(partition._waiters._waiting))
+    until(lambda: not partition._waiters._waiting)
 
 
 def test_many_readers_get_every_record_in_order(api: Api) -> None:

@@ -10,7 +10,6 @@ from broker.damaged import Damaged
 from cold_tier.object_keys import parse_segment
 from cold_tier.segment_indexes import SegmentIndexes
 from record_format.arrow_columns import COLUMNS
-from record_format.control import marker_key, marker_value
 from record_format.encode import encode_batch
 from record_format.errors import CorruptDataError, UnknownTopic
 from spark_reader import access
@@ -22,6 +21,7 @@ from spark_reader.ranges import DataLoss, LossPolicy
 from spark_reader.reading import ReadRequest, read_split
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
+from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tests.unit.record_format import golden
 from tierlog.client import Client

@@ -2,9 +2,9 @@ import pytest
 
 from hot_tier.append import Append
 from hot_tier.producer_snapshots import snapshot_before
-from record_format.control import marker_key, marker_value
 from record_format.errors import OutOfOrderSequence, ProducerFenced
 from record_format.producer_snapshot import parse_snapshot
+from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import Clock, unchecked
 
 INT_MAX = 2**31 - 1

@@ -15,14 +15,13 @@ from record_format.control import (
     control_type,
     end_marker,
     end_marker_of,
-    marker_key,
-    marker_value,
 )
 from record_format.decode import Record
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.murmur2 import murmur2, partition_for_key
 from record_format.varint import encoded, read_varint, read_varlong, size_of, zigzag
+from tests.fakes.control_markers import marker_key, marker_value
 from tests.unit.record_format import golden
 
 HASHES = json.loads((golden.ROOT / "murmur2.json").read_text())
