@@ -1,4 +1,4 @@
-"""The end of an error about an unknown name: the name that was probably meant."""
+"""Unknown names: the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'orders'?`, or nothing if none is near."""
-    near = get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """`; did you mean 'orders'?`, the end of an error, or nothing if none is near."""
+    near = nearest(name, known, likeness=0.75)
+    return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float) -> str | None:
+    """The most alike, from `likeness` on: from 0, nothing in common, to 1, the same."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=likeness)), None)

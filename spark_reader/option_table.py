@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from record_format.near_miss import nearest
 from spark_reader.option_values import InvalidOption
 
 
@@ -30,6 +30,7 @@ class Use(StrEnum):
 
 BATCH_ONLY: Final = frozenset((Use.BATCH,))
 STREAM_ONLY: Final = frozenset((Use.STREAM,))
+MISTYPED: Final = 0.8  # from this likeness on, another name is one of ours with a slip
 
 
 class Option(NamedTuple):
@@ -86,9 +87,9 @@ def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
     if is_kafkas(key):
         return
     lowered = key.lower()
-    near = get_close_matches(lowered, by_lower, n=1, cutoff=0.8)
+    near = nearest(lowered, by_lower, likeness=MISTYPED)
     first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
     if near or any(lowered.startswith(word) for word in first_words):
         names = ", ".join(by_lower.values())
-        hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are {names}"
+        hint = f"did you mean {by_lower[near]}?" if near else f"there are {names}"
         raise InvalidOption(f"there is no option {key!r}; {hint}")

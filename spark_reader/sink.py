@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
 from typing import Final
 
@@ -29,10 +28,11 @@ from pyspark.sql.types import StructType
 from record_format.batch import MAX_SEQUENCE, set_producer
 from record_format.clock import wall_clock_ms
 from record_format.codecs import CODEC_IDS, CODEC_NAMES
+from record_format.near_miss import nearest
 from spark_reader import columns
 from spark_reader import option_values as read
 from spark_reader.access import Access, Connections
-from spark_reader.option_table import Option, Use, read_options
+from spark_reader.option_table import MISTYPED, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import access_of
 from spark_reader.sink_batches import (
@@ -105,9 +105,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 def _refuse_if_mistyped(name: str) -> None:
     """Other columns are passed over, as by Kafka's sink, those that the source gives above all."""
-    near = get_close_matches(name.lower(), COLUMN_TYPES, n=1, cutoff=0.8)
+    near = nearest(name.lower(), COLUMN_TYPES, likeness=MISTYPED)
     if near and name not in columns.TYPES:
-        raise InvalidOption(f"column {name} is not one that is written; did you mean {near[0]}?")
+        raise InvalidOption(f"column {name} is not one that is written; did you mean {near}?")
 
 
 class Sink:
