@@ -125,7 +125,7 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """What a repair would do; changes nothing. Raises ConfigurationError."""
-        from broker.mending.stand_in import plan_repair
+        from broker.mending.repair_plan import plan_repair
 
         settings, store = self._asked(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
