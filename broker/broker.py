@@ -22,7 +22,7 @@ from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
-from broker.disk_reserve import told_when_full
+from broker.disk_reserve import refusing_when_full
 from broker.groups.cuts import Cuts
 from broker.groups.groups import Groups
 from broker.live_topics import LiveTopics
@@ -214,7 +214,7 @@ class Broker:
             )
         if before_offset <= now.log_start_offset:
             return now.log_start_offset
-        with told_when_full(self.folder.path), target.told_when_over():
+        with refusing_when_full(self.folder.path), target.refusing_when_over():
             return self.chores.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------

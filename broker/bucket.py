@@ -110,8 +110,8 @@ class Bucket:
         there.
         """
         cold = self.cold_log(record, partition)
-        goes_up = LogConfig.parse(record.config).remote_storage_enable
-        return cold if goes_up or cold.notes.has_asked else None
+        offloads = LogConfig.parse(record.config).remote_storage_enable
+        return cold if offloads or cold.notes.has_asked else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         manifests = self._manifests(record, partition)

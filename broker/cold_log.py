@@ -17,7 +17,7 @@ import msgspec
 
 from broker.bucket_notes import BucketNotes
 from broker.cold_reads import ColdReads
-from broker.disk_reserve import told_when_full
+from broker.disk_reserve import refusing_when_full
 from broker.ownership.ownership import Ownership
 from broker.store_standing import StoreStanding
 from cold_tier.cold_reader import ColdReader
@@ -57,7 +57,7 @@ class ColdLog(ColdReads):
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, notes, clock=clock)
         self._unsure = False  # whether the bucket may be a commit ahead of what is known
-        self._going_up: list[int] = []  # base offsets
+        self._uploading: list[int] = []  # base offsets
 
     @property
     def borders(self) -> frozenset[int]:
@@ -68,36 +68,36 @@ class ColdLog(ColdReads):
     @property
     def is_busy(self) -> bool:
         """Whether something is going up, or the manifest is being changed."""
-        return bool(self._going_up) or self.ownership.is_busy
+        return bool(self._uploading) or self.ownership.is_busy
 
     # --- writing ----------------------------------------------------------------------------------
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
         """Upload one sealed segment, commit it, read the commit back."""
-        with self.going_up(files.base_offset):
+        with self.uploading(files.base_offset):
             entry = self.upload(files)
             self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
         return entry
 
     @contextmanager
-    def going_up(self, base_offset: int) -> Iterator[None]:
+    def uploading(self, base_offset: int) -> Iterator[None]:
         """Within this, what is uploaded of the segment, or page, but not committed yet is not
         garbage. Raises UnknownTopic once the topic is deleted.
         """
-        self._going_up.append(base_offset)
+        self._uploading.append(base_offset)
         try:
             self.ownership.check_live()  # last: who deletes asks `is_busy` after it retired this
             yield
         finally:
-            self._going_up.remove(base_offset)
+            self._uploading.remove(base_offset)
 
     def upload(self, files: SegmentFiles) -> SegmentEntry:
         """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
-        both while it is `going_up`. Raises CorruptDataError if a file cannot be read, and
+        both while it is `uploading`. Raises CorruptDataError if a file cannot be read, and
         DiskFull if the process has no descriptor for it.
         """
         try:
-            with told_when_full(files.log):
+            with refusing_when_full(files.log):
                 uploaded = self._upload(
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
@@ -109,7 +109,7 @@ class ColdLog(ColdReads):
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload what compaction made of the segments `old`, and commit it in their place."""
-        with self.going_up(files.base_offset):
+        with self.uploading(files.base_offset):
             uploaded, now_ms = self.upload(files), self._clock()
             last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
             entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
@@ -146,7 +146,7 @@ class ColdLog(ColdReads):
         if not self.ownership.claimed or self.manifest is None:
             return
         if run := mergeable(self.manifest):
-            with self.going_up(run[0].base_offset):  # which names the page that they make
+            with self.uploading(run[0].base_offset):  # which names the page that they make
                 self.commit(self._manifests.merging(run))
 
     @property
@@ -159,7 +159,7 @@ class ColdLog(ColdReads):
         return self._collector(policy).plan(manifest, now_ms=self._clock())
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
-        under_way = self._going_up.__contains__
+        under_way = self._uploading.__contains__
         return Collector(self._manifests, self._pins, policy, is_under_way=under_way)
 
     def collect(self, policy: GarbagePolicy) -> int:

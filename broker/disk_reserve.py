@@ -27,7 +27,7 @@ Relief = Callable[[int], bool]
 
 
 @contextmanager
-def told_when_full(path: Path) -> Iterator[None]:
+def refusing_when_full(path: Path) -> Iterator[None]:
     """If the disk has no room, or the process no descriptor, the write is refused (`DiskFull`)."""
     try:
         yield

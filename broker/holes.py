@@ -122,7 +122,7 @@ class Holes:
             partition: missing(there[0])
             for partition, gaps in self._found.items()
             if not partition.is_over
-            and not partition.goes_up
+            and not partition.offloads
             and (there := [gap for gap in gaps.values() if not self._is_explained(partition, gap)])
         }
 

@@ -23,7 +23,7 @@ from broker import deleted_folders
 from broker.adoption import adopt
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
-from broker.disk_reserve import told_when_full
+from broker.disk_reserve import refusing_when_full
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -289,7 +289,7 @@ class LiveTopics:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """One change at a time. Raises ShuttingDown, and DiskFull if nothing was changed."""
-        with self._lock, told_when_full(self._folder.path):
+        with self._lock, refusing_when_full(self._folder.path):
             if self._closed:
                 raise ShuttingDown("the broker is shutting down")
             yield

@@ -107,7 +107,7 @@ class Partition:
         return self.is_deleted or self.leadership_lost is not None
 
     @property
-    def goes_up(self) -> bool:
+    def offloads(self) -> bool:
         """Whether sealed segments are copied to the bucket: not if remote storage was turned off
         after the partition was claimed there.
         """
@@ -122,7 +122,7 @@ class Partition:
             raise FencedError(f"leadership lost: {reason}")
 
     @contextmanager
-    def told_when_over(self) -> Iterator[None]:
+    def refusing_when_over(self) -> Iterator[None]:
         """A failure because the topic was deleted, or taken over, meanwhile is reported as that;
         and what is found nevertheless, by file name, may belong to the next topic of the same name.
         """
@@ -163,7 +163,7 @@ class Partition:
         for _ in range(READ_ATTEMPTS):
             now = self.offsets()
             try:
-                with self.told_when_over():
+                with self.refusing_when_over():
                     return self._read(offset, now, max_bytes=max_bytes, committed=committed)
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
@@ -274,7 +274,7 @@ class Partition:
             self.check_leadership()
             now = self.offsets()
             try:
-                with self.told_when_over():
+                with self.refusing_when_over():
                     found = self._offset_for_timestamp(timestamp, now)
             except OffsetTrimmed:  # a segment left the disk just now: the other tier may have it
                 if attempt == READ_ATTEMPTS:

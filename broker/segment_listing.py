@@ -57,7 +57,7 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
     Facts that are known neither here nor to the manifest are counted now: it may read the segment.
     If one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
     """
-    with partition.told_when_over():
+    with partition.refusing_when_over():
         yield from _listed(partition, from_offset, count=True)
 
 
@@ -156,7 +156,7 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     CorruptDataError.
     """
     partition.check_leadership()
-    with partition.told_when_over():
+    with partition.refusing_when_over():
         return _open(partition, base_offset)
 
 

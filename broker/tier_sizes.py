@@ -35,7 +35,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
     both = [view for view in views if view.last_offset < end_offset and view.sealed]
     lag_bytes = lag_segments = 0
     waiting = None
-    if partition.goes_up:
+    if partition.offloads:
         lag_bytes = hot_bytes - sum(view.size_bytes for view in both)
         lag_segments = sum(1 for view in views if view.size_bytes) - len(both)
         waiting = next(one for one in views if one.active or one.last_offset >= end_offset)

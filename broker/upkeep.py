@@ -62,13 +62,13 @@ class Upkeep:
         before = copier.progress(partitions)
         for partition in partitions:
             partition.check_leadership()
-            with partition.told_when_over():
+            with partition.refusing_when_over():
                 partition.log.roll()
         copier.hurry(partitions)
         self._chores.copying.wake()
         if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
             for partition in partitions:
-                with partition.told_when_over():
+                with partition.refusing_when_over():
                     self._chores.janitor.look_after(partition)
                 partition.check_leadership()
         after = copier.progress(partitions)

@@ -148,10 +148,10 @@ class Collector:
         return tuple(
             one
             for one in found
-            if now_ms - one.begun_ms >= self._policy.grace_ms and not self._goes_up(one.key)
+            if now_ms - one.begun_ms >= self._policy.grace_ms and not self._is_uploading(one.key)
         )
 
-    def _goes_up(self, key: str) -> bool:
+    def _is_uploading(self, key: str) -> bool:
         base_offset = base_offset_of(key)
         return base_offset is not None and self._is_under_way(base_offset)
 
@@ -233,7 +233,7 @@ class Collector:
         in_force = self._names_any([manifest])
 
         def is_named(key: str) -> bool:
-            return key in removed or self._goes_up(key) or in_force(key) or is_pinned(key)
+            return key in removed or self._is_uploading(key) or in_force(key) or is_pinned(key)
 
         found = orphans(
             self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named

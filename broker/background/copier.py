@@ -268,7 +268,7 @@ def _pending(partition: Partition) -> list[int]:
 
     None where remote storage was turned off.
     """
-    if partition.cold is None or not partition.goes_up:
+    if partition.cold is None or not partition.offloads:
         return []
     if partition.log.active_base_offset <= partition.cold.end_offset:
         return []  # all that is sealed is covered: the usual case, and cheap

@@ -281,7 +281,7 @@ class Repair:
         """
         snapshot = snapshot_before(self._store, entry, planned.before)
         log_ = self._partition.log
-        with self._cold.going_up(entry.base_offset):
+        with self._cold.uploading(entry.base_offset):
             with rebuilt_segment(
                 self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
             ) as rebuilt:

@@ -383,7 +383,7 @@ def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
     (partition,) = partitions(house, "t")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(house.broker.offload, "t", wait_ms=3_600_000)
-        house.wait_for(lambda: bool(partition.cold._going_up))
+        house.wait_for(lambda: bool(partition.cold._uploading))
         house.broker.close()
         assert waiting.result(10).remaining_segments > 0
     house.broker = house.open()
