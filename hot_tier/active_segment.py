@@ -66,6 +66,12 @@ class ActiveSegment:
         segment.offsets, segment.times = offsets, times
         self.offsets, self.times = offsets, times
 
+    def resume(self, first_timestamp: int | None, *, age_ms: int) -> None:
+        """It was there when the log was opened, and has had records for `age_ms`."""
+        self.first_timestamp = first_timestamp
+        if self.first_append_ms is not None:
+            self.first_append_ms -= age_ms
+
     def restore_indexes(self, offset_image: bytes, time_image: bytes) -> None:
         """Put back the entries that recovery found by walking; they are written as appends
         write.

@@ -13,7 +13,7 @@ from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, read_back
 from hot_tier.replay import replay
-from hot_tier.roll import open_active
+from hot_tier.roll import open_active, resume_active
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
 from record_format.errors import CorruptBatch, CorruptDataError, CorruptIndex
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
@@ -80,7 +80,7 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
         time_image=facts.time_image,
         bytes_since_entry=facts.bytes_since_entry,
     )
-    state.active.first_timestamp = segment.first_timestamp(state.files)
+    resume_active(state)
     load_producers(state, folder, end_offset=facts.next_offset)
     return True
 

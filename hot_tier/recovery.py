@@ -21,7 +21,7 @@ from hot_tier.log_state import LogState, Segments
 from hot_tier.producer_snapshots import load_newest, write_snapshot
 from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
 from hot_tier.replay import LateProducers, replay, take_batch
-from hot_tier.roll import open_active
+from hot_tier.roll import open_active, resume_active
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.transaction_index import write_entries
 from record_format.batch import BatchHeader
@@ -252,7 +252,7 @@ class Recovery:
             state.disk.unlink(segment.path(suffix))
         state.active = open_active(state, segment, bytes_since_entry=plan.bytes_since_entry)
         state.active.restore_indexes(*plan.images())
-        state.active.first_timestamp = segment.first_timestamp(state.files)
+        resume_active(state)
         self._sync_log(segment)
 
     def _sync_log(self, segment: Segment) -> None:

@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import is_refusal, refusal
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import LOG, OFFSET_INDEX, PARTITION_METADATA, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
@@ -51,6 +53,32 @@ def open_active(
         time_image=time_image,
         bytes_since_entry=bytes_since_entry,
     )
+
+
+def resume_active(state: LogState) -> None:
+    """Let the active segment of a log that was just opened go on. Raises CorruptBatch."""
+    segment = state.active.segment
+    first_timestamp = segment.first_timestamp(state.files)
+    state.active.resume(first_timestamp, age_ms=_age_ms(state, segment, first_timestamp))
+
+
+def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> int:
+    """For how long a segment has had records, as far as a start can tell: a roll that is due must
+    not be put off by restarts.
+
+    Its first record came when it says, if that is between the last write of the segment before it
+    (for the first one: of the partition's metadata) and its own.
+    """
+    before = state.segments.items[-2:-1]
+    begun = before[0].path(LOG) if before else state.folder / PARTITION_METADATA
+    last_ms = _modified_ms(segment.path(LOG))
+    begun_ms = _modified_ms(begun) if begun.exists() else last_ms
+    first_ms = max(first_timestamp or NO_TIMESTAMP, begun_ms)
+    return max(0, state.clock() - min(first_ms, last_ms))
+
+
+def _modified_ms(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000
 
 
 def _remove(state: LogState, segment: Segment) -> None:

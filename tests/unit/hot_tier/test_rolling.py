@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from record_format.batch import stamp
@@ -135,6 +137,48 @@ def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, cloc
     assert bases(log) == [0, 2]
     assert log.segments()[0].sealed
     assert log.high_watermark == 2
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    ("claimed_ms", "age_ms"),
+    [(400, 600), (-YEAR_MS, 900), (-NOW_MS - 1, 900), (YEAR_MS, 300)],
+    ids=["plausible", "older than the segment", "none", "after its last write"],
+)
+def test_the_time_until_a_roll_goes_on_over_a_restart(
+    open_log, append_values, clock, tmp_path, clean, claimed_ms, age_ms
+):
+    """By the first record's time, if that may be true."""
+    config = {"offload.max.lag.ms": 1000}
+    log = open_log(config=config)
+    append_values(log, b"before", timestamps=[NOW_MS - YEAR_MS])
+    log.roll()
+    base = log.log_end_offset
+    append_values(log, b"a", timestamps=[NOW_MS + claimed_ms])
+    log.close()
+    for offset, written_ms in ((0, 100), (base, 700)):
+        written = (NOW_MS + written_ms) * 1_000_000
+        os.utime(tmp_path / "t-0" / f"{offset:020d}.log", ns=(written, written))
+    clock.now_ms = NOW_MS + 1000
+    log = open_log(config=config, clean=clean, recovery_point=base)
+    assert log.active_ms == age_ms
+    clock.now_ms += 999 - age_ms
+    assert not log.maybe_roll()
+    clock.now_ms += 1
+    assert log.maybe_roll()
+
+
+def test_a_first_segment_is_as_old_as_its_partition_at_most(
+    open_log, append_values, clock, tmp_path
+):
+    log = open_log()
+    append_values(log, b"a", timestamps=[NOW_MS - YEAR_MS])
+    log.close()
+    for name, written_ms in (("partition.metadata", 0), (f"{0:020d}.log", 700)):
+        written = (NOW_MS + written_ms) * 1_000_000
+        os.utime(tmp_path / "t-0" / name, ns=(written, written))
+    clock.now_ms = NOW_MS + 1000
+    assert open_log().active_ms == 1000
 
 
 @pytest.mark.parametrize("jump_ms", [-10 * YEAR_MS, -500, 10 * YEAR_MS])
