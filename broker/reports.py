@@ -145,10 +145,6 @@ def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
 def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
     partitions = list(topic.partitions.values())
     sizes = [tier_sizes(partition) for partition in partitions]
-    lags_ms = [
-        offload_lag_ms(partition, one.waiting, now_ms)
-        for partition, one in zip(partitions, sizes, strict=True)
-    ]
     return TopicStorage(
         topic=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
@@ -157,7 +153,9 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
         cold_bytes=sum(one.cold_bytes for one in sizes),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),
         offload_lag_segments=sum(one.offload_lag_segments for one in sizes),
-        offload_lag_ms=max(lags_ms, default=0),
+        offload_lag_ms=max(
+            (offload_lag_ms(one.waiting, now_ms=now_ms) for one in sizes), default=0
+        ),
     )
 
 

@@ -51,15 +51,15 @@ def tier_sizes(partition: Partition) -> TierSizes:
     )
 
 
-def offload_lag_ms(partition: Partition, waiting: SegmentView | None, now_ms: int) -> int:
-    """How long that segment of the partition has been waiting; 0 for none.
+def offload_lag_ms(waiting: SegmentView | None, *, now_ms: int) -> int:
+    """How long that segment has been waiting; 0 for none.
 
-    Since its last write where it is sealed, since its first record where it is active.
+    Since its first record; since its last write where it was sealed before the broker started.
     """
-    if waiting is None:
+    if waiting is None or (waiting.active and waiting.age_ms is None):
         return 0
-    if waiting.active:
-        return partition.log.active_ms
+    if waiting.age_ms is not None:
+        return waiting.age_ms
     since_ms = _modified_ms(waiting.path)
     return max(0, now_ms - since_ms) if since_ms is not None else 0
 

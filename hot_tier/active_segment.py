@@ -46,7 +46,7 @@ class ActiveSegment:
         """
         self.segment, self.config, self.disk = segment, config, disk
         self.jitter_ms, self.created_ms = jitter_ms, now_ms
-        self.first_append_ms: int | None = now_ms if segment.end.size_bytes else None
+        segment.first_append_ms = now_ms if segment.end.size_bytes else None
         self.first_timestamp: int | None = None
         self._bytes_since_entry = bytes_since_entry
         with ExitStack() as opened:  # what was opened is closed again where the rest fails
@@ -69,8 +69,8 @@ class ActiveSegment:
     def resume(self, first_timestamp: int | None, *, age_ms: int) -> None:
         """It was there when the log was opened, and has had records for `age_ms`."""
         self.first_timestamp = first_timestamp
-        if self.first_append_ms is not None:
-            self.first_append_ms -= age_ms
+        if self.segment.first_append_ms is not None:
+            self.segment.first_append_ms -= age_ms
 
     def restore_indexes(self, offset_image: bytes, time_image: bytes) -> None:
         """Put back the entries that recovery found by walking; they are written as appends
@@ -124,8 +124,8 @@ class ActiveSegment:
         """
         write_all(self.disk, self._fd, pending.buffers, pending.start.size_bytes)
         self._take_over(pending)
-        if self.first_append_ms is None:
-            self.first_append_ms = now_ms
+        if self.segment.first_append_ms is None:
+            self.segment.first_append_ms = now_ms
 
     def _take_over(self, pending: PendingWrite) -> None:
         plan, segment = pending.plan, self.segment

@@ -210,7 +210,7 @@ class PartitionLog:
     @property
     def active_ms(self) -> int:
         """For how long the active segment has had records; 0 while it is empty."""
-        first_ms = self._state.active.first_append_ms
+        first_ms = self._state.active.segment.first_append_ms
         return 0 if first_ms is None else self._state.steady_clock() - first_ms
 
     @property

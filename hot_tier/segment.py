@@ -57,6 +57,7 @@ class Segment:
         "base_offset",
         "crc32c",
         "end",
+        "first_append_ms",
         "folder",
         "has_transactions",
         "largest",
@@ -70,6 +71,7 @@ class Segment:
         self.folder, self.base_offset, self.end = folder, base_offset, end
         self._folder_name = str(folder)  # the same text for all segments of a folder
         self.largest: LargestTimestamp | None = None  # None: not looked up yet
+        self.first_append_ms: int | None = None  # by the log's steady clock
         self.min_timestamp: int | None = None
         self.record_count: int | None = None
         self.crc32c: int | None = None

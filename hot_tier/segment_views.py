@@ -23,7 +23,9 @@ from record_format.file_slice import OpenFile
 
 
 class SegmentView(NamedTuple):
-    """One local segment. None: not known without reading it."""
+    """One local segment. None: not known without reading it. `age_ms`: since its first record; None
+    also if it is empty, and if it was sealed before the log was opened.
+    """
 
     base_offset: int
     last_offset: int  # base - 1 where it is empty
@@ -35,6 +37,7 @@ class SegmentView(NamedTuple):
     sealed: bool  # and flushed whole: it will never change
     path: Path
     crc32c: int | None
+    age_ms: int | None
 
 
 class OpenedSegment(NamedTuple):
@@ -81,6 +84,7 @@ def views_of(state: LogState) -> list[SegmentView]:
 
 def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> SegmentView:
     size_bytes, next_offset = segment.end
+    first_ms = segment.first_append_ms
     return SegmentView(
         base_offset=segment.base_offset,
         last_offset=next_offset - 1,
@@ -92,6 +96,7 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
         sealed=not active and next_offset <= flushed,
         path=segment.path(LOG),
         crc32c=segment.crc32c,
+        age_ms=None if first_ms is None else state.steady_clock() - first_ms,
     )
 
 

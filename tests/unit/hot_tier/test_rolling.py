@@ -139,6 +139,18 @@ def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, cloc
     assert log.high_watermark == 2
 
 
+def test_a_sealed_segment_is_as_old_as_its_first_record(open_log, append_values, clock):
+    log = open_log()
+    assert log.segments()[0].age_ms is None
+    append_values(log, b"a")
+    clock.now_ms += 300
+    log.roll()
+    clock.now_ms += 400
+    assert [view.age_ms for view in log.segments()] == [700, None]
+    log.close()
+    assert [view.age_ms for view in open_log().segments()] == [None, None]
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize(
     ("claimed_ms", "age_ms"),
