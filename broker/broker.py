@@ -20,6 +20,7 @@ from broker import reports
 from broker.background.chores import Chores
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
+from broker.bucket_notes import has_notes
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import refusing_when_full
@@ -31,6 +32,7 @@ from broker.mending.repair_step import RepairStep
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
 from broker.settings import BrokerSettings
+from broker.store_standing import read_probe
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
 from broker.upkeep import Upkeep
@@ -41,7 +43,7 @@ from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
-from record_format.errors import TierlogError, TopicExists, UnknownTopic
+from record_format.errors import ConfigurationError, TierlogError, TopicExists, UnknownTopic
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
@@ -115,8 +117,9 @@ class Broker:
     ) -> Broker:
         """Lock the folder, check the store, recover every log, start the background work.
 
-        Raises ConfigurationError if the folder is in use, or if the store's prefix belongs to
-        another cluster; CorruptDataError if a file of the folder cannot be trusted.
+        Raises ConfigurationError if the folder is in use, if it has a bucket and no store is
+        given, or if the store's prefix belongs to another cluster; CorruptDataError if a file of
+        the folder cannot be trusted.
         """
         broker = cls.open_idle(settings, store=store, clock=clock)
         broker.start()
@@ -138,6 +141,12 @@ class Broker:
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
         try:
+            if store is None and has_notes(folder.path):
+                known = read_probe(folder)
+                which = f"the bucket {known.store[0]}" if known else "a bucket"
+                raise ConfigurationError(
+                    f"data folder {folder.path} has {which}: name it with --store URL"
+                )
             bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
             broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()

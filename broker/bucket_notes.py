@@ -33,6 +33,11 @@ KIND = "sent-claims"
 Pairs = frozenset[tuple[str, int]]
 
 
+def has_notes(data_dir: Path) -> bool:
+    """Whether a data folder has a bucket: what is only there is not served without it."""
+    return any((data_dir / "tierlog" / "manifests").glob("*.json"))
+
+
 class _Sent(msgspec.Struct, frozen=True):
     claims: tuple[tuple[str, int], ...]
 

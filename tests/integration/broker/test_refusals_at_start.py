@@ -223,6 +223,24 @@ def test_a_partitions_folder_is_no_data_folder(house):
     house.broker = house.open()
 
 
+def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
+    """What is only there would be told as lost."""
+    house.broker.create_topic("t")
+    house.produce("t", [b"v"])
+    house.offload("t")
+    house.broker.close()
+    settings = BrokerSettings(data_dir=house.root / "data")
+    bucket = (house.root / "bucket").as_uri()
+    with pytest.raises(ConfigurationError, match=f"data has the bucket {bucket}: name it with"):
+        Broker.open_idle(settings, store=None)
+    house.broker = house.open()
+    house.broker.delete_topic("t")
+    house.wait_for(lambda: not house.broker.registry.deleted())
+    house.broker.close()
+    Broker.open_idle(settings, store=None).close()
+    house.broker = house.open()
+
+
 def test_two_brokers_on_one_folder_are_refused_until_the_first_is_gone(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path / "data")
     first = Broker.open(settings, store=None)
