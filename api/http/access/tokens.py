@@ -126,7 +126,7 @@ def revoke_token(path: Path, name: str) -> None:
 @contextmanager
 def _changing(path: Path) -> Iterator[list[TokenEntry]]:
     """The entries, to be changed in place; written if the block succeeds. One at a time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     lock = _open(path.with_name(path.name + ".lock"), path.parent)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -136,6 +136,16 @@ def _changing(path: Path) -> Iterator[list[TokenEntry]]:
         _write(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     finally:
         os.close(lock)
+
+
+def _make_folder(path: Path) -> None:
+    """If root makes it, its owner is that of the folder that it is in."""
+    if not path.exists():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        if os.geteuid() == 0:
+            owner = path.parent.stat()
+            os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def _open(path: Path, owners: Path) -> int:

@@ -125,9 +125,12 @@ def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
-def test_what_root_makes_belongs_to_whom_the_folder_does(path):
-    path.parent.mkdir()
-    os.chown(path.parent, 4711, 4712)
-    make(path, "a")
-    made = {one.name: (one.stat().st_uid, one.stat().st_gid) for one in path.parent.iterdir()}
-    assert made == dict.fromkeys(("tokens.json", "tokens.json.lock"), (4711, 4712))
+def test_what_root_makes_belongs_to_whom_the_folder_does(tmp_path):
+    """Also the folders, where the broker has yet to be started."""
+    data = tmp_path / "data"
+    data.mkdir()
+    os.chown(data, 4711, 4712)
+    make(data / "tierlog" / "own" / "tokens.json", "a")
+    made = {one.name: (one.stat().st_uid, one.stat().st_gid) for one in data.rglob("*")}
+    names = ("tierlog", "own", "tokens.json", "tokens.json.lock")
+    assert made == dict.fromkeys(names, (4711, 4712))
