@@ -67,6 +67,7 @@ class BrokerMetrics(Collector):
         yield gauge("tierlog_topics", {(): len(report.topics)})
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
+        yield gauge("tierlog_degraded", {(): len(broker.readiness().degraded)})
         yield gauge("tierlog_offload_held_up_partitions", {(): len(broker.chores.copier.held_up())})
         yield gauge("tierlog_disk_free_bytes", {(): broker.chores.reserve.free_bytes})
         yield gauge("tierlog_disk_reserve_bytes", {(): broker.chores.reserve.reserve_bytes})

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from api.http.metrics.request_tallies import RequestTallies
 from api.http.metrics.table import BY_NAME
+from api.http.problems import INTERNAL, TABLE
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,6 +37,8 @@ class HttpMetrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.errors = self._counter("tierlog_http_errors_total")
+        for kind in (*TABLE.values(), INTERNAL):
+            self.errors.labels(kind.code)  # from 0 on: the first of a code is a rise as well
         self.under_way = self._gauge("tierlog_http_requests_in_progress")
         self.produced_records = self._counter("tierlog_produced_records_total")
         self.produced_bytes = self._counter("tierlog_produced_bytes_total")

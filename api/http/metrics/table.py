@@ -85,6 +85,12 @@ METRICS: Final = (
         "Bytes of batches and segments read for responses, by tier",
         ("tier",),
     ),
+    # --- how the broker is
+    Metric(
+        "tierlog_degraded",
+        "gauge",
+        "What /readyz lists as degraded: what waits, or is missing, although partitions serve",
+    ),
     # --- the log
     Metric(
         "tierlog_log_write_seconds",

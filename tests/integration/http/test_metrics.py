@@ -41,6 +41,12 @@ def busy(api: Api) -> Iterator[Api]:
     return api
 
 
+def test_errors_count_from_zero(api: Api) -> None:
+    """A series that is born with its first error has not risen, and no alert fires."""
+    shown = families(api)["tierlog_http_errors"].samples
+    assert {sample.labels["code"] for sample in shown} >= {"internal", "corrupt-log", "disk-full"}
+
+
 def test_the_table_of_metrics_is_what_is_shown(busy: Api) -> None:
     shown = families(busy)
     ours = {name: f for name, f in shown.items() if not name.startswith(FOREIGN)}

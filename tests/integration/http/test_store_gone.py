@@ -37,6 +37,7 @@ def test_readyz_stays_200_and_lists_a_store_that_went_away(
         root.rename(tmp_path / "away")
         until(degraded)
         assert degraded()[0].startswith("store unavailable: ")
+        assert "\ntierlog_degraded 1.0\n" in httpx.get(f"{one.server.url}/metrics").text
         (tmp_path / "away").rename(root)
         until(lambda: degraded() == [])
 
