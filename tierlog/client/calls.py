@@ -295,11 +295,14 @@ def fetch(
 
     def read(reply: Reply) -> FetchedRecords:
         found = raw.read(reply)
-        records = decode_fetched(
+        records, broken_off_at = decode_fetched(
             found.batches,
+            of=f"{topic}-{partition}",
             from_offset=max(from_offset, found.log_start_offset),
             end_offset=found.next_offset,
         )
+        if broken_off_at is not None:
+            found = found._replace(next_offset=broken_off_at, up_to_date=False)
         if from_ms is not None:
             records = from_time(records, from_ms)
         if limits.max_records is None or len(records) <= limits.max_records:

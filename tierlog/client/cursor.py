@@ -82,8 +82,9 @@ class PartitionCursor:
         if self.last_end is None and not self.follow:
             self.last_end = fetched.high_watermark
         end = self.last_end if self.end_offset is None else self.end_offset
-        records = decode_fetched(
+        records, broken_off_at = decode_fetched(
             fetched.batches,
+            of=f"{self.topic}-{self.partition}",
             from_offset=self.start if isinstance(self.start, int) else fetched.log_start_offset,
             end_offset=end if self.timestamp is None else None,
         )
@@ -93,6 +94,8 @@ class PartitionCursor:
             records = [one for one in found if end is None or one.offset < end]
         self.at_end = fetched.up_to_date or fetched.next_offset == self.start
         self.start, self.timestamp = fetched.next_offset, None
+        if broken_off_at is not None:
+            self.at_end, self.start = False, broken_off_at
         if end is not None:
             self.start = min(self.start, end)
         return [ConsumedRecord(self.topic, self.partition, *record) for record in records]

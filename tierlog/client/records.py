@@ -17,7 +17,7 @@ from record_format.batch import check_crc, iter_headers
 from record_format.codecs import NONE
 from record_format.decode import Record, decode_columns
 from record_format.encode import NO_HEADERS, Headers, encode_batches
-from record_format.errors import InvalidRecord
+from record_format.errors import CorruptBatch, InvalidRecord
 from tierlog.client.times import Time, time_of_record
 
 JsonSource = msgspec.Raw
@@ -154,23 +154,40 @@ def to_batches(
     return b"".join(encoded.batch for encoded in cut)
 
 
+class Decoded(NamedTuple):
+    """`broken_off_at`: where the batch begins that ended them, because it is corrupt."""
+
+    records: list[Record]
+    broken_off_at: int | None = None
+
+
 def decode_fetched(
-    batches: bytes, *, from_offset: int = 0, end_offset: int | None = None
-) -> list[Record]:
+    batches: bytes, *, of: str = "", from_offset: int = 0, end_offset: int | None = None
+) -> Decoded:
     """The records of whole batches with from_offset <= offset < end_offset; checksums are checked.
 
-    Control batches are skipped. Raises CorruptBatch.
+    Control batches are skipped. What comes before a corrupt batch is given; raises CorruptBatch
+    where nothing does. `of` names the partition in it.
     """
     found: list[Record] = []
-    for header in iter_headers(batches):
-        if header.last_offset < from_offset or header.is_control:
-            continue
-        if end_offset is not None and header.base_offset >= end_offset:
-            break
-        check_crc(batches, header)
-        columns = decode_columns(batches, header, from_offset=from_offset, end_offset=end_offset)
-        found.extend(map(Record, *columns))
-    return found
+    next_offset = from_offset
+    try:
+        for header in iter_headers(batches):
+            if end_offset is not None and header.base_offset >= end_offset:
+                break
+            if header.last_offset >= from_offset and not header.is_control:
+                check_crc(batches, header)
+                columns = decode_columns(
+                    batches, header, from_offset=from_offset, end_offset=end_offset
+                )
+                found.extend(map(Record, *columns))
+            next_offset = header.next_offset
+    except CorruptBatch as bad:
+        if not found:
+            detail = f"{bad.detail}; `tierlog storage verify --deep` says where it rotted"
+            raise CorruptBatch(detail, file=of, offset=next_offset) from bad
+        return Decoded(found, broken_off_at=next_offset)
+    return Decoded(found)
 
 
 def from_time(records: list[Record], timestamp: int) -> list[Record]:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+import tierlog
 from api.app import create_app
 from api.http.fetch import record_json
 from record_format.batch import iter_headers
@@ -440,6 +441,19 @@ def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
     wanted = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
     [one] = api.post("/v1/fetch", json=wanted).json()["partitions"]
     assert one["next_offset"] == 2
+    told = f"^{topic}-0: offset 2: checksum .* `tierlog storage verify --deep` says where"
+    with tierlog.Client(str(api.base_url)) as client:
+        page = client.fetch(topic, 0)
+        assert [record.value for record in page.records] == [b"a", b"b"]
+        assert (page.next_offset, page.up_to_date) == (2, False)
+        with pytest.raises(tierlog.errors.CorruptBatch, match=told):
+            client.fetch(topic, 0, offset=2)
+        reading = client.consume(topic, group="g")
+        assert [next(reading).value, next(reading).value] == [b"a", b"b"]
+        with pytest.raises(tierlog.errors.CorruptBatch, match=told):
+            next(reading)
+        assert [one.offset for one in client.group("g").offsets] == [2]
+        assert [record.value for record in client.consume(topic, offset=3)] == [b"d"]
 
 
 def test_a_store_that_is_down_makes_cold_reads_503_for_now_and_leaves_the_rest(api: Api) -> None:

@@ -97,7 +97,7 @@ def test_readers_side_by_side_do_not_write_over_each_other(tmp_path):
         put_topic(store, topic, {0: "empty-0"})
         made = write_segment(tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed)
         put_partition(store, topic, 0, [made.files], chunk_bytes=8 << 20)
-        values[topic] = [record.value for record in decode_fetched(made.body)]
+        values[topic] = [record.value for record in decode_fetched(made.body).records]
     a, b = (read_arrow(topic, store=url, tier="cold", columns="value") for topic in values)
     begun = {"a": a.read_next_batch(), "b": b.read_next_batch()}
     for topic, reader in (("a", a), ("b", b)):

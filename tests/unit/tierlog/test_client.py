@@ -149,7 +149,7 @@ def test_records_are_written_as_python_has_them():
         {"value": "v", "timestamp": ms, "headers": [{"name": "a", "value": "b"}]},
         {"value": "v", "timestamp": ms},
     ]
-    decoded = decode_fetched(to_batches(given, now_ms=7))
+    decoded = decode_fetched(to_batches(given, now_ms=7)).records
     assert [record.value for record in decoded] == [b"\xff", b"v", b"v"]
     assert [record.timestamp for record in decoded] == [7, ms, ms]
     assert decoded[0].headers == (("a", b"b"), ("n", None))
