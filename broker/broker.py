@@ -140,6 +140,7 @@ class Broker:
         """
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
+        broker = None
         try:
             if store is None and has_notes(folder.path):
                 known = read_probe(folder)
@@ -151,6 +152,8 @@ class Broker:
             broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()
         except BaseException as error:
+            if broker is not None:
+                broker._let_go()
             folder.close()
             if isinstance(error, OSError):
                 raise refused(folder.path, error) from error
@@ -303,6 +306,18 @@ class Broker:
             self.bucket.close()
         self.chores.copier.close()
         self.folder.close()
+
+    def _let_go(self) -> None:
+        """Of what a start had opened that failed. Nothing is noted: the next one checks it all."""
+        self._topics.close()
+        self._opener.close_timer()
+        self._appenders.shutdown()
+        for partition in self.partitions():
+            with contextlib.suppress(TierlogError, OSError):
+                partition.log.close()
+        if self.bucket is not None:
+            self.bucket.close()
+        self.chores.copier.close()
 
     def _close_logs(self) -> None:
         """And say for the next start whether it may trust what it finds."""

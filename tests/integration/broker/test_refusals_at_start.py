@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from broker.broker import Broker
 from broker.data_folder import CLEAN_SHUTDOWN
+from broker.groups.cuts import Cuts
 from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
@@ -238,6 +240,26 @@ def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
     house.wait_for(lambda: not house.broker.registry.deleted())
     house.broker.close()
     Broker.open_idle(settings, store=None).close()
+    house.broker = house.open()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_start_that_fails_late_lets_everything_go(house, monkeypatch):
+    """Who embeds a broker tries again, in the same process."""
+    house.broker.create_topic("t", partitions=3)
+    house.broker.close()
+
+    def held() -> tuple[set[str], list[str]]:
+        files = {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
+        threads = [one.name for one in threading.enumerate()]
+        return {name for name in files if str(house.root) in name}, threads
+
+    before = held()
+    with monkeypatch.context() as patched:
+        patched.setattr(Cuts, "look", no_room)
+        with pytest.raises(ConfigurationError, match="No space left"):
+            house.open()
+    assert held() == before
     house.broker = house.open()
 
 
