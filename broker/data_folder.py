@@ -98,10 +98,8 @@ class DataFolder:
 
     def __init__(self, path: Path) -> None:
         try:
-            if not (path / "meta.properties").exists() and has_segments(path):
-                raise ConfigurationError(
-                    f"data folder {path}: is the folder of a partition; give the one that it is in"
-                )
+            if not (path / "meta.properties").exists():
+                _check_is_no_neighbour(path)
             path.mkdir(parents=True, exist_ok=True)
             (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
             self._lock_fd = _take_lock(path / ".lock")
@@ -232,6 +230,18 @@ class DataFolder:
         marker.unlink()
         sync_folder(self.path)
         return True
+
+
+def _check_is_no_neighbour(path: Path) -> None:
+    """A new folder is begun there: not where a data folder is a step away."""
+    if has_segments(path):
+        raise ConfigurationError(
+            f"data folder {path}: is the folder of a partition; give the one that it is in"
+        )
+    for below in path.glob("*/meta.properties"):
+        raise ConfigurationError(
+            f"data folder {path}: has the data folder {below.parent}; give that"
+        )
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:

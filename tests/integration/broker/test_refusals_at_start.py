@@ -214,12 +214,16 @@ def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
         Broker.open(BrokerSettings(data_dir=tmp_path / "data"), store=None)
 
 
-def test_a_partitions_folder_is_no_data_folder(house):
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("data/t-0", "give the one that it is in"), (".", "has the data folder .*/data; give that")],
+)
+def test_a_folder_next_to_a_data_folder_is_none(house, where, said):
     house.broker.create_topic("t")
     house.broker.close()
-    folder = house.root / "data" / "t-0"
+    folder = house.root / where
     before = sorted(folder.iterdir())
-    with pytest.raises(ConfigurationError, match="give the one that it is in"):
+    with pytest.raises(ConfigurationError, match=said):
         Broker.open(BrokerSettings(data_dir=folder), store=None)
     assert sorted(folder.iterdir()) == before
     house.broker = house.open()
