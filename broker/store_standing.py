@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from record_format.errors import (
     ClockRefused,
     ConfigurationError,
     CorruptManifest,
+    CorruptObject,
     MissingObject,
     StoreUnavailable,
 )
@@ -239,7 +241,8 @@ class StoreStanding:
     def _ask(self) -> None:
         """By a GET: what refuses a HEAD does not say why."""
         try:
-            self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+            with suppress(CorruptObject):  # it answers; a start says what is wrong with that
+                self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
             self.unavailable, self._refuses_clock = None, False
         except MissingObject:
             self.note_unavailable(StoreUnavailable(f"{self.store.url} no longer has {CLUSTER_KEY}"))

@@ -142,7 +142,9 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object. Raises MissingObject; CorruptObject if it is above `max_bytes`."""
+        """The whole object. Raises MissingObject; CorruptObject if it is above `max_bytes`, or not
+        what the checksum says that the store keeps of it, if it keeps one.
+        """
         ...
 
     def get_range(

@@ -27,13 +27,8 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
-from cold_tier.retry import RetryPolicy
-from record_format.errors import (
-    CorruptObject,
-    StoreUnavailable,
-    TierlogError,
-    disk_refusal,
-)
+from cold_tier.retry import RetryPolicy, WrongBytes, once_more_for_wrong_bytes
+from record_format.errors import StoreUnavailable, TierlogError, disk_refusal
 
 T = TypeVar("T")
 
@@ -69,12 +64,6 @@ class ChunkRef(NamedTuple):
     @property
     def end_position(self) -> int:
         return self.position + self.size_bytes
-
-
-class _WrongBytes(StoreUnavailable):
-    """A chunk arrived whole and failed its CRC."""
-
-    final = True  # counted apart from what the store could not do
 
 
 class _Cancelled(TierlogError):
@@ -294,14 +283,7 @@ def _remove_result(late: Future[Path]) -> None:
 
 
 def _with_one_more_for_wrong_bytes(chunk: ChunkRef, fetch: Callable[[], T]) -> T:
-    try:
-        return fetch()
-    except _WrongBytes:
-        pass
-    try:
-        return fetch()
-    except _WrongBytes as error:
-        raise CorruptObject(str(error), file=chunk.log_key, position=chunk.position) from error
+    return once_more_for_wrong_bytes(fetch, file=chunk.log_key, position=chunk.position)
 
 
 def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
@@ -311,7 +293,7 @@ def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
             f"{chunk.size_bytes} bytes"
         )
     if crc != chunk.crc32c:
-        raise _WrongBytes(
+        raise WrongBytes(
             f"chunk {chunk.number} came with CRC-32C {crc:08x}, the chunk table says "
             f"{chunk.crc32c:08x}"
         )

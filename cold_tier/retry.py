@@ -4,6 +4,8 @@
 * No attempt begins that would end after the deadline if it took as long as the one before: this
   limits the wait for a store that accepts connections but does not answer. The last error is
   raised.
+* Wrong bytes are no silence: they are fetched once more, since the network may be at fault, and are
+  CorruptObject then, however long a policy would go on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from record_format.errors import StoreUnavailable
+from record_format.errors import CorruptObject, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -51,6 +53,26 @@ class RetryPolicy:
         """After `failures` failed attempts: between a tenth and the whole of the ceiling."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
         return ceiling * (0.1 + 0.9 * self.jitter())
+
+
+class WrongBytes(StoreUnavailable):
+    """What arrived whole is not what its checksum says."""
+
+    final = True  # counted apart from what the store could not do
+
+
+def once_more_for_wrong_bytes(
+    fetch: Callable[[], T], *, file: str, position: int | None = None
+) -> T:
+    """Raises CorruptObject if they are wrong again."""
+    try:
+        return fetch()
+    except WrongBytes:
+        pass
+    try:
+        return fetch()
+    except WrongBytes as error:
+        raise CorruptObject(str(error), file=file, position=position) from error
 
 
 def is_final(error: StoreUnavailable) -> bool:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, FlexibleChecksumError
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import (
@@ -35,7 +35,7 @@ from cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from cold_tier.retry import RetryPolicy
+from cold_tier.retry import RetryPolicy, WrongBytes, once_more_for_wrong_bytes
 from cold_tier.s3_answers import check_range, checksum_of, now_of
 from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
 from cold_tier.s3_connection import NotPlain
@@ -225,12 +225,10 @@ class S3Store:
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
                 if actual != given.value:
-                    raise StoreUnavailable(
-                        f"{key}: arrived with CRC-32C {actual}, not {given.value}"
-                    )
+                    raise WrongBytes(f"came with CRC-32C {actual}, the store says {given.value}")
             return body
 
-        return self._repeat("get", key, send)
+        return once_more_for_wrong_bytes(lambda: self._repeat("get", key, send), file=key)
 
     def get_range(
         self, key: str, start: int, end: int, *, into: memoryview | None = None
@@ -411,6 +409,8 @@ class S3Store:
             for piece in pieces:
                 received += len(piece)
                 yield piece
+        except FlexibleChecksumError as error:  # boto3 knows of checksums that are not ours
+            raise WrongBytes(str(error)) from error
         except FOREIGN as error:
             raise StoreUnavailable(
                 f"{key}: the response broke off after {received} bytes"

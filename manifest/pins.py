@@ -23,6 +23,7 @@ from manifest.keys import JSON, base_offset_of, is_pin_name
 from manifest.paging import names_object
 from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore, random_name
+from manifest.versions import get_whole
 from record_format import sealed_json
 from record_format.errors import (
     InvalidRequest,
@@ -162,7 +163,7 @@ class Pins:
 
     def _read(self, key: str) -> Pin | None:
         try:
-            data = self._objects.get(key, max_bytes=PIN_MAX_BYTES)
+            data = get_whole(self._objects, key, max_bytes=PIN_MAX_BYTES)
         except MissingObject:
             return None
         return sealed_json.decode(data, kind=KIND_PIN, file=key, document=Pin)

@@ -58,6 +58,7 @@ from manifest.versions import (
     Objects,
     VersionChain,
     VersionStat,
+    get_whole,
     steady_ms,
 )
 from record_format.errors import (
@@ -215,7 +216,7 @@ class ManifestStore:
         return [*inside, page.itself]
 
     def _page_bytes(self, key: str, crc: int) -> bytes:
-        data = self.objects.get(key, max_bytes=MAX_PAGE_BYTES)
+        data = get_whole(self.objects, key, max_bytes=MAX_PAGE_BYTES)
         if crc32c(data) != crc:
             raise CorruptManifest("the page is not the one that the manifest names", file=key)
         return data
@@ -314,10 +315,10 @@ class ManifestStore:
         """Whether it was committed under the epoch in force; what is not there any more, or cannot
         be read, counts. None: it is void.
         """
-        data = self.versions.read(version)
-        if data is not None and is_cut(data):
-            return None
         try:
+            data = self.versions.read(version)
+            if data is not None and is_cut(data):
+                return None
             then = decode_manifest(data, keys=self.keys, version=version) if data else in_force
         except CorruptDataError:
             return True
@@ -453,5 +454,5 @@ class ManifestStore:
         """Write a page; where the store confirms no checksum, read it back before it is named."""
         stat = self.objects.put(key, body)
         confirmed = stat.size_bytes == len(body) and stat.checksum is not None
-        if not confirmed and self.objects.get(key, max_bytes=MAX_PAGE_BYTES) != body:
+        if not confirmed and get_whole(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
             raise CorruptManifest("the store did not keep the page as it was sent", file=key)

@@ -24,7 +24,7 @@ from msgspec.structs import replace as altered
 
 from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
 from manifest.store import random_name
-from manifest.versions import Created, Objects, VersionChain
+from manifest.versions import Created, Objects, VersionChain, get_whole
 from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
@@ -68,7 +68,7 @@ class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def load_cluster(store: Objects) -> Cluster | None:
     """None on a prefix that no cluster uses. Raises CorruptManifest, UnknownFormatVersion."""
     try:
-        data = store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+        data = get_whole(store, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
         return None
     return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)

@@ -20,7 +20,13 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from manifest.keys import version_key, version_of
-from record_format.errors import MissingObject, ObjectExists, OutcomeUnknownError
+from record_format.errors import (
+    CorruptManifest,
+    CorruptObject,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+)
 from record_format.sealed_json import is_cut
 
 LIST_LIMIT = 1000
@@ -53,7 +59,7 @@ class Objects(Protocol):
     """What the manifest needs of an object store.
 
     `put(if_absent=True)` raises ObjectExists, StoreUnavailable (nothing was changed) or
-    OutcomeUnknownError; `get` raises MissingObject; `list` is in order of keys;
+    OutcomeUnknownError; `get` raises MissingObject and CorruptObject; `list` is in order of keys;
     `folders` gives the names that lie directly below a folder and hold objects.
     """
 
@@ -143,9 +149,9 @@ class VersionChain:
                 after = low if high - low <= LIST_LIMIT else (low + high) // 2
 
     def read(self, version: int) -> bytes | None:
-        """The bytes of a version; None if it does not exist."""
+        """The bytes of a version; None if it does not exist. Raises CorruptManifest."""
         try:
-            return self._store.get(self.key(version), max_bytes=self._max_bytes)
+            return get_whole(self._store, self.key(version), max_bytes=self._max_bytes)
         except MissingObject:
             return None
 
@@ -185,6 +191,16 @@ class VersionChain:
     def delete(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([self.key(version) for version in versions])
+
+
+def get_whole(store: Objects, key: str, *, max_bytes: int) -> bytes:
+    """An object of ours. Raises MissingObject; CorruptManifest where the store itself finds that it
+    is not what was put: some keep checksums, others leave that to whoever decodes it.
+    """
+    try:
+        return store.get(key, max_bytes=max_bytes)
+    except CorruptObject as bad:
+        raise CorruptManifest(bad.detail, file=bad.file) from bad
 
 
 def steady_ms() -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cold_tier.object_store import ObjectStore
-from record_format.errors import ObjectExists, OutcomeUnknownError, StoreUnavailable
+from record_format.errors import CorruptObject, ObjectExists, OutcomeUnknownError, StoreUnavailable
 
 
 @dataclass
@@ -64,6 +64,11 @@ class WrongBytes:
     """The right range with one byte flipped."""
 
     position: int = 0
+
+
+def fails_its_checksum(key: str) -> CorruptObject:
+    """For FailsBefore: what a store that keeps checksums says of an object that rotted in it."""
+    return CorruptObject("came with another CRC-32C than the store's", file=key)
 
 
 @dataclass

@@ -196,6 +196,21 @@ def test_a_body_that_fails_the_stores_own_checksum_is_asked_for_again():
         assert store.get("k", max_bytes=10) == b"hello"
 
 
+@pytest.mark.parametrize(
+    "checksum",
+    [
+        {"x-amz-checksum-crc32c": encode_crc32c(crc32c(b"hello"))},
+        {"x-amz-checksum-crc32": "NhCmhg=="},  # which boto3 compares
+    ],
+)
+def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
+    """It is no store that does not answer: nobody should wait for it to get better."""
+    with s3(Say(200, body=b"jello", headers=checksum)) as (store, asked):
+        with pytest.raises(CorruptObject, match="k: ") as corrupt:
+            store.get("k", max_bytes=10)
+        assert (corrupt.value.file, len(asked)) == ("k", 2)
+
+
 def test_an_answer_that_is_no_xml_is_no_answer():
     with s3(Say(200, body=b"<html>welcome to the hotel")) as (store, asked):
         with pytest.raises(StoreUnavailable):
