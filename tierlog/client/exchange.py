@@ -94,7 +94,8 @@ class RetryPolicy:
     * No attempt begins later than `deadline_s` after the first: a broker whose store hangs refuses
       after half a minute, and is not asked five times. The time that a call itself asks to wait is
       added, up to as long again.
-    * A `Retry-After` above `max_pause_s` ends the attempts.
+    * A `Retry-After` above `max_pause_s` ends a few attempts. Who asks on (ENDLESS) waits as long
+      as was told, within the deadline, at which it asks once more.
     """
 
     attempts: int = 5
@@ -108,6 +109,10 @@ class RetryPolicy:
         """Before attempt number `attempt` + 1; between half and all of an exponential step."""
         step = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.max_pause_s)
         return step * (0.5 + self.jitter() / 2)
+
+    @property
+    def asks_on(self) -> bool:
+        return self.attempts >= ENDLESS
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
@@ -139,17 +144,19 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
             and call.repeat is Repeat.HARMLESS
         ):
             lost = AnswerLost(f"the answer to copy {attempt} of this request was lost")
-        wait_s = policy.pause_s(attempt)
-        if isinstance(outcome, Reply):
-            wait_s = max(wait_s, retry_after_s(outcome))
         now_s = policy.clock()
+        told_to_s = retry_after_s(outcome) if isinstance(outcome, Reply) else 0.0
+        if policy.asks_on:
+            told_to_s = min(told_to_s, until_s - now_s)
+        wait_s = max(policy.pause_s(attempt), told_to_s)
         late = now_s + wait_s > until_s
-        last = late or attempt >= policy.attempts or wait_s > policy.max_pause_s
-        if last or not _may_repeat(call.repeat, outcome):
+        told_off = told_to_s > policy.max_pause_s and not policy.asks_on
+        if late or told_off or attempt >= policy.attempts or not _may_repeat(call.repeat, outcome):
             raise _failure(call, outcome) from lost
-        if now_s - told_s >= TELL_EVERY_S:
+        if max(now_s - told_s, wait_s) >= TELL_EVERY_S:
+            pause = f", next in {wait_s:.0f} s" if wait_s >= TELL_EVERY_S else ""
             waited_s = now_s - began_s
-            log.warning("still trying after %.0f s: %s", waited_s, _failure(call, outcome))
+            log.warning("still trying after %.0f s%s: %s", waited_s, pause, _failure(call, outcome))
             told_s = now_s
         yield Pause(wait_s)
 

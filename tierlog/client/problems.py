@@ -20,6 +20,9 @@ REFUSED_FOR_NOW: Final = frozenset(
 )
 
 
+DAY_S: Final = 86_400.0
+
+
 class Unauthorized(RequestError):
     """No token, or an unknown one."""
 
@@ -140,9 +143,11 @@ def is_cut_by_stop(reply: Reply) -> bool:
 
 
 def retry_after_s(reply: Reply) -> float:
-    """`Retry-After` in seconds, 0 if there is none (or a date, which a broker never sends)."""
+    """`Retry-After` in seconds, a day at most; 0 if there is none (or a date, which a broker never
+    sends).
+    """
     text = reply.headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() else 0.0
+    return min(float(text), DAY_S) if text.isascii() and text.isdigit() else 0.0
 
 
 def _detail(problem: Problem) -> str:

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from record_format.batch import iter_headers
 from record_format.encode import encode_batch
 from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy, calls
 from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.exchange import ENDLESS, Pause, exchange
 from tierlog.client.group_calls import GroupPlace
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
@@ -440,6 +443,41 @@ def test_a_follower_that_was_answered_asks_on_and_another_does_not():
             else:
                 with pytest.raises(BrokerUnreachable):
                     next(records)
+
+
+def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list[float]:
+    """Of a call to which a gateway gives one answer for ever, or for an hour at least."""
+    page = Reply(503, {"retry-after": retry_after}, b"<html>maintenance")
+    steps, outcome, found = exchange(calls.list_topics(), policy), None, []
+    try:
+        while now_s[0] < 3600:
+            step = steps.send(outcome)
+            outcome = None if isinstance(step, Pause) else page
+            if isinstance(step, Pause):
+                found.append(step.seconds)
+                now_s[0] += step.seconds
+    except UnexpectedAnswer:
+        pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "told", "waited"),
+    [
+        (RetryPolicy(), "10", []),
+        (RetryPolicy(attempts=ENDLESS, deadline_s=25), "10", [10, 10, 5]),
+        (RetryPolicy(attempts=ENDLESS, deadline_s=25), "3600", [25]),
+        (RetryPolicy(attempts=ENDLESS, deadline_s=inf), "600", [600] * 6),
+        (RetryPolicy(attempts=ENDLESS, deadline_s=inf), "9" * 400, [86_400]),
+    ],
+)
+def test_who_asks_on_waits_as_long_as_a_gateway_says_and_not_beyond_its_deadline(
+    policy, told, waited, caplog
+):
+    now_s = [0.0]
+    policy = replace(policy, clock=lambda: now_s[0])
+    assert pauses(policy, retry_after=told, now_s=now_s) == waited
+    assert len(caplog.records) == len(waited), "and says so"
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
