@@ -44,6 +44,7 @@ from cold_tier.object_store import (
     check_key,
     check_prefix,
 )
+from cold_tier.retry import OF_A_READ
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ConfigurationError,
@@ -62,6 +63,8 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FolderStore:
+    read_policy = OF_A_READ
+
     def __init__(self, root: Path, *, must_exist: bool = False) -> None:
         self._root = root.absolute()
         self._temp = self._root / RESERVED_COMPONENT

@@ -30,6 +30,7 @@ from cold_tier.object_store import (
     check_prefix,
     crc32c_checksum,
 )
+from cold_tier.retry import OF_A_READ
 from cold_tier.store_ledger import StoreLedger
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, MissingObject, ObjectExists
@@ -42,6 +43,8 @@ class _Object(NamedTuple):
 
 
 class MemoryStore:
+    read_policy = OF_A_READ
+
     def __init__(self, name: str = "") -> None:
         self._name = name
         self._lock = threading.Lock()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+from cold_tier.retry import RetryPolicy
 from cold_tier.store_ledger import StoreLedger
 from record_format.errors import RequestError, StoreUnavailable
 
@@ -93,6 +94,11 @@ class ObjectStore(Protocol):
         """The URL, and the server that answers for it: two servers may have a bucket of the same
         name.
         """
+        ...
+
+    @property
+    def read_policy(self) -> RetryPolicy:
+        """How long those go on who read from it; `get_range` leaves that to them."""
         ...
 
     @property

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cold_tier.folder import FolderStore
 from cold_tier.memory import named_store
 from cold_tier.object_store import InvalidKey, ObjectStore, check_key
+from cold_tier.retry import RetryPolicy
 from cold_tier.s3_options import S3Options
 from record_format.errors import SettingsError
 
@@ -25,12 +26,14 @@ def open_store(
     endpoint: str | None = None,
     region: str | None = None,
     must_exist: bool = False,
+    policy: RetryPolicy | None = None,
 ) -> ObjectStore:
     """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` only.
 
     `endpoint` and `region` are those of `options`, for callers that need no more. `must_exist`: a
-    folder is not created, for callers that only read. Raises SettingsError for a URL that is none
-    of the three kinds.
+    folder is not created, for callers that only read. `policy`: how long
+    an S3 store is asked, where that is not as a broker does, which soon says that it is away.
+    Raises SettingsError for a URL that is none of the three kinds.
     """
     options = options or S3Options()
     options = replace(
@@ -42,7 +45,7 @@ def open_store(
     if parts.scheme == "s3":
         if not parts.netloc:
             raise SettingsError(f"store {url}: names no bucket; write s3://bucket/prefix")
-        return _open_s3(parts.netloc, parts.path.strip("/"), options)
+        return _open_s3(parts.netloc, parts.path.strip("/"), options, policy)
     if parts.scheme == "file":
         return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":
@@ -70,7 +73,9 @@ def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectSto
     return FolderStore(Path(path), must_exist=must_exist)
 
 
-def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:
+def _open_s3(
+    bucket: str, prefix: str, options: S3Options, policy: RetryPolicy | None
+) -> ObjectStore:
     if prefix:
         try:
             check_key(prefix)
@@ -79,4 +84,4 @@ def _open_s3(bucket: str, prefix: str, options: S3Options) -> ObjectStore:
     # boto3 takes a quarter of a second to import: those who use a folder need not wait for it.
     from cold_tier.s3 import S3Store
 
-    return S3Store(bucket, prefix, options)
+    return S3Store(bucket, prefix, options, policy=policy)

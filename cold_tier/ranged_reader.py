@@ -1,9 +1,10 @@
 """One chunk from the bucket, whole and checked, or an error that names the object.
 
 * Not a byte is passed on before length and CRC-32C of the whole chunk have been checked.
-* This is the one layer that retries a ranged GET: a few rounds, one deadline over all of them, each
-  round one GET and at most one more if the first is late (hedging). Hedges are limited to a
-  twentieth of the requests, so that a store that is slow throughout does not get twice as many.
+* This is the one layer that retries a ranged GET, by the policy that the store was opened with:
+  rounds with one deadline over all of them, each one GET and at most one more if the first is late
+  (hedging). Hedges are limited to a twentieth of the requests, so that a store that is slow
+  throughout does not get twice as many.
 * Bytes that fail their CRC are fetched once more, since the network may be at fault; then it is
   CorruptObject. A fault of one chunk does not affect the others.
 * Memory is one piece (256 KiB) per thread of the pool, which keeps it: pages that were touched
@@ -31,9 +32,6 @@ from cold_tier.retry import RetryPolicy, WrongBytes, once_more_for_wrong_bytes
 from record_format.errors import StoreUnavailable, TierlogError, disk_refusal
 
 T = TypeVar("T")
-
-DEADLINE_S = 30.0
-FETCH_POLICY = RetryPolicy(attempts=4, first_delay_s=0.1, max_delay_s=2.0, deadline_s=DEADLINE_S)
 
 HEDGE_SHARE = 0.05
 HEDGE_BURST = 2.0
@@ -75,7 +73,7 @@ def read_chunk(
     chunk: ChunkRef,
     *,
     room: memoryview | None = None,
-    policy: RetryPolicy = FETCH_POLICY,
+    policy: RetryPolicy | None = None,
 ) -> memoryview:
     """The chunk's bytes, checked, in memory: for readers without a cache, as Spark's executors.
 
@@ -96,16 +94,17 @@ def read_chunk(
         _check(chunk, size_bytes=size, crc=crc)
         return body
 
-    return _with_one_more_for_wrong_bytes(chunk, lambda: policy.run(attempt))
+    chosen = policy or store.read_policy
+    return _with_one_more_for_wrong_bytes(chunk, lambda: chosen.run(attempt))
 
 
 def read_range(
-    store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy = FETCH_POLICY
+    store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy | None = None
 ) -> bytes:
     """Bytes [start, end) of an object, as the store has them: the caller has to check them. Raises
     CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
     """
-    return policy.run(lambda: b"".join(store.get_range(key, start, end)))
+    return (policy or store.read_policy).run(lambda: b"".join(store.get_range(key, start, end)))
 
 
 class Hedging:
@@ -154,11 +153,12 @@ class RangedReader:
         store: ObjectStore,
         *,
         requests_max: int = 32,
-        policy: RetryPolicy = FETCH_POLICY,
+        policy: RetryPolicy | None = None,
         hedging: Hedging | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._policy, self._monotonic = store, policy, monotonic
+        self._store, self._monotonic = store, monotonic
+        self._policy = policy or store.read_policy
         self._hedging = hedging or Hedging()
         self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
         self._own = threading.local()

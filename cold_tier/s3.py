@@ -35,7 +35,7 @@ from cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from cold_tier.retry import RetryPolicy, WrongBytes, once_more_for_wrong_bytes
+from cold_tier.retry import OF_A_READ, RetryPolicy, WrongBytes, once_more_for_wrong_bytes
 from cold_tier.s3_answers import check_range, checksum_of, now_of
 from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
 from cold_tier.s3_connection import NotPlain
@@ -74,9 +74,11 @@ class S3Store:
     def __init__(
         self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
     ) -> None:
+        """`policy`: of whole calls and of ranges; as a broker needs them if there is none."""
         self._bucket, self._options = bucket, options
         self._prefix = prefix + "/" if prefix else ""
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
+        self.read_policy = policy or OF_A_READ
         self._ledger = StoreLedger()
         self._is_closed = False
         try:

@@ -30,7 +30,7 @@ from cold_tier.index_bundle import (
 from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
-from cold_tier.ranged_reader import FETCH_POLICY, ChunkRef, read_range
+from cold_tier.ranged_reader import ChunkRef, read_range
 from cold_tier.retry import RetryPolicy
 from record_format.errors import (
     CorruptObject,
@@ -94,7 +94,7 @@ class SegmentIndexes:
         *,
         limit_bytes: int = LIMIT_BYTES,
         loads_max: int = LOADS_MAX,
-        policy: RetryPolicy = FETCH_POLICY,
+        policy: RetryPolicy | None = None,
     ) -> None:
         self._store, self._policy, self._limit_bytes = store, policy, limit_bytes
         self._lock = threading.Lock()

@@ -21,7 +21,6 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.index_bundle import IndexBundle, pack_bundle
 from cold_tier.object_keys import SegmentKeys, keys_beside, new_unique, segment_keys
 from cold_tier.object_store import ObjectStat, ObjectStore, Resumable, UploadLost, crc32c_checksum
-from cold_tier.ranged_reader import FETCH_POLICY
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
 from cold_tier.upload_notes import LogContent, UploadNotes
 from record_format.errors import CorruptBatch, StoreUnavailable
@@ -236,7 +235,7 @@ def confirm_object(
     found = 0
     for start in range(0, size_bytes, READ_BACK_BYTES):
         end = min(start + READ_BACK_BYTES, size_bytes)
-        found = FETCH_POLICY.run(partial(_crc_on, store, stat.key, start, end, found))
+        found = store.read_policy.run(partial(_crc_on, store, stat.key, start, end, found))
     if found != crc32c:
         raise StoreUnavailable(f"{stat.key}: read back with CRC-32C {found:08x}, not {crc32c:08x}")
 

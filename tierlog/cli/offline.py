@@ -17,6 +17,7 @@ from record_format.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
+    from cold_tier.retry import RetryPolicy
 
 StoreOption = Annotated[
     str,
@@ -78,15 +79,26 @@ class BucketOptions:
         }
         return " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
 
-    def open(self) -> ObjectStore:
-        """Raises ConfigurationError if there is no such bucket."""
+    def open(self, policy: RetryPolicy | None = None) -> ObjectStore:
+        """As a broker does if there is no policy. Raises ConfigurationError if there is no such
+        bucket.
+        """
         from cold_tier.open import open_store
 
-        return open_store(self.store, endpoint=self.endpoint, region=self.region, must_exist=True)
+        return open_store(
+            self.store,
+            endpoint=self.endpoint,
+            region=self.region,
+            must_exist=True,
+            policy=policy,
+        )
 
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:
-        store = self.open()
+        """For whoever reads it alone."""
+        from cold_tier.retry import OVER_AN_OUTAGE
+
+        store = self.open(OVER_AN_OUTAGE)
         try:
             yield store
         except StoreUnavailable as error:

@@ -5,13 +5,15 @@ import socket
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 import pytest
 from crc32c import crc32c
 
 from cold_tier.object_store import Resumable, UploadLost
 from cold_tier.open import open_store
-from cold_tier.retry import RetryPolicy
+from cold_tier.ranged_reader import ChunkRef, read_chunk
+from cold_tier.retry import OVER_AN_OUTAGE, RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_faults import Answer, Fault, advice, classify
 from cold_tier.s3_multipart import encode_crc32c
@@ -209,6 +211,60 @@ def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
         with pytest.raises(CorruptObject, match="k: ") as corrupt:
             store.get("k", max_bytes=10)
         assert (corrupt.value.file, len(asked)) == ("k", 2)
+
+
+def over_an_outage(now_s):
+    def sleep(seconds):
+        now_s[0] += seconds
+
+    return replace(OVER_AN_OUTAGE, monotonic=lambda: now_s[0], sleep=sleep)
+
+
+CRC = "x-amz-checksum-crc32c"
+CHUNK = ChunkRef("k.log", ("k", 0), 2, 3, crc32c(b"234"))
+
+
+WAYS = pytest.mark.parametrize(
+    "read", [lambda store: store.get("k", max_bytes=9), lambda store: read_chunk(store, CHUNK)]
+)
+
+
+@WAYS
+def test_who_reads_the_bucket_alone_rides_out_an_outage(read, caplog):
+    now_s, until_s = [0.0], 25.0
+
+    def answer(_):
+        return Say(503, "SlowDown") if now_s[0] < until_s else Say(206, body=b"234", headers=RANGE)
+
+    with scripted_s3(answer) as (endpoint, _):
+        store = S3Store("bucket", "", options(endpoint), policy=over_an_outage(now_s))
+        assert bytes(read(store)) == b"234"
+        assert 25 <= now_s[0] < 30
+        assert len(caplog.records) == 1, "a warning, after a while"
+        now_s[0], until_s = 0.0, inf
+        with pytest.raises(StoreUnavailable):
+            read(store)
+        assert 25 <= now_s[0] < 30
+        store.close()
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Say(403, "AccessDenied"), ConfigurationError),
+        (Say(404, "NoSuchKey"), MissingObject),
+        (Say(206, body=b"235", headers=RANGE | {CRC: encode_crc32c(1)}), CorruptObject),
+    ],
+)
+def test_a_definite_answer_is_not_waited_for_to_change(read, answer, error):
+    now_s = [0.0]
+    with scripted_s3([answer]) as (endpoint, asked):
+        store = S3Store("bucket", "", options(endpoint), policy=over_an_outage(now_s))
+        with pytest.raises(error):
+            read(store)
+        store.close()
+    assert (now_s[0], len(asked) <= 2) == (0.0, True)
 
 
 def test_an_answer_that_is_no_xml_is_no_answer():
