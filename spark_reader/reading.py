@@ -44,11 +44,14 @@ T = TypeVar("T")
 
 
 class Piece(NamedTuple):
-    """Whole batches, and where they lie: in an object, or in the broker's log."""
+    """Whole batches, and where they lie: in an object, or in the broker's log. `start_offset`:
+    where the log had come to begin, perhaps within a batch.
+    """
 
     data: bytes | memoryview
     file: str
     position: int
+    start_offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +66,8 @@ class ReadRequest:
 
 def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
-    cut = request.cut._replace(
-        start_offset=max(request.cut.start_offset, split.start_offset),
-        end_offset=min(request.cut.end_offset, split.end_offset),
-    )
-    decoder = ArrowDecoder(
-        DecodeRequest(
-            split.topic, split.partition, columns=request.columns, cut=cut, aborted=split.aborted
-        )
-    )
+    start_offset = max(request.cut.start_offset, split.start_offset)
+    decoder = _decoder(split, request, start_offset)
     largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
     # Given back when all is decoded, not when all is fetched: rows come out of the last piece yet.
     with _rooms.two(largest) as rooms:
@@ -80,7 +76,21 @@ def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator
         )
         with closing(one_ahead(source)) as pieces:
             for piece in pieces:
+                if piece.start_offset > start_offset:
+                    start_offset = piece.start_offset
+                    decoder = _decoder(split, request, start_offset)
                 yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+
+
+def _decoder(split: Split, request: ReadRequest, start_offset: int) -> ArrowDecoder:
+    cut = request.cut._replace(
+        start_offset=start_offset, end_offset=min(request.cut.end_offset, split.end_offset)
+    )
+    return ArrowDecoder(
+        DecodeRequest(
+            split.topic, split.partition, columns=request.columns, cut=cut, aborted=split.aborted
+        )
+    )
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -137,7 +147,7 @@ _rooms: Final = _Rooms()
 def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
     broker = Connections(request.access, patient=True).broker  # it answered when this was planned
     name = f"{split.topic}-{split.partition}"
-    offset, left_bytes = split.start_offset, split.size_bytes
+    offset, left_bytes, log_start_offset = split.start_offset, split.size_bytes, 0
     while offset < split.end_offset:
         max_bytes = tail_bytes(split, offset, left_bytes=left_bytes)
         limits = Limits(max_bytes=max_bytes, isolation=request.isolation)
@@ -145,7 +155,7 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
             found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
         except OffsetTrimmed as error:
             loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
-            offset = error.log_start_offset
+            offset = log_start_offset = error.log_start_offset
             continue
         except OffsetOutOfRange as error:
             end = error.high_watermark
@@ -164,7 +174,8 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
             loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
             return
         if found.batches:
-            yield Piece(found.batches, f"{name} at the broker, from offset {offset}", 0)
+            where = f"{name} at the broker, from offset {offset}"
+            yield Piece(found.batches, where, 0, log_start_offset)
         offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
 
 
