@@ -305,6 +305,7 @@ class Broker:
         if self.bucket is not None:
             self.bucket.close()
         self.chores.copier.close()
+        self.chores.janitor.close()
         self.folder.close()
 
     def _let_go(self) -> None:
@@ -318,6 +319,7 @@ class Broker:
         if self.bucket is not None:
             self.bucket.close()
         self.chores.copier.close()
+        self.chores.janitor.close()
 
     def _close_logs(self) -> None:
         """And say for the next start whether it may trust what it finds."""

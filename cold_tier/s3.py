@@ -65,6 +65,7 @@ from record_format.errors import (
 T = TypeVar("T")
 P = TypeVar("P", bytes, Piece)
 
+READS = frozenset(("get", "head", "list"))
 LIST_PAGE = 1000
 DELETE_PAGE = 1000
 PART_BYTES = 16 * 1024 * 1024
@@ -74,7 +75,9 @@ class S3Store:
     def __init__(
         self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
     ) -> None:
-        """`policy`: of whole calls and of ranges; as a broker needs them if there is none."""
+        """`policy`: of all calls. Without one they are a broker's: a read ends sooner than a write,
+        since somebody waits for it.
+        """
         self._bucket, self._options = bucket, options
         self._prefix = prefix + "/" if prefix else ""
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
@@ -355,7 +358,8 @@ class S3Store:
         creates: bool = False,
         sent_bytes: int = 0,
     ) -> T:
-        return self._policy.run(
+        policy = self.read_policy if operation in READS else self._policy
+        return policy.run(
             lambda: self._once(operation, key, send, creates=creates, sent_bytes=sent_bytes)
         )
 

@@ -36,7 +36,7 @@ class S3Options:
     range_timeout_s: float = 10.0
     """The same of a ranged GET: somebody waits for it, and another attempt may be luckier."""
     deadline_s: float = 60.0
-    """Within it a call with all its repeats ends; parts of a large upload have one each."""
+    """Within it a write with all its repeats ends; parts of a large upload have one each."""
 
     @property
     def is_on_this_machine(self) -> bool:

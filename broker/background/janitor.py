@@ -7,6 +7,8 @@
   objects go: a crash in between leaves something to delete again, never something that is missing.
 * Nothing goes by its age while the store refuses this machine's clock. Where there is no store, or
   none that says so, the clock is believed.
+* A trim waits for the bucket as long as a caller's patience allows, and is left to a thread of its
+  own then; what that does not get done is caught up with in a round (`follow_log_start`).
 * What may ask the store has rounds of its own: a store that hangs does not keep the disk from being
   tidied. While it is known not to answer it is not asked, because each partition would wait for it:
   the log start moves on disk, and the bucket follows later.
@@ -16,12 +18,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from itertools import chain
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
+from broker.cold_log import ColdLog
 from broker.holes import Holes
 from broker.partition import Partition
 from broker.settings import BrokerSettings
@@ -33,6 +38,8 @@ from record_format.errors import (
     LogOfflineError,
     OutcomeUnknownError,
     RetriableError,
+    ShuttingDown,
+    StoreUnavailable,
     TierlogError,
     UnknownTopic,
 )
@@ -41,6 +48,8 @@ log = structlog.get_logger(__name__)
 
 MIN_COLLECT_MS = 60_000
 NEVER_OLD = 2**63 - 1
+TRIM_WAIT_S = 15.0  # clients wait for half a minute
+TRIMS_MAX = 8  # of partitions, in the bucket at once
 
 
 class Janitor:
@@ -62,11 +71,17 @@ class Janitor:
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
         self._stopping = threading.Event()
+        self._trims = ThreadPoolExecutor(TRIMS_MAX, thread_name_prefix="trim")
         self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
 
     def stop(self) -> None:
         """The round in progress ends with the partition that it is at."""
         self._stopping.set()
+
+    def close(self) -> None:
+        """As `stop`, and wait for what is still done in the bucket."""
+        self.stop()
+        self._trims.shutdown(wait=True, cancel_futures=True)
 
     def disk_round(self) -> None:
         """One look at every partition; what fails in one does not hold up the others."""
@@ -139,9 +154,23 @@ class Janitor:
             partition.log.delete_local(start)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
-        """Move the log start: durable when this returns, in the bucket too if that is up."""
-        cold = partition.cold
-        return self._advance(partition, before_offset, in_bucket=cold.trim if cold else None)
+        """Move the log start: durable when this returns, in the bucket too if that answers soon."""
+        told = partial(self._trim_in_bucket, partition.cold) if partition.cold else None
+        return self._advance(partition, before_offset, in_bucket=told)
+
+    def _trim_in_bucket(self, cold: ColdLog, start: int) -> None:
+        """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S: it may yet be done then."""
+        try:
+            trimming = self._trims.submit(cold.trim, start)
+        except RuntimeError as error:
+            raise ShuttingDown(str(error)) from error
+        try:
+            if not wait([trimming], TRIM_WAIT_S).done:
+                trimming.cancel()
+                raise StoreUnavailable(f"no answer within {TRIM_WAIT_S:g} s")
+            trimming.result()
+        finally:
+            del trimming  # it and an error would keep each other alive
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None

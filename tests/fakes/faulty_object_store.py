@@ -117,6 +117,8 @@ class FaultyObjectStore:
         if isinstance(fault, Conflict):
             self._store.put(key, fault.body)
             raise ObjectExists(key)
+        if isinstance(fault, Slow):
+            assert fault.gate.wait(30), "nobody opened the gate"
         stat = self._store.put(key, body, **options)
         if isinstance(fault, FailsAfter):
             raise fault.error(key)

@@ -10,10 +10,11 @@ from math import inf
 import pytest
 from crc32c import crc32c
 
+from cold_tier import s3 as s3_module
 from cold_tier.object_store import Resumable, UploadLost
 from cold_tier.open import open_store
 from cold_tier.ranged_reader import ChunkRef, read_chunk
-from cold_tier.retry import OVER_AN_OUTAGE, RetryPolicy
+from cold_tier.retry import OF_A_READ, OVER_AN_OUTAGE, RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_faults import Answer, Fault, advice, classify
 from cold_tier.s3_multipart import encode_crc32c
@@ -211,6 +212,32 @@ def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
         with pytest.raises(CorruptObject, match="k: ") as corrupt:
             store.get("k", max_bytes=10)
         assert (corrupt.value.file, len(asked)) == ("k", 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get("k", max_bytes=9),
+        lambda store: store.head("k"),
+        lambda store: store.list("", limit=9),
+    ],
+)
+def test_a_store_that_is_silent_is_waited_for_once_by_a_read(call, monkeypatch):
+    """For 20 s: a client that waits for half a minute is to see what came of it."""
+    now_s = [0.0]
+    policy = replace(OF_A_READ, monotonic=lambda: now_s[0], sleep=lambda _: None)
+    monkeypatch.setattr(s3_module, "OF_A_READ", policy)
+
+    def silent(_):
+        now_s[0] += S3Options.read_timeout_s
+        return HangUp()
+
+    with scripted_s3(silent) as (endpoint, asked):
+        store = S3Store("bucket", "", options(endpoint))
+        with pytest.raises(StoreUnavailable):
+            call(store)
+        store.close()
+    assert len(asked) == 1
 
 
 def over_an_outage(now_s):
