@@ -153,7 +153,7 @@ def test_a_body_that_breaks_before_it_was_asked_for_is_no_fault_of_the_broker(ap
     lines = ("Expect: 100-continue", "Transfer-Encoding: chunked")
     expects = post(records_path(api.topic()), *lines, body=b"no length\r\n")
     assert statuses(ask(api, expects)) == [400]
-    assert 'code="internal"' not in api.get("/metrics").text
+    assert 'tierlog_http_errors_total{code="internal"} 0.0\n' in api.get("/metrics").text
 
 
 @pytest.mark.parametrize("header", ["Connection: close", "Expect: 100-continue"])
