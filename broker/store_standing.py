@@ -73,7 +73,7 @@ class StoreStanding:
     ) -> None:
         self._folder, self.store, self._settings = folder, store, settings
         self._clock, self._on_checked = clock, on_checked
-        self._checking = threading.Lock()
+        self._checking, self._noting = threading.Lock(), threading.Lock()
         self._failed: StoreUnavailable | None = None
         self.is_ours = False
         self.refusal: str | None = None
@@ -88,6 +88,12 @@ class StoreStanding:
     def answers(self) -> bool:
         """As far as is known; asks nobody."""
         return self.unavailable is None
+
+    def answers_now(self) -> bool:
+        """Asks, unless it is known to be away: for who was refused, and may not be alone."""
+        if self.answers:
+            self._ask()
+        return self.answers
 
     def check_first(self, *, timeout_s: float) -> None:
         """At startup: it may be down, but not wrong. Raises ConfigurationError for a store that
@@ -151,7 +157,10 @@ class StoreStanding:
             # Last: from here on a store without the object is no new one.
             self._remember(traits)
         self._on_checked(traits)
-        self.is_ours, self.unavailable, self.refusal = True, None, None
+        if self.refusal is not None:
+            log.info("store accepted", store=self.store.url)
+        self.is_ours, self.refusal = True, None
+        self._note_answer()
 
     def _cluster(self) -> Cluster | None:
         try:
@@ -165,8 +174,7 @@ class StoreStanding:
         """Asks a store that is not known to be away. Raises ClockRefused if it refuses this
         machine's clock.
         """
-        if self.answers:
-            self._ask()
+        self.answers_now()
         if self._refuses_clock:
             raise ClockRefused(self.refusal or self.unavailable or "")
 
@@ -226,10 +234,17 @@ class StoreStanding:
         self._check_again_s = time.monotonic() + pause_s
 
     def note_unavailable(self, error: Exception) -> None:
-        if self.unavailable is None:
-            log.warning("store unavailable", store=self.store.url, error=str(error))
-        self.unavailable = str(error) or "the store does not answer"
-        self._refuses_clock = isinstance(error, ClockRefused)
+        with self._noting:
+            if self.unavailable is None:
+                log.warning("store unavailable", store=self.store.url, error=str(error))
+            self.unavailable = str(error) or "the store does not answer"
+            self._refuses_clock = isinstance(error, ClockRefused)
+
+    def _note_answer(self) -> None:
+        with self._noting:
+            if self.unavailable is not None:
+                log.info("store answers again", store=self.store.url)
+            self.unavailable, self._refuses_clock = None, False
 
     def _look(self) -> None:
         """Now and then, whether the store still answers: for what a broker says of itself."""
@@ -243,7 +258,7 @@ class StoreStanding:
         try:
             with suppress(CorruptObject):  # it answers; a start says what is wrong with that
                 self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
-            self.unavailable, self._refuses_clock = None, False
+            self._note_answer()
         except MissingObject:
             self.note_unavailable(StoreUnavailable(f"{self.store.url} no longer has {CLUSTER_KEY}"))
         except (StoreUnavailable, ConfigurationError) as error:

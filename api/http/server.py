@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import resource
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
@@ -33,6 +35,8 @@ from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_turns import SendTurns
 from api.protocol.tls_accept import TlsServer
 from record_format.errors import RequestError, Throttled
+
+log = structlog.get_logger(__name__)
 
 _HEALTH_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
@@ -158,6 +162,8 @@ class _Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._captured_signals:
+            log.info("stopping", signal=signal.Signals(self._captured_signals[0]).name)
         protocol = self.config.http_protocol_class
         assert issubclass(protocol, AtOnceProtocol), "the class that we gave"
         protocol.is_stopping = True  # for sockets that are accepted but not yet connections

@@ -61,7 +61,12 @@ class Chores:
         partitions = topics.partitions
         self.checkpoints = Checkpoints(folder, partitions, topics.damaged)
         self.holes = Holes(self._cleaned_before)
-        self.copier = Copier(partitions, concurrency=settings.offload_concurrency, holes=self.holes)
+        self.copier = Copier(
+            partitions,
+            concurrency=settings.offload_concurrency,
+            holes=self.holes,
+            store_answers=bucket.standing.answers_now if bucket else lambda: True,
+        )
         self.fences = Fences(partitions)
         self.janitor = Janitor(
             partitions,

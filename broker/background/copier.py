@@ -4,7 +4,8 @@
   side by side. After each segment it is the next partition's turn: one that is written to as fast
   as it uploads does not keep a quiet one from the bucket. A partition that fails waits with
   back-off and jitter and does not hold up the others. One whose next segment rotted on local disk,
-  or is missing, waits until it is repaired; that is reported (`held_up`).
+  or is missing, waits until it is repaired; that is reported (`held_up`). That the store is
+  away, for which all wait, is told once, and not by the copier.
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
 * If compaction replaced segments, the bucket follows (`mirror`), but only once it has everything
@@ -27,11 +28,14 @@ from broker.background.mirror import follow_compaction
 from broker.holes import Holes
 from broker.partition import Partition
 from record_format.errors import (
+    ConfigurationError,
     CorruptDataError,
     FencedError,
     LogOfflineError,
     OffsetTrimmed,
+    OutcomeUnknownError,
     ShuttingDown,
+    StoreUnavailable,
     TierlogError,
     UnknownSegment,
 )
@@ -41,6 +45,7 @@ log = structlog.get_logger(__name__)
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 _OF_FILES = (CorruptDataError, OffsetTrimmed)  # that are bad, or gone: a repair's to mend
+_OF_THE_STORE = (StoreUnavailable, OutcomeUnknownError, ConfigurationError)
 
 
 class Offloaded(msgspec.Struct, frozen=True):
@@ -81,8 +86,10 @@ class Copier:
         *,
         concurrency: int,
         holes: Holes,
+        store_answers: Callable[[], bool],
     ) -> None:
         self._partitions, self._holes = partitions, holes
+        self._store_answers = store_answers
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -159,11 +166,12 @@ class Copier:
     def _copy(self, partition: Partition, work: _Work) -> None:
         """One turn of a partition; where more is to be done, another at the end of the queue."""
         failure: Exception | None = None
-        more = False
+        more = untold = False
         try:
             more = self._copy_next(partition, work)
         except (TierlogError, OSError) as error:
             failure = error if not partition.is_deleted else None  # with all that it has
+            untold = isinstance(failure, _OF_THE_STORE) and self._is_store_away()
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
             failure = bug
@@ -178,8 +186,15 @@ class Copier:
                 if failure:
                     work.not_before = time.monotonic() + _backoff_s(work.failures)
                 self._changed.notify_all()
-        if failure is not None and not isinstance(failure, ShuttingDown):
+        if failure is not None and not untold and not isinstance(failure, ShuttingDown):
             _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
+
+    def _is_store_away(self) -> bool:
+        """Asked before the next begins: there may be a thousand, and they would all say so."""
+        try:
+            return not self._store_answers()
+        except TierlogError:  # it does, with what nobody expects; or it was closed
+            return self._stopping
 
     def claim(self, partition: Partition) -> None:
         """Become the owner in the bucket, now. Raises FencedError, StoreUnavailable."""

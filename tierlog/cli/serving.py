@@ -76,6 +76,7 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
                 serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
+            log.info("stopped")
     except _Stopped:
         log.info("stopped before it listened")
     finally:

@@ -25,7 +25,7 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.produced import build_produced
-from tests.fakes.faulty_object_store import WrongBytes
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.house import tidy
 from tests.fakes.small_disk import no_room
 
@@ -51,7 +51,10 @@ def copier_of(house):
     def make(concurrency):
         made.append(
             Copier(
-                house.broker.partitions, concurrency=concurrency, holes=house.broker.chores.holes
+                house.broker.partitions,
+                concurrency=concurrency,
+                holes=house.broker.chores.holes,
+                store_answers=house.broker.bucket.standing.answers_now,
             )
         )
         return made[-1]
@@ -73,6 +76,32 @@ def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copie
     offloaded = [line["partition"] for line in lines if line["event"] == "segment offloaded"]
     assert min(offloaded.count("a-0"), offloaded.count("b-0")) > 2
     assert set(offloaded[:2]) == {"a-0", "b-0"}
+
+
+def test_of_a_store_that_is_away_the_log_has_one_line_and_one_when_it_is_back(house, copier_of):
+    """And none for each partition: there may be a thousand, which wait for the same."""
+    copier, standing = copier_of(4), house.broker.bucket.standing
+    house.broker.create_topic("many", partitions=20)
+    house.set_down(True)
+    with capture_logs() as lines:
+        copier.run_round()
+        assert copier.wait_until_idle(timeout_s=20)
+        house.set_down(False)
+        house.wait_for(lambda: standing.answers)
+    told = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
+    assert told == ["store unavailable", "store answers again"]
+
+
+def test_a_partition_that_waits_alone_says_so(house, copier_of):
+    copier = copier_of(1)
+    house.store.fail("put", FailsBefore(), times=10**9, when=lambda key: "/b/" in key)
+    with capture_logs() as lines:
+        copier.run_round()
+        assert copier.wait_until_done(partitions(house, "a"), timeout_s=20)
+        assert copier.wait_until_idle(timeout_s=20)
+    waits = [line["partition"] for line in lines if line["event"] == "offload waits"]
+    assert waits == ["b-0"]
+    assert house.broker.bucket.standing.answers
 
 
 def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house, copier_of):

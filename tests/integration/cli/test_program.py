@@ -173,7 +173,11 @@ def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path)
         program.ok("topic", "create", topic)
         program.ok("produce", topic, stdin=b"a\nb\n")
         assert broker.stop(number) == 0
-        (tmp_path / "broker.log").unlink()
+        log = tmp_path / "broker.log"
+        lines = [json.loads(one) for one in log.read_text().splitlines() if one.startswith("{")]
+        assert [one["event"] for one in lines[-2:]] == ["stopping", "stopped"]
+        assert lines[-2]["signal"] == ("SIGINT" if topic == "SIGINT" else "SIGTERM")
+        log.unlink()
     last = RunningBroker(*flags, cwd=tmp_path)
     for topic in ("SIGTERM", "SIGINT", "SIGHUP"):
         assert Program(last.server).ok("consume", topic) == b"a\nb\n"
