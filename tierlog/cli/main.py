@@ -12,7 +12,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
@@ -113,16 +114,24 @@ def load_command(name: str) -> Any:
     module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
     command = typer.main.get_command(module.app)
     command.name, command.help = name, command.help or COMMANDS[name].summary
-    _unwrap_help(command)
+    _prepare_help(command)
     return command
 
 
-def _unwrap_help(command: Any) -> None:
+def _prepare_help(command: Any) -> None:
     """A docstring is wrapped for readers of the code; the terminal wraps to its own width."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    command.format_help = partial(_format_help, command.format_help)
     for part in getattr(command, "commands", {}).values():
-        _unwrap_help(part)
+        _prepare_help(part)
+
+
+def _format_help(draw: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
+    from tierlog.cli import help_layout
+
+    help_layout.use()
+    draw(ctx, formatter)
 
 
 app = typer.Typer(
