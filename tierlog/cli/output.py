@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from tierlog.cli.table import cell, lay_out, printable
+from tierlog.cli.table import cell, fold, lay_out, printable
 
 FOUND_PROBLEMS: Final = 3  # the exit code of a check that found something
-WIDE: Final = 240  # columns, if no window limits them
+WIDE: Final = 1 << 20  # columns, if no window limits them: grep finds whole names
 
 
 class Output(StrEnum):
@@ -68,11 +68,14 @@ def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
 ) -> None:
     """Print a table for people, as wide as their window."""
-    laid = lay_out(columns, rows, width=get_terminal_size((WIDE, 0)).columns)
+    width = get_terminal_size((WIDE, 0)).columns
+    laid = lay_out(columns, rows, width=width)
     styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str
-    lines = [*([title] if title else ()), *map(bold, laid.headings), *laid.rows]
-    sys.stdout.writelines(f"{line}\n" for line in [*lines, *([caption] if caption else ())])
+    titles = [line for one in title.split("\n") for line in fold(one, width)] if title else []
+    below = fold(caption, width) if caption else []
+    lines = [*titles, *map(bold, laid.headings), *laid.rows, *below]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def print_members(members: Iterable[tuple[str, object]]) -> None:

@@ -1,7 +1,8 @@
 """Tables as lines of text: pure, so that a width is an argument.
 
-* Nothing is cut off. In a narrow window headings wrap at their spaces; if that is not enough, the
-  window wraps the lines.
+* Nothing is cut off. In a narrow window headings wrap at their spaces; if that is not enough, text
+  is folded inside its column, where it has a seam; numbers never are. What does not fit even then
+  is written as names and values, row by row.
 * Numbers have no separators: what is shown can be pasted into the next command.
 * Cells contain other people's text. Control characters are shown as escapes, never sent to the
   terminal.
@@ -10,11 +11,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Final, NamedTuple
 from unicodedata import combining, east_asian_width
 
 GAP: Final = "  "
+NARROW_GAP: Final = " "
+_PIECE_MAX: Final = 22  # a topic id; what is longer and has no seam is broken
+_SEAM: Final = re.compile(r"(?<=[ /_.,:=&?-])(?![ /])")
+_SIZE: Final = re.compile(r"[0-9.]+ [KMGT]?i?B\Z")
+_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\dT)(\d\d:\d\d:[0-9.]+Z)\Z")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?%?\Z")
 
 
@@ -36,26 +43,103 @@ def printable(text: str, *, but: str = "") -> str:
 def lay_out(columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int) -> Lines:
     """Numbers to the right, the rest to the left; no headings if all are empty."""
     cells = [[cell(value) for value in row] for row in rows]
-    bodies = [max((_room(row[index]) for row in cells), default=0) for index in _each(columns)]
-    headings = [[column] for column in columns]
-    if sum(_widths(headings, bodies)) + len(GAP) * (len(columns) - 1) > width:
-        headings = [column.split() or [""] for column in columns]
-    widths = _widths(headings, bodies)
-    right = [_are_numbers([row[index] for row in cells]) for index in _each(columns)]
-    height = max(map(len, headings), default=0) if any(columns) else 0
+    bodies = [[row[index] for row in cells] for index in range(len(columns))]
+    right = [_are_numbers(body) for body in bodies]
+    for headings, least, gap in _arrangements(columns, bodies, right):
+        widths = _widths(headings, bodies)
+        fitted = _fit(widths, least, width - len(gap) * (len(columns) - 1))
+        if fitted is not None:
+            return _drawn(headings, cells, fitted, right, gap)
+    if any(columns):
+        return Lines([], _row_by_row(columns, cells, width))
+    return _drawn(headings, cells, least, right, gap)
+
+
+def _arrangements(
+    columns: Sequence[str], bodies: Sequence[Sequence[str]], right: Sequence[bool]
+) -> Iterator[tuple[list[list[str]], list[int], str]]:
+    """From the best to the narrowest: headings, how narrow each column may become, the gap."""
+    whole, words = [[one] for one in columns], [one.split() or [""] for one in columns]
+    yield whole, _widths(whole, bodies), GAP
+    yield words, _widths(words, bodies), GAP
+    pieces = [
+        body if number else [piece.rstrip() for text in body for piece in _pieces(text)]
+        for body, number in zip(bodies, right, strict=True)
+    ]
+    yield words, _widths(words, pieces), GAP
+    yield words, _widths(words, pieces), NARROW_GAP
+
+
+def _fit(widths: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
+    """The widest give way first; None if they cannot give enough."""
+    if sum(least) > room:
+        return None
+    fitted = [max(low, min(one, room)) for one, low in zip(widths, least, strict=True)]
+    while sum(fitted) > room:
+        widest = max(range(len(fitted)), key=lambda i: (fitted[i] > least[i], fitted[i]))
+        fitted[widest] -= 1
+    return fitted
+
+
+def _drawn(
+    headings: Sequence[Sequence[str]],
+    cells: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    gap: str,
+) -> Lines:
+    height = max(map(len, headings), default=0)
     above = [[*[""] * (height - len(one)), *one] for one in headings]
+    has_headings = any(any(one) for one in headings)
+    folded = [[fold(one, width) for one, width in zip(row, widths, strict=True)] for row in cells]
+    lines = [line for row in folded for line in zip_longest(*row, fillvalue="")]
+    taken = _widths(headings, [[line[index] for line in lines] for index in range(len(widths))])
     return Lines(
-        [_line([one[level] for one in above], widths, right) for level in range(height)],
-        [_line(row, widths, right) for row in cells],
+        [_line(one, taken, right, gap) for one in zip(*above, strict=True)] * has_headings,
+        [_line(line, taken, right, gap) for line in lines],
     )
 
 
-def _each(columns: Sequence[str]) -> range:
-    return range(len(columns))
+def _row_by_row(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
+    lines: list[str] = []
+    for row in cells:
+        members = list(zip(columns, row, strict=True))
+        lines += [*([""] if lines else ()), *lay_out(("", ""), members, width=width).rows]
+    return lines
 
 
-def _widths(headings: Sequence[Sequence[str]], bodies: Sequence[int]) -> list[int]:
-    return [max(body, *map(_room, words)) for words, body in zip(headings, bodies, strict=True)]
+def fold(text: str, width: int) -> list[str]:
+    """Lines no wider than that, broken at seams where there are any."""
+    if _room(text) <= width:
+        return [text]
+    lines = [""]
+    for piece in _pieces(text):
+        if lines[-1] and _room((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [part for line in lines for part in _broken(line.rstrip(), width)]
+
+
+def _pieces(text: str) -> list[str]:
+    if _SIZE.match(text):
+        return [text]
+    if moment := _MOMENT.match(text):
+        return list(moment.groups())
+    return [part for piece in _SEAM.split(text) for part in _broken(piece, _PIECE_MAX)]
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """Where it has no seam."""
+    parts = [""]
+    for letter in text:
+        if parts[-1] and _room(parts[-1] + letter) > width:
+            parts.append("")
+        parts[-1] += letter
+    return parts
+
+
+def _widths(headings: Sequence[Sequence[str]], bodies: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_room, [*words, *body])) for words, body in zip(headings, bodies, strict=True)]
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
@@ -63,12 +147,12 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return bool(found) and all(_NUMBER.match(one) for one in found)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], gap: str) -> str:
     padded = [
         " " * (width - _room(one)) + one if to_right else one + " " * (width - _room(one))
         for one, width, to_right in zip(cells, widths, right, strict=True)
     ]
-    return GAP.join(padded).rstrip()
+    return gap.join(padded).rstrip()
 
 
 def _room(text: str) -> int:

@@ -26,7 +26,37 @@ def test_a_narrow_window_wraps_headings_and_cuts_nothing() -> None:
             "a               -  0 B",
         ],
     )
-    assert lay_out(COLUMNS, ROWS, width=5) == narrow
+
+
+def test_text_folds_at_its_seams_where_headings_were_not_enough() -> None:
+    rows = [("orders-of-the-year.2026", 117_014, "2026-11-25T20:49:41Z", "79.1 KiB")]
+    assert lay_out(("topic", "end", "to", "size"), rows, width=43) == (
+        ["topic          end  to           size"],
+        [
+            "orders-of-  117014  2026-11-25T  79.1 KiB",
+            "the-year.           20:49:41Z",
+            "2026",
+        ],
+    )
+
+
+def test_an_id_without_a_seam_is_broken_and_whole() -> None:
+    rows = lay_out(("topic", "id"), [("a", "x" * 70)], width=40).rows
+    assert max(map(len, rows)) <= 40
+    assert "".join(row.removeprefix("a").strip() for row in rows) == "x" * 70
+
+
+def test_what_fits_no_table_is_names_and_values() -> None:
+    assert lay_out(("high watermark", "log end"), [(10**15, 10**15), (1, 2)], width=32) == (
+        [],
+        [
+            "high watermark  1000000000000000",
+            "log end         1000000000000000",
+            "",
+            "high watermark  1",
+            "log end         2",
+        ],
+    )
 
 
 def test_wide_characters_take_two_columns() -> None:
