@@ -24,7 +24,7 @@ DESCRIPTION = (
 )
 
 
-def create_app(broker: Broker, settings: HttpSettings) -> FastAPI:
+def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     """The API over an open broker. The caller closes the broker after the app's shutdown."""
     context = Context(broker, settings)
     console = Console(context)

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -21,6 +22,19 @@ Operation = Literal["put", "get", "head", "list", "delete"]
 Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
 
 PROBE_PREFIX = "probe/"
+
+
+Outcome = Literal["done", "missing", "exists", "failed"]
+
+
+class StoreRequest(NamedTuple):
+    """One that ended, as a watcher is told of it. `error`: if it failed."""
+
+    operation: Operation
+    key: str
+    outcome: Outcome
+    took_s: float
+    error: str = ""
 
 
 class Usage(NamedTuple):
@@ -71,7 +85,11 @@ def purpose_of(operation: Operation, key: str) -> Purpose:
 
 
 class StoreLedger:
-    """Counts since the store was opened. Thread-safe."""
+    """Counts since the store was opened. Thread-safe. `watch`: told of each request, if anybody
+    wants to know.
+    """
+
+    watch: Callable[[StoreRequest], None] | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,15 +113,25 @@ class StoreLedger:
     @contextmanager
     def counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
         """One request. That an object is not there, or there already, is an answer, no failure."""
-        failures = 1
+        began_s, error = time.monotonic(), ""
+        outcome: Outcome = "failed"
         try:
             yield
-            failures = 0
-        except (MissingObject, ObjectExists):
-            failures = 0
+            outcome = "done"
+        except MissingObject:
+            outcome = "missing"
+            raise
+        except ObjectExists:
+            outcome = "exists"
+            raise
+        except BaseException as fault:
+            error = str(fault) or type(fault).__name__
             raise
         finally:
-            self.count(operation, key, failures=failures, sent_bytes=sent_bytes)
+            self.count(operation, key, failures=outcome == "failed", sent_bytes=sent_bytes)
+            if self.watch is not None:
+                took_s = time.monotonic() - began_s
+                self.watch(StoreRequest(operation, key, outcome, took_s, error))
 
     def usage(self) -> Mapping[tuple[Purpose, Operation], Usage]:
         with self._lock:

@@ -17,7 +17,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
@@ -79,7 +79,11 @@ class Begun:
 
 
 class TierlogApp(FastAPI):
-    """FastAPI, with the calls of the API in front of its routes."""
+    """FastAPI, with the calls of the API in front of its routes. `tell`: called with each request
+    that is over and its status, if anybody wants to know.
+    """
+
+    tell: Callable[[Exchange, str], None] | None = None
 
     def __init__(self, context: Context, table: CallTable, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -172,6 +176,8 @@ class TierlogApp(FastAPI):
         self.context.metrics.requests.answered(
             method, path, status, seconds=exchange.timings.elapsed_s
         )
+        if self.tell is not None:
+            self.tell(exchange, status)
 
     async def _answer(self, begun: Begun) -> AnyAnswer:
         exchange, call = begun.exchange, begun.call

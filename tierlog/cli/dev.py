@@ -22,7 +22,7 @@ def dev(
     ] = Path(".tierlog"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Write debug lines to the log too.")
+        bool, typer.Option("--verbose", help="Log each request, and each to the store.")
     ] = False,
 ) -> None:
     """Run a broker with an embedded store; no flags needed. Its files stay when it stops."""
@@ -40,7 +40,7 @@ def dev(
     }
     loaded = settings.load(flags, os.environ, None)
     configure_logs(verbose=verbose)
-    run_broker(loaded, announce=lambda url: _announce(url, folder))
+    run_broker(loaded, announce=lambda url: _announce(url, folder), verbose=verbose)
 
 
 def _announce(url: str, folder: Path) -> None:

@@ -38,7 +38,7 @@ def serve(*, config: Path | None, verbose: bool, **flags: Any) -> None:
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
     loaded = settings.load(told, os.environ, file)
     configure_logs(verbose=verbose)
-    run_broker(loaded, announce=lambda url: _announce(url, loaded))
+    run_broker(loaded, announce=lambda url: _announce(url, loaded), verbose=verbose)
 
 
 def _announce(url: str, loaded: Any) -> None:
@@ -85,7 +85,7 @@ def _signature() -> inspect.Signature:
     leading = _LEADING.split()
     ordered = sorted(TABLE, key=lambda one: leading.index(one.name) if one.name in leading else 99)
     config = typer.Option("--config", help="TOML file of settings.", metavar="FILE")
-    verbose = typer.Option("--verbose", help="Write debug lines to the log too.")
+    verbose = typer.Option("--verbose", help="Log each request, and each to the store.")
     return inspect.Signature(
         [
             *map(_parameter, ordered),

@@ -28,6 +28,7 @@ from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
 from record_format.loopback import is_loopback
+from tierlog.cli.verbose import tell_request, tell_store_request
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -37,8 +38,11 @@ class _Stopped(BaseException):
     """A signal before the server listened."""
 
 
-def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
+def run_broker(
+    settings: Settings, *, announce: Callable[[str], None], verbose: bool = False
+) -> None:
     """Serve until a signal. `announce` is called with the URL once requests are answered.
+    `verbose`: each request is logged, and each to the store.
 
     Raises ConfigurationError and OSError if it cannot start.
     """
@@ -70,9 +74,11 @@ def run_broker(settings: Settings, *, announce: Callable[[str], None]) -> None:
             scheme = "https" if tls else "http"
             host, port = sock.getsockname()[:2]
             url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-            broker = _open_broker(settings)
+            broker = _open_broker(settings, verbose=verbose)
             try:
                 app = create_app(broker, settings.http)
+                if verbose:
+                    app.tell = tell_request
                 serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
@@ -108,9 +114,11 @@ def _bound(settings: Settings) -> socket.socket:
         raise ConfigurationError(said) from error
 
 
-def _open_broker(settings: Settings) -> Broker:
+def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
     raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
+    if store is not None and verbose:
+        store.ledger.watch = tell_store_request
     try:
         settings.broker.data_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:

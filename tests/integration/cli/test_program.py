@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.fakes.command_line import ENVIRONMENT, ROOT, Program, RunningBroker
@@ -185,6 +186,33 @@ def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path)
     assert second.returncode == 1
     assert b"in use by another broker" in second.stderr
     assert last.stop() == 0
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_verbose_broker_logs_each_request_and_each_to_the_store(tmp_path, verbose):
+    (tmp_path / "bucket").mkdir()
+    flags = ("--data-dir", "data", "--store", (tmp_path / "bucket").as_uri())
+    more = ("--verbose",) * verbose
+    broker = RunningBroker("serve", *flags, "--listen", "127.0.0.1:0", *more, cwd=tmp_path)
+    named = {"x-request-id": "mine"}
+    for path in ("/v1/topics/none", "/v1/topics?prefix=secret", "/%1b%5b31m"):
+        httpx.get(broker.server + path, headers=named, trust_env=False)
+    assert broker.stop() == 0
+    log = (tmp_path / "broker.log").read_text().splitlines()
+    lines = [json.loads(line) for line in log if line.startswith("{")]
+    if not verbose:
+        assert not [line for line in lines if line["level"] == "debug"]
+        return
+    asked = [line for line in lines if line["event"] == "request" and line["request_id"] == "mine"]
+    assert [(line["method"], line["path"], line["status"]) for line in asked] == [
+        ("GET", "/v1/topics/none", "404"),
+        ("GET", "/v1/topics", "200"),
+        ("GET", "/%1b%5b31m", "404"),
+    ]
+    assert all(line["ms"] > 0 for line in asked)
+    first = next(line for line in lines if line["event"] == "store request")
+    assert (first["operation"], first["key"]) == ("get", "cluster.json")
+    assert (first["outcome"], "error" in first) == ("missing", False)
 
 
 def test_an_offload_that_leaves_something_behind_is_a_failure(tmp_path):
