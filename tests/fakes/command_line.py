@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -69,6 +70,22 @@ class Program:
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
+
+    def asked(self, answer: str, *arguments) -> tuple[int, str]:
+        """On a terminal, whose user types that line: the exit code, and what was shown."""
+        ours, theirs = pty.openpty()
+        try:
+            process = Forked(
+                arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=self.environment
+            )
+        finally:
+            os.close(theirs)
+        os.write(ours, answer.encode() + b"\n")
+        shown = b""
+        with open(ours, "rb", 0) as terminal, contextlib.suppress(OSError):  # closed, says Linux
+            while piece := terminal.read(4096):
+                shown += piece
+        return process.wait(60), shown.decode()
 
     def fails(self, code: int, *arguments, stdin: bytes = b"") -> str:
         """Its one line on stderr."""

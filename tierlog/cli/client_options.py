@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,8 @@ import typer
 from record_format.errors import TierlogError, UnknownTopic
 from record_format.near_miss import did_you_mean
 from tierlog.cli.option_groups import with_group
-from tierlog.cli.output import Output
+from tierlog.cli.output import Output, note
+from tierlog.cli.table import printable
 from tierlog.client.wire import DEFAULT_SERVER
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ TopicOrAll = Annotated[
 OutputOption = Annotated[
     Output,
     typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Do not ask; required where there is no terminal.")
 ]
 
 
@@ -93,6 +98,17 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         except BrokerUnreachable as error:
             error.args = (f"{error}; `tierlog dev` starts a broker, --server names another",)
             raise
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Whether to go on with what cannot be undone. Where nobody can be asked, `--yes` says it."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise typer.BadParameter(f"{what}: confirm with --yes")
+    if not typer.confirm(f"{printable(what)}: go on?", err=True):
+        note("nothing was deleted")
+        raise typer.Exit(1)
 
 
 def topic_names(client: Client) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.output import Output, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -71,14 +71,11 @@ def set_offsets(
 def delete(
     client: Client,
     group: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Delete all of a group's offsets."""
-    if not yes:
-        raise typer.BadParameter(
-            f"this deletes the committed offsets of {group}: confirm with --yes"
-        )
+    confirm(f"this deletes the committed offsets of {group}", yes=yes)
     client.delete_group(group)
     output.tell({"deleted": group}, f"deleted {group}")
 

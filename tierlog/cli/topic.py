@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from record_format.errors import CorruptDataError
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, size
 
@@ -137,12 +137,11 @@ def alter(
 def delete(
     client: Client,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Delete a topic, here and in the bucket."""
-    if not yes:
-        raise typer.BadParameter(f"this deletes all of {name}, hot and cold: confirm with --yes")
+    confirm(f"this deletes all of {name}, hot and cold", yes=yes)
     client.delete_topic(name)
     output.tell({"deleted": name}, f"deleted {name}")
 

@@ -45,7 +45,11 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
         assert b"false" in tierlog.ok("topic", *shown, "--output", "text"), "as --config takes it"
     assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
     assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
-    tierlog.ok("topic", "delete", "t1", "--yes")
+    code, said = tierlog.asked("n", "topic", "delete", "t1")
+    assert (code, "nothing was deleted" in said) == (1, True)
+    assert "this deletes all of t1, hot and cold: go on? [y/N]" in said
+    tierlog.ok("topic", "describe", "t1")
+    assert tierlog.asked("y", "topic", "delete", "t1")[0] == 0
     assert "no topic 't1'" in tierlog.fails(1, "topic", "describe", "t1")
 
 
