@@ -25,6 +25,7 @@ from api.console.samples import Sampler, series
 from api.http import problems, strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.answers import Answer, json_answer
+from api.http.bad_bytes import told
 from api.http.calls import Call, Handler
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -34,7 +35,7 @@ from api.http.static_names import CONSOLE_NAMES
 from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
-from record_format.errors import TierlogError
+from record_format.errors import CorruptDataError, TierlogError
 
 _STATIC: Final = PackagedFiles("api.console", "static", CONSOLE_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
@@ -206,13 +207,17 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
         partitions=drawn,
         **_troubles(
             [
-                f"Partition {number}: {problems.public(str(one.reason))}"
+                f"Partition {number}: {_why(one.reason)}"
                 for number, one in sorted(found.damaged.items())
             ]
         ),
         overrides=found.config.overrides,
         effective=found.config.effective(),
     )
+
+
+def _why(reason: TierlogError) -> str:
+    return told(reason) if isinstance(reason, CorruptDataError) else problems.public(str(reason))
 
 
 async def topic_tail(context: Context, exchange: Exchange) -> Answer:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from api.http import refusals
+from api.http.bad_bytes import shown_path, told
 from api.protocol.errors import HeaderTooLarge
 from record_format import errors
 
@@ -66,11 +66,6 @@ def _local_file(error: errors.CorruptDataError) -> Mapping[str, object]:
 
 def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
     return {"object_key": error.file}
-
-
-def shown_path(path: str) -> str:
-    """The partition's folder and the file: what an operator needs, and nothing more of the path."""
-    return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
 # In an error of the operating system: an absolute path of three or more parts.
@@ -210,7 +205,7 @@ def _detail(error: Exception, kind: Kind) -> str:
     if kind is INTERNAL:
         return "the broker failed unexpectedly; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
-        return error.detail
+        return told(error)
     if isinstance(error, errors.RequestError):
         return str(error)  # from the request: a path in it is not one of this machine
     return public(str(error))

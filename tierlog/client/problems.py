@@ -7,6 +7,7 @@ One table from `code` to the class that says what the caller does next. A code t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import msgspec
@@ -200,8 +201,17 @@ def _later(kind: type[RetriableError]) -> Make:
     return lambda facts: kind(facts.detail, retry_after_s=facts.retry_after_s or 1.0)
 
 
-def _cold(kind: type[errors.CorruptDataError]) -> Make:
-    return lambda facts: kind(facts.detail, file=facts.problem.object_key)
+def _corrupt(kind: type[errors.CorruptDataError]) -> Make:
+    def make(facts: Facts) -> TierlogError:
+        problem = facts.problem
+        error = kind(
+            facts.detail, file=problem.object_key or problem.file, position=problem.position
+        )
+        if PurePath(error.file).name in facts.detail:  # older brokers told the place apart
+            error.args = (facts.detail,)
+        return error
+
+    return make
 
 
 def _invalid_batch(facts: Facts) -> TierlogError:
@@ -231,12 +241,6 @@ def _offset_mismatch(facts: Facts) -> TierlogError:
     return errors.OffsetMismatch(
         expected_offset=facts.place.expected_offset,
         log_end_offset=facts.problem.log_end_offset,
-    )
-
-
-def _corrupt_log(facts: Facts) -> TierlogError:
-    return errors.CorruptDataError(
-        facts.detail, file=facts.problem.file, position=facts.problem.position
     )
 
 
@@ -278,9 +282,9 @@ _BY_CODE: Final[Mapping[str, Make]] = {
     "offset-mismatch": _offset_mismatch,
     "record-too-large": _too_large(errors.RecordTooLarge),
     "request-too-large": _too_large(errors.RequestTooLarge),
-    "cold-object-missing": _cold(errors.MissingObject),
-    "cold-object-corrupt": _cold(errors.CorruptObject),
-    "corrupt-log": _corrupt_log,
+    "cold-object-missing": _corrupt(errors.MissingObject),
+    "cold-object-corrupt": _corrupt(errors.CorruptObject),
+    "corrupt-log": _corrupt(errors.CorruptDataError),
     "throttled": _later(errors.Throttled),
     "store-unavailable": _later(errors.StoreUnavailable),
     "log-offline": _plain(errors.LogOfflineError),

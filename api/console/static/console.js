@@ -99,7 +99,9 @@
     if (!isWholeView) return say(detail);
     const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
     const back = make("p", "");
-    back.append(make("a", "All topics", { href: "#/overview" }));
+    const topic = /^\/console\/topics\/([\w.-]+)\/partitions\//.exec(shown)?.[1];
+    back.append(topic ? make("a", `Topic ${topic}`, { href: `#/topics/${topic}` }) : make("a", "All topics", { href: "#/overview" }));
+    back.firstChild.dataset.up = "";
     const why = make("p", detail, { className: "refusal", role: "alert" });
     view.replaceChildren(make("h1", "Not shown", { tabIndex: -1 }), why, back);
     view.removeAttribute("aria-busy");

@@ -7,10 +7,11 @@ from msgspec.structs import replace
 
 from api.http import strict_json
 from api.http.answers import Answer, json_answer
+from api.http.bad_bytes import shown_path
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.plain_requests import no_body
-from api.http.problems import public, shown_path
+from api.http.problems import public
 from record_format.findings import Problem
 
 

@@ -561,6 +561,12 @@ def test_a_damaged_partition_is_said_and_the_others_are_there(
         assert browser.run(rows) == ["partition-0", "partition-2"]
         browser.run(TICK)
         browser.until(f"{rows}.length === 2 && {notice}")
+        browser.expected += ("htmx:", "status of 5", "Error Code 5")
+        browser.run("location.hash = '#/topics/t/partitions/1/records'")
+        browser.until("document.querySelector('#view > .refusal')")
+        assert "t-1/00000000000000000000.log" in browser.text()
+        browser.run("document.querySelector('#view [data-up]').click()")
+        browser.until(f"{HEADING}.textContent.trim() === 't'")
         browser.look(width=PHONE)
         browser.until("document.documentElement.scrollWidth <= innerWidth")
 

@@ -13,6 +13,8 @@ def test_a_missing_object_is_named_by_the_key_that_segments_shows(api: Api) -> N
     try:
         found = problem(api.fetch(topic, offset=0), 502, "cold-object-missing")
         assert found["object_key"] == key
+        assert found["detail"].startswith(f"topics/{topic}/"), "and no folder of this machine"
+        assert Path(key).name in found["detail"]
         one = {"topic": topic, "partition": 0, "offset": 0}
         answer = api.post("/v1/fetch", json={"partitions": [one]})
         assert answer.json()["partitions"][0]["error"]["object_key"] == key

@@ -67,6 +67,23 @@ def test_corrupt_files_and_objects_are_named_without_this_machines_folders() -> 
         "t-0/00000000000000000000.log",
         7,
     )
-    missing = errors.MissingObject("gone", file="prefix/topics/t/x.log")
-    document = problems.to_problem(missing, request_id="").document
-    assert (document["status"], document["object_key"]) == (502, "prefix/topics/t/x.log")
+    missing = errors.MissingObject("gone", file="topics/t/id/0/segments/x.log")
+    document = problems.to_problem(missing, request_id="", full_key="prefix/{}".format).document
+    key = "topics/t/id/0/segments/x.log"
+    assert (document["status"], document["object_key"]) == (502, f"prefix/{key}")
+    assert document["detail"].startswith(f"{key}: gone; `tierlog storage verify t --deep`")
+
+
+def test_what_is_bad_is_told_with_its_place_and_with_what_to_do() -> None:
+    def detail(text: str, kind: type[errors.CorruptDataError] = errors.CorruptBatch) -> str:
+        error = kind(text, file="/srv/data/a-b-0/00.log", position=7, offset=3)
+        return str(problems.to_problem(error, request_id="").document["detail"])
+
+    place = "a-b-0/00.log: position 7: offset 3: "
+    assert detail("bad") == (
+        f"{place}bad; `tierlog storage verify a-b --deep` says what else is bad, "
+        "`tierlog storage repair a-b` mends it"
+    )
+    assert detail("bad; `rm` the file") == f"{place}bad; `rm` the file"
+    newer = "version 9, this tierlog knows 1"
+    assert detail(newer, errors.UnknownFormatVersion) == place + newer, "nothing is to be mended"

@@ -292,6 +292,11 @@ def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
         ),
         (problem(416, "offset-past-end"), errors.OffsetPastEnd, {}),
         (problem(502, "cold-object-corrupt", object_key="k"), errors.CorruptObject, {"file": "k"}),
+        (
+            problem(500, "corrupt-log", file="t-0/0.log", position=7, detail="t-0/0.log: bad"),
+            errors.CorruptDataError,
+            {"file": "t-0/0.log", "position": 7, "args": ("t-0/0.log: bad",)},
+        ),
         (problem(409, "leadership-lost"), errors.FencedError, {}),
         (problem(500, "internal", request_id="r1"), BrokerFault, {"request_id": "r1"}),
         (problem(418, "teapot"), errors.RequestError, {}),
