@@ -47,7 +47,7 @@ def require_step(before: Manifest, after: Manifest) -> Manifest:
 
 
 def where(manifest: Manifest) -> str:
-    return f"{manifest.topic}-{manifest.partition} manifest version {manifest.version}"
+    return f"{manifest.topic}-{manifest.partition}, manifest version {manifest.version}"
 
 
 def uncovered(manifest: Manifest, start_offset: int, end_offset: int) -> tuple[int, int] | None:

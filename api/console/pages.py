@@ -210,6 +210,11 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
                 f"Partition {number}: {_why(one.reason)}"
                 for number, one in sorted(found.damaged.items())
             ]
+            + [
+                f"Partition {line.number}: {problems.public(line.trouble.reason)}"
+                for line in drawn.lines
+                if line.trouble
+            ]
         ),
         overrides=found.config.overrides,
         effective=found.config.effective(),

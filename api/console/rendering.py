@@ -50,6 +50,7 @@ def environment() -> Environment:
         bytes=byte_size,
         count=grouped,
         moment=moment,
+        object_moment=object_moment,
         duration=duration,
         dollars=dollars,
         visible=visible,
@@ -86,7 +87,9 @@ def _three_digits(number: float, unit: str) -> str:
 
 
 def grouped(number: int) -> str:
-    """Thousands separated by a narrow space."""
+    """Thousands separated by a narrow space. Not of offsets, which are pasted into commands, nor of
+    what stands in a row with them.
+    """
     return f"{number:,}".replace(",", "\u202f")
 
 
@@ -98,6 +101,11 @@ def moment(timestamp: int | None) -> str:
         return f"{timestamp} ms"
     seconds, ms = divmod(timestamp, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{ms:03}Z"
+
+
+def object_moment(modified_ms: int) -> str:
+    """When a store wrote it: without milliseconds where it told none, as S3."""
+    return moment(modified_ms).replace(".000Z", "Z")
 
 
 def duration(ms: float) -> str:

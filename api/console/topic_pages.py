@@ -6,6 +6,7 @@ bucket: run in a thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -30,21 +31,30 @@ VERSIONS_SHOWN: Final = 50
 LANES: Final = 4  # partitions drawn in a topic's line
 
 
+class Trouble(NamedTuple):
+    """Why a partition does not serve, and the short word for it."""
+
+    mark: str
+    reason: str
+
+
 class PartitionLine(NamedTuple):
     number: int
     offsets: Offsets
     sizes: TierSizes
     places: Places
     map: TierMap
-    trouble: str
+    trouble: Trouble | None
 
 
 class TopicLine(NamedTuple):
-    """`maps`: of the first partitions, on one axis; `more`: how many others there are."""
+    """`maps`: of the first partitions, on one axis; `more`: how many others there are. `marks`: why
+    how many do not serve.
+    """
 
     name: str
     partitions: int
-    damaged: int
+    marks: list[tuple[str, int]]
     offset_count: int
     hot_bytes: int
     cold_bytes: int
@@ -108,7 +118,7 @@ def _topic_line(topic: Topic) -> TopicLine:
     return TopicLine(
         name=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
-        damaged=len(topic.damaged),
+        marks=_marks(topic),
         offset_count=sum(_offset_count(partition) for partition in partitions),
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),
@@ -116,6 +126,20 @@ def _topic_line(topic: Topic) -> TopicLine:
         maps=[tier_map(places, axis) for places in drawn],
         more=len(partitions) - len(drawn),
     )
+
+
+def _marks(topic: Topic) -> list[tuple[str, int]]:
+    found = Counter({"damaged": len(topic.damaged)})
+    found.update(one.mark for one in map(trouble_of, topic.partitions.values()) if one)
+    return [(mark, count) for mark, count in found.items() if count]
+
+
+def trouble_of(partition: Partition) -> Trouble | None:
+    if partition.log.offline:
+        return Trouble("offline", "its log is offline: the local disk failed")
+    if partition.leadership_lost:
+        return Trouble("leadership lost", f"leadership lost: {partition.leadership_lost}")
+    return None
 
 
 def _offset_count(partition: Partition) -> int:
@@ -137,16 +161,13 @@ def partition_page(topic: Topic, *, page: int) -> PartitionPage:
 def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionLine:
     """On its own axis if none is given."""
     places = _places(partition)
-    trouble = partition.leadership_lost or ""
-    if partition.log.offline:
-        trouble = "its log is offline: the local disk failed"
     return PartitionLine(
         number=partition.number,
         offsets=partition.offsets(),
         sizes=tier_sizes(partition),
         places=places,
         map=tier_map(places, axis_of([places]) if axis is None else axis),
-        trouble=trouble,
+        trouble=trouble_of(partition),
     )
 
 

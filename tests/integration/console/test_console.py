@@ -571,6 +571,40 @@ def test_a_damaged_partition_is_said_and_the_others_are_there(
         browser.until("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_partition_that_another_broker_has_now_says_so_without_a_column_of_it(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    notice = "document.querySelector('#partitions .trouble[role=alert]')"
+    with open_house(tmp_path) as house:
+        house.two_tiers("flights")
+        with open_house(restored(tmp_path)) as other:
+            other.post("/v1/topics/flights/offload", params={"wait_ms": 20_000})
+        shown_at(browser, house, "#/topics/flights", heading="flights")
+        assert not browser.run(notice)
+        house.broker.chores.fences.look()
+        browser.run(TICK)
+        browser.until(notice)
+        said = browser.run(f"{notice}.textContent")
+        assert said.startswith("Partition 0: leadership lost: flights-0, manifest version ")
+        assert browser.run("document.querySelector('tbody th').innerText") == "0 leadership lost"
+        assert browser.run("document.querySelector('tbody tr').offsetHeight") < 60
+        shown_at(browser, house, "#/overview", heading="Topics")
+        assert "1 leadership lost" in browser.run("document.querySelector('tbody th').innerText")
+        shown_at(browser, house, "#/topics/flights/partitions/0/segments", heading="flights")
+        assert "leadership lost: " in browser.run("document.querySelector('#head').innerText")
+
+
+def test_offsets_are_shown_as_they_are_typed(house: House) -> None:
+    topic = house.topic("many")
+    for _ in range(2):
+        house.produce(topic, *[{"value": "x"}] * 600)
+    page = f"/console/topics/{topic}"
+    shown = [house.get(page + part).text for part in ("", "/partitions/0/records?at=1100&limit=10")]
+    assert ["1200" in text for text in shown] == [True, True]
+    assert not [text for text in shown if "1\u202f" in text]
+    assert "1\u202f200" in house.get("/console/overview").text, "what is counted has thousands"
+
+
 def test_of_a_thousand_troubles_a_few_are_told(
     house: House, flights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +658,10 @@ def restored_flights(tmp_path: Path) -> Path:
     """A house's folder, made out of the bucket of another one."""
     with open_house(tmp_path) as house:
         house.two_tiers("flights")
+    return restored(tmp_path)
+
+
+def restored(tmp_path: Path) -> Path:
     new = tmp_path / "new"
     options = RestoreOptions(data_dir=new / "data", gap=1_000_000_000, clock=lambda: 0)
     restore(open_store(f"file://{tmp_path / 'bucket'}"), options)

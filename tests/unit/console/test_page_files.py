@@ -14,6 +14,7 @@ from api.console.rendering import (
     environment,
     grouped,
     moment,
+    object_moment,
 )
 from api.http.static_names import CONSOLE_NAMES
 
@@ -103,6 +104,8 @@ def test_sizes_have_three_digits() -> None:
 def test_moments_are_in_utc_and_unknown_ones_a_dash() -> None:
     assert moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"
     assert moment(None) == moment(-1) == "–"
+    assert object_moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"
+    assert object_moment(1_372_899_601_000) == "2013-07-04 01:00:01Z", "S3 tells whole seconds"
     assert moment(2**63 - 1) == "9223372036854775807 ms"
 
 
