@@ -39,7 +39,15 @@ from cold_tier.retry import OF_A_READ, RetryPolicy, WrongBytes, once_more_for_wr
 from cold_tier.s3_answers import check_range, checksum_of, now_of
 from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
 from cold_tier.s3_connection import NotPlain
-from cold_tier.s3_faults import OF_THE_CLOCK, Answer, Fault, advice, classify, reason
+from cold_tier.s3_faults import (
+    NEVER_CONNECTED,
+    OF_THE_CLOCK,
+    Answer,
+    Fault,
+    advice,
+    classify,
+    reason,
+)
 from cold_tier.s3_multipart import (
     MULTIPART_FROM_BYTES,
     MultipartUpload,
@@ -60,6 +68,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     ShuttingDown,
     StoreUnavailable,
+    StoreUnreachable,
 )
 
 T = TypeVar("T")
@@ -406,7 +415,8 @@ class S3Store:
             raise kind(f"store {self.url}: {line}") from cause
         if fault is Fault.UNKNOWN and creates:
             raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause
-        raise StoreUnavailable(f"{key}: {operation}: {reason(answer)}") from cause
+        missed = StoreUnreachable if answer.code == NEVER_CONNECTED else StoreUnavailable
+        raise missed(f"{key}: {operation}: {reason(answer)}") from cause
 
     def _counted(self, key: str, pieces: Iterator[P], size_bytes: int) -> Iterator[P]:
         """The pieces, as far as they come; an error where they are not `size_bytes` in all."""

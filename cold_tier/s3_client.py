@@ -32,7 +32,8 @@ from botocore.httpsession import get_cert_path
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from cold_tier.s3_faults import Answer
+from cold_tier.s3_connection import NeverConnected
+from cold_tier.s3_faults import NEVER_CONNECTED, Answer
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError
 
@@ -44,6 +45,7 @@ _ONE_ATTEMPT: Final[Any] = {"total_max_attempts": 1, "mode": "standard"}
 FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 
 _NEVER_CONNECTED = (
+    NeverConnected,
     ConnectTimeoutError,
     EndpointConnectionError,
     ProxyConnectionError,
@@ -146,7 +148,7 @@ def answer_of(error: Exception) -> Answer:
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return Answer(0, "NoCredentials")
     if isinstance(error, _NEVER_CONNECTED):
-        return Answer(0, "never-connected", str(error))
+        return Answer(0, NEVER_CONNECTED, str(error))
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Answer(0, "bad-setting", f"its certificate is not trusted: {error}")
     if isinstance(error, BlockingIOError | TimeoutError):  # as the kernel names it, and TLS

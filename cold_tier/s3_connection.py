@@ -24,6 +24,10 @@ class NotPlain(Exception):
     """Not an answer that this file can take in."""
 
 
+class NeverConnected(OSError):
+    """Nobody was reached, so nothing was asked."""
+
+
 class Head(NamedTuple):
     """An answer's status and headers, names in lower case; `body` is what came with them."""
 
@@ -59,7 +63,10 @@ class Connection:
         assert parts.hostname is not None
         port = parts.port or (443 if parts.scheme == "https" else 80)
         address = (parts.hostname, port)
-        self._socket = socket.create_connection(address, timeout=connect_timeout_s)
+        try:
+            self._socket = socket.create_connection(address, timeout=connect_timeout_s)
+        except OSError as error:
+            raise NeverConnected(*error.args) from error
         self.origin, self.idle_since = origin, 0.0
         self._flags = 0
         try:

@@ -32,6 +32,8 @@ class Answer(NamedTuple):
     region: str = ""
 
 
+NEVER_CONNECTED = "never-connected"
+
 _BY_CODE = {
     "PreconditionFailed": Fault.EXISTS,
     "412": Fault.EXISTS,
@@ -55,7 +57,7 @@ _BY_CODE = {
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
     "RequestTimeout": Fault.UNKNOWN,
-    "never-connected": Fault.REFUSED,
+    NEVER_CONNECTED: Fault.REFUSED,
     "broke-off": Fault.UNKNOWN,
 }
 

@@ -1,6 +1,7 @@
 """Requests and bytes to the store, by purpose: what the bill will be made of.
 
-* Every attempt is counted, also those that fail: the store charges for them.
+* Every attempt is counted, also those that fail: the store charges for them. One that never reached
+  the store is a failure and no request.
 * The purpose follows from the operation and the key, so that no caller has to name it and none can
   forget to.
 * Prices are a table that comes from settings; the defaults are S3 Standard's list prices in
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from record_format.errors import MissingObject, ObjectExists
+from record_format.errors import MissingObject, ObjectExists, StoreUnreachable
 
 Operation = Literal["put", "get", "head", "list", "delete"]
 Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
@@ -24,7 +25,7 @@ Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
 PROBE_PREFIX = "probe/"
 
 
-Outcome = Literal["done", "missing", "exists", "failed"]
+Outcome = Literal["done", "missing", "exists", "failed", "unreachable"]
 
 
 class StoreRequest(NamedTuple):
@@ -126,12 +127,20 @@ class StoreLedger:
             raise
         except BaseException as fault:
             error = str(fault) or type(fault).__name__
+            if isinstance(fault, StoreUnreachable):
+                outcome = "unreachable"
             raise
         finally:
-            self.count(operation, key, failures=outcome == "failed", sent_bytes=sent_bytes)
+            self._count(operation, key, outcome, sent_bytes=sent_bytes)
             if self.watch is not None:
                 took_s = time.monotonic() - began_s
                 self.watch(StoreRequest(operation, key, outcome, took_s, error))
+
+    def _count(self, operation: Operation, key: str, outcome: Outcome, *, sent_bytes: int) -> None:
+        if outcome == "unreachable":
+            self.count(operation, key, requests=0, failures=1)
+        else:
+            self.count(operation, key, failures=outcome == "failed", sent_bytes=sent_bytes)
 
     def usage(self) -> Mapping[tuple[Purpose, Operation], Usage]:
         with self._lock:

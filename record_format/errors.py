@@ -205,6 +205,10 @@ class StoreUnavailable(RetriableError):
     """The object store does not answer, throttles, or answers 5xx."""
 
 
+class StoreUnreachable(StoreUnavailable):
+    """Nobody was there to be asked: no request was made."""
+
+
 class ManifestConflict(RetriableError):
     """Another commit won the version: reload, check the epoch, apply again."""
 

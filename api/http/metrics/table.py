@@ -169,10 +169,15 @@ METRICS: Final = (
     Metric(
         "tierlog_store_requests_total",
         "counter",
-        "Requests to the store, including those that failed",
+        "Requests that reached the store, including those that failed",
         _STORE,
     ),
-    Metric("tierlog_store_errors_total", "counter", "Requests to the store that failed", _STORE),
+    Metric(
+        "tierlog_store_errors_total",
+        "counter",
+        "Requests to the store that failed, or did not reach it",
+        _STORE,
+    ),
     Metric("tierlog_store_sent_bytes_total", "counter", "Bytes sent to the store", _STORE),
     Metric(
         "tierlog_store_received_bytes_total", "counter", "Bytes received from the store", _STORE

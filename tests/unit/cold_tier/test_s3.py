@@ -19,6 +19,7 @@ from cold_tier.s3 import S3Store
 from cold_tier.s3_faults import Answer, Fault, advice, classify
 from cold_tier.s3_multipart import encode_crc32c
 from cold_tier.s3_options import S3Options
+from cold_tier.store_ledger import PriceTable
 from record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -133,7 +134,27 @@ def test_a_create_that_never_reached_the_store_may_be_made_again():
     store = S3Store("b", "", options(f"http://127.0.0.1:{port}"), policy=QUICK)
     with pytest.raises(StoreUnavailable):
         store.put("k", b"x", if_absent=True)
-    assert store.ledger.requests() == 3
+    assert store.ledger.failures == 3, "it was tried again"
+    store.close()
+
+
+def test_what_never_reached_the_store_failed_and_costs_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store = S3Store("b", "", options(f"http://127.0.0.1:{port}"), policy=QUICK)
+    for ask in (
+        lambda: store.get("k", max_bytes=1),
+        lambda: store.put("k", b"x"),
+        lambda: next(store.get_range("k", 0, 1)),
+    ):
+        before = store.ledger.failures
+        with pytest.raises(StoreUnavailable):
+            ask()
+        assert store.ledger.failures > before
+    assert store.ledger.requests() == 0
+    uses = store.ledger.usage().items()
+    assert sum(PriceTable().of(operation, usage) for (_, operation), usage in uses) == 0
+    assert all(usage.sent_bytes == 0 for _, usage in uses)
     store.close()
 
 
