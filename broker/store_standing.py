@@ -34,6 +34,7 @@ from record_format.errors import (
     CorruptObject,
     MissingObject,
     StoreUnavailable,
+    TierlogError,
 )
 
 log = structlog.get_logger(__name__)
@@ -267,6 +268,20 @@ class StoreStanding:
         self._failures_seen = self.store.ledger.failures
 
 
+def refuse_early(store: ObjectStore, *, timeout_s: float) -> None:
+    """Before a folder is begun: a refused key, or clock, is no reason to leave one behind. Raises
+    ConfigurationError; a store that does not answer is asked again later.
+    """
+    try:
+        _in_thread_of_its_own(lambda: store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)).result(
+            timeout_s
+        )
+    except ConfigurationError:
+        raise
+    except (TierlogError, TimeoutError):
+        return
+
+
 def read_probe(folder: DataFolder) -> ProbeResult | None:
     path = _probe_path(folder)
     if not path.exists():
@@ -282,7 +297,7 @@ def _probe_path(folder: DataFolder) -> Path:
     return folder.path / "tierlog" / "store.json"
 
 
-def _in_thread_of_its_own(call: Callable[[], None]) -> Future[None]:
+def _in_thread_of_its_own(call: Callable[[], object]) -> Future[None]:
     """One that no process waits for at its end: a store may take a minute to say nothing."""
     done: Future[None] = Future()
 

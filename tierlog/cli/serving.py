@@ -1,6 +1,7 @@
 """A broker as a process: from settings to a listening server, and back to a closed folder.
 
-* The address is bound before anything is opened: a port in use costs nothing.
+* The address is bound before anything is opened, and a store is asked before a data folder is
+  begun: a port in use and a key that is refused leave nothing behind.
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
   Before the server listens, a signal ends the start.
 * The garbage collector is off until everything is loaded, and never scans that: one scan would stop
@@ -24,6 +25,7 @@ import structlog
 from api.app import create_app
 from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
+from broker.store_standing import refuse_early
 from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
@@ -119,11 +121,11 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     if store is not None and verbose:
         store.ledger.watch = tell_store_request
-    try:
-        settings.broker.data_dir.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        where = settings.broker.data_dir
-        raise ConfigurationError(f"data.dir {where} is a file, not a folder") from error
+    where = settings.broker.data_dir
+    if where.is_file():
+        raise ConfigurationError(f"data.dir {where} is a file, not a folder")
+    if store is not None and not (where / "meta.properties").exists():
+        refuse_early(store, timeout_s=settings.broker.store_start_timeout_ms / 1000)
     return Broker.open(settings.broker, store=store)
 
 

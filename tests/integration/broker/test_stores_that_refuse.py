@@ -206,10 +206,11 @@ def test_a_region_that_the_store_corrects_is_no_obstacle():
 def test_tierlog_serve_says_it_in_one_line_and_does_not_start(tmp_path):
     program = Program()
     program.environment |= {"AWS_ACCESS_KEY_ID": "ak", "AWS_SECRET_ACCESS_KEY": "sk"}
-    where = ("--data-dir", tmp_path, "--store", "s3://bucket/p", "--listen", "127.0.0.1:0")
+    where = ("--data-dir", tmp_path / "new", "--store", "s3://bucket/p", "--listen", "127.0.0.1:0")
     with scripted_s3([EACH_CALL["expired credentials"][0]]) as (endpoint, _):
         named = ("--s3-endpoint", endpoint, "--s3-region", "us-east-1")
         line = program.fails(1, "serve", *where, *named)
     assert line == (
         "tierlog: store s3://bucket/p: the credentials have expired; renew them [ExpiredToken]\n"
     )
+    assert not (tmp_path / "new").exists(), "no folder was begun"
