@@ -240,7 +240,8 @@ def _check_is_no_neighbour(path: Path) -> None:
         )
     for below in path.glob("*/meta.properties"):
         raise ConfigurationError(
-            f"data folder {path}: has the data folder {below.parent}; give that"
+            f"data folder {path}: has the data folder {below.parent}; give that, or a folder "
+            "without one"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import is_refusal, refusal
-from hot_tier.file_names import LOG, OFFSET_INDEX, PARTITION_METADATA, TIME_INDEX
+from hot_tier.file_names import LOG, OFFSET_INDEX, PARTITION_METADATA, SNAPSHOT, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
@@ -66,13 +66,14 @@ def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> i
     """For how long a segment has had records, as far as a start can tell: a roll that is due must
     not be put off by restarts.
 
-    Its first record came when it says, if that is between the last write of the segment before it
-    (for the first one: of the partition's metadata) and its own.
+    Its first record came when it says, if that is between the begin of the segment and its last
+    write. It was begun after the last write of the one before it. Where that has left the disk, the
+    producers' snapshot was written then, and recovery leaves it; else the partition's metadata.
     """
-    before = state.segments.items[-2:-1]
-    begun = before[0].path(LOG) if before else state.folder / PARTITION_METADATA
+    before = [one.path(LOG) for one in state.segments.items[-2:-1]]
+    marks = (*before, segment.path(SNAPSHOT), state.folder / PARTITION_METADATA)
     last_ms = _modified_ms(segment.path(LOG))
-    begun_ms = _modified_ms(begun) if begun.exists() else last_ms
+    begun_ms = next((_modified_ms(path) for path in marks if path.exists()), last_ms)
     first_ms = max(first_timestamp or NO_TIMESTAMP, begun_ms)
     return max(0, state.clock() - min(first_ms, last_ms))
 

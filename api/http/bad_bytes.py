@@ -30,7 +30,7 @@ def shown_path(path: str) -> str:
 
 def told(error: CorruptDataError) -> str:
     """As the error's own text, and what helps, unless it says so already."""
-    in_bucket = isinstance(error, _IN_BUCKET)
+    in_bucket = isinstance(error, _IN_BUCKET) and not PurePath(error.file).is_absolute()
     file = error.file if in_bucket else shown_path(error.file)
     text = str(
         CorruptDataError(error.detail, file=file, position=error.position, offset=error.offset)

@@ -54,7 +54,10 @@ class TlsServer:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(self._sock)
-            except OSError:
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                loop.call_exception_handler({"message": "accept failed", "exception": error})
                 await asyncio.sleep(_OUT_OF_DESCRIPTORS_S)
                 continue
             if self._is_full():

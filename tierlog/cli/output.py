@@ -67,8 +67,8 @@ def _for_a_terminal(data: bytes) -> bytes:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
 ) -> None:
-    """Print a table for people, as wide as their window."""
-    width = get_terminal_size((WIDE, 0)).columns
+    """Print a table for people, as wide as their window; into a pipe nothing is folded."""
+    width = get_terminal_size((WIDE, 0)).columns if sys.stdout.isatty() else WIDE
     laid = lay_out(columns, rows, width=width)
     styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str

@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from record_format.errors import UnknownGroup
+from record_format.errors import OffsetOutOfRange, UnknownGroup
 from tierlog.client import calls, group_calls
-from tierlog.client.answers import TOPIC_KNOWN_MS, TopicDescription
+from tierlog.client.answers import TOPIC_KNOWN_MS, FetchedBatches, TopicDescription
 from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
-from tierlog.client.exchange import ENDLESS, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import ENDLESS, Call, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupPlace
 from tierlog.client.records import ConsumedRecord
 
@@ -96,7 +97,24 @@ class Turns:
         if cursor.follow:
             self._queue.rotate(-1)
         call = cursor.next_call(wait_ms=self._patience(cursor))
-        return Turn(exchange(call, self.policy), cursor.take, cursor)
+        return Turn(self._ask(cursor, call, self.policy), partial(self._take, cursor), cursor)
+
+    def _ask(
+        self, cursor: PartitionCursor, call: Call[FetchedBatches], policy: RetryPolicy
+    ) -> Steps[FetchedBatches]:
+        try:
+            return (yield from exchange(call, policy))
+        except OffsetOutOfRange:
+            if cursor.topic_id is not None:  # it may be another topic's by now, and a shorter one
+                topic = yield from exchange(calls.describe_topic(cursor.topic), policy)
+                cursor.check(topic.topic_id)
+            raise
+
+    def _take(self, cursor: PartitionCursor, fetched: FetchedBatches) -> list[ConsumedRecord]:
+        records = cursor.take(fetched)
+        for other in self._queue:  # partitions of one topic, also if it was not described first
+            other.check(fetched.topic_id)
+        return records
 
     def _look(self, now_s: float) -> Turn | None:
         if self._looked_s is None:

@@ -185,7 +185,8 @@ def decode_fetched(
     except CorruptBatch as bad:
         if not found:
             detail = f"{bad.detail}; `tierlog storage verify --deep` says where it rotted"
-            raise CorruptBatch(detail, file=of, offset=next_offset) from bad
+            offset = next_offset if bad.offset is None else bad.offset
+            raise CorruptBatch(detail, file=of, offset=offset) from bad
         return Decoded(found, broken_off_at=next_offset)
     return Decoded(found)
 

@@ -216,7 +216,10 @@ def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "said"),
-    [("data/t-0", "give the one that it is in"), (".", "has the data folder .*/data; give that")],
+    [
+        ("data/t-0", "give the one that it is in"),
+        (".", "has the data folder .*/data; give that, or"),
+    ],
 )
 def test_a_folder_next_to_a_data_folder_is_none(house, where, said):
     house.broker.create_topic("t")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections import deque
 from contextlib import aclosing
 from itertools import islice
 
@@ -211,6 +212,31 @@ def test_a_topic_that_is_made_anew_is_not_read_on_and_nothing_is_committed_there
             with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
                 list(reading)
             assert len(list(client.consume(topic, group="mail"))) == 30
+
+
+@pytest.mark.parametrize("values", [1, 10])
+def test_partitions_that_are_named_are_of_one_topic(api: Api, values: int) -> None:
+    """Nobody describes it first. Also where the new one is shorter than what was read."""
+    topic = api.topic(partitions=2)
+    for partition in (0, 1):
+        api.values(topic, *"abc", partition=partition)
+    limits = tierlog.Limits(max_bytes=1)
+    with client_of(api) as client:
+        reading = client.consume(topic, partitions=[0, 1], follow=True, limits=limits)
+        assert [next(reading).value for _ in range(4)]
+        client.delete_topic(topic)
+        client.create_topic(topic, partitions=2)
+        for partition in (0, 1):
+            api.values(topic, *"0123456789"[:values], partition=partition)
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+            deque(reading)
+        once = client.consume(topic, partitions=[0, 1], limits=limits)
+        assert next(once).partition == 0
+        client.delete_topic(topic)
+        client.create_topic(topic, partitions=2)
+        api.values(topic, "new", partition=1)
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+            list(once)
 
 
 def test_a_commit_for_a_topic_that_was_made_anew_is_refused(api: Api) -> None:

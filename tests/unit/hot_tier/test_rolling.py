@@ -180,6 +180,26 @@ def test_the_time_until_a_roll_goes_on_over_a_restart(
     assert log.maybe_roll()
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_alone_on_disk_is_no_older_than_its_begin(
+    open_log, append_values, clock, tmp_path, clean
+):
+    log = open_log()
+    append_values(log, b"before")
+    log.roll()
+    base = log.log_end_offset
+    append_values(log, b"a", timestamps=[NOW_MS - YEAR_MS])
+    log.delete_local(base)
+    log.close()
+    times = {"partition.metadata": -YEAR_MS, f"{base:020d}.snapshot": 200, f"{base:020d}.log": 700}
+    for name, written_ms in times.items():
+        written = (NOW_MS + written_ms) * 1_000_000
+        os.utime(tmp_path / "t-0" / name, ns=(written, written))
+    clock.now_ms = NOW_MS + 1000
+    log = open_log(clean=clean, recovery_point=base, log_start_offset=0, start_offset=base)
+    assert log.active_ms == 800
+
+
 def test_a_first_segment_is_as_old_as_its_partition_at_most(
     open_log, append_values, clock, tmp_path
 ):
