@@ -20,7 +20,6 @@ from broker import reports
 from broker.background.chores import Chores
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
-from broker.bucket_notes import has_notes
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder, new_id, refused
 from broker.disk_reserve import refusing_when_full
@@ -32,7 +31,7 @@ from broker.mending.repair_step import RepairStep
 from broker.partition import Partition
 from broker.remedies import telling_what_helps
 from broker.settings import BrokerSettings
-from broker.store_standing import read_probe
+from broker.store_standing import check_has_no_bucket
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
 from broker.upkeep import Upkeep
@@ -43,7 +42,7 @@ from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
-from record_format.errors import ConfigurationError, TierlogError, TopicExists, UnknownTopic
+from record_format.errors import TierlogError, TopicExists, UnknownTopic
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
@@ -138,22 +137,20 @@ class Broker:
         """As `open`, without background work: only what is asked for is rolled, uploaded, deleted
         or collected.
         """
+        if store is None:
+            check_has_no_bucket(settings.data_dir)
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
-        broker = None
+        bucket = broker = None
         try:
-            if store is None and has_notes(folder.path):
-                known = read_probe(folder)
-                which = f"the bucket {known.store[0]}" if known else "a bucket"
-                raise ConfigurationError(
-                    f"data folder {folder.path} has {which}: name it with --store URL"
-                )
             bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
             broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()
         except BaseException as error:
             if broker is not None:
                 broker._let_go()
+            elif bucket is not None:
+                bucket.close()
             folder.close()
             if isinstance(error, OSError):
                 raise refused(folder.path, error) from error

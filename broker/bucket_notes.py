@@ -34,7 +34,7 @@ Pairs = frozenset[tuple[str, int]]
 
 
 def has_notes(data_dir: Path) -> bool:
-    """Whether a data folder has a bucket: what is only there is not served without it."""
+    """Whether a data folder has a bucket."""
     return any((data_dir / "tierlog" / "manifests").glob("*.json"))
 
 

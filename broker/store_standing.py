@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from broker.bucket_notes import has_notes
 from broker.data_folder import DataFolder
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
@@ -144,7 +145,7 @@ class StoreStanding:
         found = self._cluster()
         if found is not None and found.cluster_id != self._folder.cluster_id:
             raise ConfigurationError(self._foreign(found))
-        known = read_probe(self._folder)
+        known = read_probe(self._folder.path)
         if found is None and known is not None and known.store[0] == self.store.url:
             raise StoreUnavailable(
                 f"{self.store.url} has no {CLUSTER_KEY}, though this data folder used it: is "
@@ -282,19 +283,29 @@ def refuse_early(store: ObjectStore, *, timeout_s: float) -> None:
         return
 
 
-def read_probe(folder: DataFolder) -> ProbeResult | None:
-    path = _probe_path(folder)
+def check_has_no_bucket(data_dir: Path) -> None:
+    """Before a folder is opened without a store: what is only in its bucket would be told as lost.
+    Raises ConfigurationError.
+    """
+    if has_notes(data_dir):
+        known = read_probe(data_dir)
+        which = f"the bucket {known.store[0]}" if known else "a bucket"
+        raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")
+
+
+def read_probe(data_dir: Path) -> ProbeResult | None:
+    path = _probe_path(data_dir)
     if not path.exists():
         return None
     return sealed_json.decode(path.read_bytes(), kind=KIND, file=str(path), document=ProbeResult)
 
 
 def write_probe(folder: DataFolder, found: ProbeResult) -> None:
-    folder.write(_probe_path(folder), sealed_json.encode(found, kind=KIND))
+    folder.write(_probe_path(folder.path), sealed_json.encode(found, kind=KIND))
 
 
-def _probe_path(folder: DataFolder) -> Path:
-    return folder.path / "tierlog" / "store.json"
+def _probe_path(data_dir: Path) -> Path:
+    return data_dir / "tierlog" / "store.json"
 
 
 def _in_thread_of_its_own(call: Callable[[], object]) -> Future[None]:

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -72,6 +73,7 @@ class Janitor:
         )
         self._stopping = threading.Event()
         self._trims = ThreadPoolExecutor(TRIMS_MAX, thread_name_prefix="trim")
+        self._trimming: dict[ColdLog, threading.Event] = {}
         self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
 
     def stop(self) -> None:
@@ -160,17 +162,27 @@ class Janitor:
 
     def _trim_in_bucket(self, cold: ColdLog, start: int) -> None:
         """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S: it may yet be done then."""
+        give_up_s, over = time.monotonic() + TRIM_WAIT_S, threading.Event()
+        # One of a partition at a time: those that wait for it would hold up all others.
+        while (ahead := self._trimming.setdefault(cold, over)) is not over:
+            _in_time(ahead.wait(_left_s(give_up_s)))
         try:
-            trimming = self._trims.submit(cold.trim, start)
+            trimming = self._trims.submit(self._do_trim, cold, start, over)
         except RuntimeError as error:
+            del self._trimming[cold]
             raise ShuttingDown(str(error)) from error
         try:
-            if not wait([trimming], TRIM_WAIT_S).done:
-                trimming.cancel()
-                raise StoreUnavailable(f"no answer within {TRIM_WAIT_S:g} s")
+            _in_time(wait([trimming], _left_s(give_up_s)).done)
             trimming.result()
         finally:
             del trimming  # it and an error would keep each other alive
+
+    def _do_trim(self, cold: ColdLog, start: int, over: threading.Event) -> None:
+        try:
+            cold.trim(start)
+        finally:
+            del self._trimming[cold]
+            over.set()
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -283,6 +295,15 @@ class Janitor:
         partition.log.reap(at_once=True)
         log.warning("segment let go: the disk is full", partition=str(partition))
         return oldest.size_bytes
+
+
+def _left_s(give_up_s: float) -> float:
+    return max(0.0, give_up_s - time.monotonic())
+
+
+def _in_time(done: object) -> None:
+    if not done:
+        raise StoreUnavailable(f"no answer within {TRIM_WAIT_S:g} s")
 
 
 def removable_end(partition: Partition) -> int:

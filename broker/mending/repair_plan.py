@@ -117,7 +117,7 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
 def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
     """Where a store was ever used, none is probed: that writes, and a plan relies on nothing."""
     folder = DataFolder(place)
-    if read_probe(folder) is not None:
+    if read_probe(folder.path) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
             place=store.place,

@@ -131,7 +131,7 @@ class OwnerOptions:
         return plan_repair(settings, store, topic, deep=deep)
 
     def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
-        from broker.bucket_notes import has_notes
+        from broker.store_standing import check_has_no_bucket
         from record_format import native
         from record_format.errors import ConfigurationError
         from tierlog.cli.logs import configure_logs
@@ -150,6 +150,6 @@ class OwnerOptions:
         with suppress(ImportError):  # numba refuses; the plain walks give the same answers
             native.load()
         bucket = self.bucket
-        if bucket is None and has_notes(data_dir):
-            raise ConfigurationError(f"{data_dir} has a bucket: name it with --store URL")
+        if bucket is None:
+            check_has_no_bucket(data_dir)
         return settings, bucket.open() if bucket else None

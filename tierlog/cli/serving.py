@@ -17,7 +17,9 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 import structlog
@@ -124,9 +126,13 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
     where = settings.broker.data_dir
     if where.is_file():
         raise ConfigurationError(f"data.dir {where} is a file, not a folder")
+    broker, began_s = settings.broker, time.monotonic()
     if store is not None and not (where / "meta.properties").exists():
-        refuse_early(store, timeout_s=settings.broker.store_start_timeout_ms / 1000)
-    return Broker.open(settings.broker, store=store)
+        refuse_early(store, timeout_s=broker.store_start_timeout_ms / 1000)
+        waited_ms = round((time.monotonic() - began_s) * 1000)  # of one time for both
+        left_ms = max(1, broker.store_start_timeout_ms - waited_ms)
+        broker = replace(broker, store_start_timeout_ms=left_ms)
+    return Broker.open(broker, store=store)
 
 
 def _tls(settings: Settings) -> Tls | None:

@@ -15,8 +15,11 @@ from pathlib import Path
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import open_store
+from cold_tier.ranged_reader import read_range
+from cold_tier.retry import OVER_AN_OUTAGE
 
 BUNDLE = ".indexes"
+PART_BYTES = 8 * 1024 * 1024
 
 
 def bring(
@@ -32,7 +35,9 @@ def bring(
     Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
     """
     where, _, name = url.rpartition("/")
-    store = open_store(where, endpoint=endpoint, region=region, must_exist=True)
+    store = open_store(
+        where, endpoint=endpoint, region=region, must_exist=True, policy=OVER_AN_OUTAGE
+    )
     try:
         file = _download(store, name, folder, url=url)
         if not name.endswith(BUNDLE):
@@ -52,8 +57,9 @@ def _download(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
     file = folder / key
     with file.open("wb") as out:
         if stat.size_bytes:
-            for piece in store.get_range(key, 0, stat.size_bytes):
-                out.write(piece)
+            for start in range(0, stat.size_bytes, PART_BYTES):
+                end = min(start + PART_BYTES, stat.size_bytes)
+                out.write(read_range(store, key, start, end))
     return file
 
 

@@ -242,6 +242,7 @@ def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
     bucket = (house.root / "bucket").as_uri()
     with pytest.raises(ConfigurationError, match=f"data has the bucket {bucket}: name it with"):
         Broker.open_idle(settings, store=None)
+    assert (house.root / "data" / CLEAN_SHUTDOWN).exists(), "the next start trusts it all the same"
     house.broker = house.open()
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())

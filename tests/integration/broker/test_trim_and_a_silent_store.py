@@ -19,7 +19,9 @@ def silent(house, monkeypatch):
     house.offload()
     house.stop_copying()
     fault = Slow()
-    house.store.fail("put", fault, when=lambda key: "/manifest/" in key)
+    house.store.fail(
+        "put", fault, when=lambda key: key.startswith("topics/t/") and "/manifest/" in key
+    )
     yield fault.gate
     fault.gate.set()
 
@@ -57,3 +59,17 @@ def test_more_than_have_a_thread_are_left_to_the_round(house, silent, monkeypatc
     assert in_bucket(house) == 55, "who did not begin in time is not begun later"
     house.broker.chores.janitor.bucket_round()
     assert in_bucket(house) == 75
+
+
+def test_those_of_one_partition_hold_up_no_other(house, silent):
+    house.broker.create_topic("u", config=CONFIG)
+    house.produce("u", [b"v"] * 10)
+    house.broker.partition("u", 0).log.roll()
+    house.copy_sealed()
+    other = house.broker.partition("u", 0).cold
+    assert other.manifest.end_offset == 10
+    for before in range(1, janitor.TRIMS_MAX + 3):
+        assert house.broker.trim("t", 0, before) == before
+    assert house.broker.trim("u", 0, 5) == 5
+    house.wait_for(lambda: other.manifest.log_start_offset == 5)
+    assert in_bucket(house) == 0

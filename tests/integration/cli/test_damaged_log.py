@@ -103,5 +103,5 @@ def test_a_folder_that_has_a_bucket_is_not_mended_without_it(tmp_path):
     assert broker.chores.copier.wait_until_idle(timeout_s=10)
     broker.close()
     where = ("t", "--data-dir", str(tmp_path / "data"))
-    assert "has a bucket" in Program().fails(1, "storage", "repair", *where)
+    assert "has the bucket" in Program().fails(1, "storage", "repair", *where)
     assert "--store" in Program().fails(2, "storage", "gc", *where)
