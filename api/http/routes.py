@@ -379,7 +379,9 @@ _GROUP_CALLS: Final = (
         handler=groups.commit_offsets,
         tag="groups",
         summary="Commit the offsets that a group reads next",
-        description="Durable once answered. Partitions that are not named keep their offsets.",
+        description="Durable once answered. Partitions that are not named keep their offsets. "
+        "With a topic's id (`topic_id`, as in `Log-Topic-Id`) a commit is refused if the name is "
+        "another topic's by now.",
         body={
             JSON: Body(
                 schema=groups.OffsetsToCommit,
