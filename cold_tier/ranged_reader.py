@@ -95,7 +95,9 @@ def read_chunk(
         return body
 
     chosen = policy or store.read_policy
-    return _with_one_more_for_wrong_bytes(chunk, lambda: chosen.run(attempt))
+    return once_more_for_wrong_bytes(
+        lambda: chosen.run(attempt), file=chunk.log_key, position=chunk.position
+    )
 
 
 def read_range(
@@ -173,7 +175,9 @@ class RangedReader:
         def one_round() -> Path:
             return self._round(chunk, new_temp, deadline=deadline)
 
-        return _with_one_more_for_wrong_bytes(chunk, lambda: self._policy.run(one_round))
+        return once_more_for_wrong_bytes(
+            lambda: self._policy.run(one_round), file=chunk.log_key, position=chunk.position
+        )
 
     def fetch_into(self, chunk: ChunkRef, room: memoryview) -> None:
         """The chunk's bytes, checked, into memory of its size, on the caller's thread."""
@@ -280,10 +284,6 @@ def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:
 def _remove_result(late: Future[Path]) -> None:
     if not late.cancelled() and late.exception() is None:
         late.result().unlink(missing_ok=True)
-
-
-def _with_one_more_for_wrong_bytes(chunk: ChunkRef, fetch: Callable[[], T]) -> T:
-    return once_more_for_wrong_bytes(fetch, file=chunk.log_key, position=chunk.position)
 
 
 def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
