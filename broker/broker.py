@@ -299,10 +299,7 @@ class Broker:
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
         self._close_logs()
-        if self.bucket is not None:
-            self.bucket.close()
-        self.chores.copier.close()
-        self.chores.janitor.close()
+        self._part_from_bucket()
         self.folder.close()
 
     def _let_go(self) -> None:
@@ -313,6 +310,9 @@ class Broker:
         for partition in self.partitions():
             with contextlib.suppress(TierlogError, OSError):
                 partition.log.close()
+        self._part_from_bucket()
+
+    def _part_from_bucket(self) -> None:
         if self.bucket is not None:
             self.bucket.close()
         self.chores.copier.close()

@@ -111,9 +111,11 @@ class Turns:
             raise
 
     def _take(self, cursor: PartitionCursor, fetched: FetchedBatches) -> list[ConsumedRecord]:
+        is_first = cursor.topic_id is None
         records = cursor.take(fetched)
-        for other in self._queue:  # partitions of one topic, also if it was not described first
-            other.check(fetched.topic_id)
+        if is_first:  # the topic was not described, and all are partitions of the one that answered
+            for other in self._queue:
+                other.check(fetched.topic_id)
         return records
 
     def _look(self, now_s: float) -> Turn | None:
