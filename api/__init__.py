@@ -1,3 +1,3 @@
-"""The front doors: `protocol`, an HTTP/1.1 connection; `http`, the calls; `console`, a page; `app`
-puts them together.
+"""A broker's interfaces: `protocol`, HTTP/1.1 connections; `http`, the API; `console`, a web page;
+`app` assembles them.
 """

@@ -11,9 +11,9 @@ from fastapi.routing import APIRoute
 from api.console.pages import Console
 from api.http.calls import Call, CallTable
 from api.http.context import Context
+from api.http.dispatch import TierlogApp
 from api.http.docs import openapi
 from api.http.docs.page import DOCS_CALLS, document_call
-from api.http.front import TierlogApp
 from api.http.routes import CALLS
 from api.http.settings import HttpSettings
 from broker.broker import Broker

@@ -159,7 +159,7 @@ def _call(call: Call, schemas: openapi.Schemas) -> str:
     if call.body:
         parts.append(f"Body: {_media_types(described['requestBody']['content'])}.\n")
         parts.append(_example(described["requestBody"]["content"]))
-    statuses = (call.status, *call.other_answers)
+    statuses = (call.status, *call.other_responses)
     parts += [_answer(status, described["responses"][str(status)]) for status in statuses]
     if call.problems:
         parts.append(f"Problems: {', '.join(f'`{code}`' for code in call.problems)}.\n")

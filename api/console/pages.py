@@ -24,13 +24,13 @@ from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
 from api.http import problems, strict_json
 from api.http.admin.partitions import FromOffset
-from api.http.answers import Answer, json_answer
-from api.http.bad_bytes import told
 from api.http.calls import Call, Handler
 from api.http.context import Context
+from api.http.corruption_details import corruption_detail
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
 from api.http.packaged_files import PackagedFiles
+from api.http.responses import Response, json_response
 from api.http.static_names import CONSOLE_NAMES
 from broker.partition import Partition
 from broker.reports import StorageReport
@@ -86,7 +86,7 @@ class Console:
     def calls(self) -> tuple[Call, ...]:
         handlers: dict[str, tuple[Handler, type[msgspec.Struct] | None]] = {
             "/": (shell, None),
-            "/console/static/{file}": (_STATIC.answer, None),
+            "/console/static/{file}": (_STATIC.serve, None),
             "/console/overview": (self.overview, TopicsQuery),
             "/console/summary": (self.summary, None),
             "/console/samples": (self.samples, SamplesQuery),
@@ -105,7 +105,7 @@ class Console:
             for path, (handler, query) in handlers.items()
         )
 
-    async def overview(self, context: Context, exchange: Exchange) -> Answer:
+    async def overview(self, context: Context, exchange: Exchange) -> Response:
         query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
         listed = await _listed(context, exchange, query)
         facts: dict[str, Any] = {"report": None}
@@ -113,12 +113,12 @@ class Console:
             facts = await self._facts(context)
         return fragment("overview.html", **facts, **listed, **_try(exchange))
 
-    async def summary(self, context: Context, _: Exchange) -> Answer:
+    async def summary(self, context: Context, _: Exchange) -> Response:
         return fragment("summary.html", **await self._facts(context))
 
-    async def samples(self, _: Context, exchange: Exchange) -> Answer:
+    async def samples(self, _: Context, exchange: Exchange) -> Response:
         query = strict_json.parse_query(exchange.scope["query_string"], SamplesQuery)
-        return json_answer(series(self._sampler.samples, after_ms=query.after_ms))
+        return json_response(series(self._sampler.samples, after_ms=query.after_ms))
 
     async def _facts(self, context: Context) -> dict[str, Any]:
         """As of the last sample: showing the page does not sum over all partitions."""
@@ -133,11 +133,11 @@ def _troubles(troubles: list[str]) -> dict[str, Any]:
     return {"troubles": troubles[:TROUBLES_SHOWN], "more_troubles": more}
 
 
-async def shell(_: Context, __: Exchange) -> Answer:
+async def shell(_: Context, __: Exchange) -> Response:
     return page("shell.html")
 
 
-async def topics(context: Context, exchange: Exchange) -> Answer:
+async def topics(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
     return fragment("topics.html", **await _listed(context, exchange, query), **_try(exchange))
 
@@ -164,12 +164,12 @@ def _try(exchange: Exchange) -> dict[str, Any]:
     return {"server_flag": flag}
 
 
-async def groups(context: Context, exchange: Exchange) -> Answer:
+async def groups(context: Context, exchange: Exchange) -> Response:
     found = await context.read(group_lines, context.broker.groups, exchange.grant)
     return fragment("groups.html", groups=found, shown_max=GROUPS_SHOWN)
 
 
-async def store(context: Context, _: Exchange) -> Answer:
+async def store(context: Context, _: Exchange) -> Response:
     report = await context.read(context.broker.storage_report)
     prices = context.broker.settings.prices
     return fragment(
@@ -196,7 +196,7 @@ def _hit_rate(report: StorageReport) -> float | None:
     return cache.hits / looked_up if cache is not None and looked_up else None
 
 
-async def topic(context: Context, exchange: Exchange) -> Answer:
+async def topic(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], TopicQuery)
     found = context.broker.topic(exchange.topic)
     drawn = await context.read(topic_pages.partition_page, found, page=query.page)
@@ -222,10 +222,14 @@ async def topic(context: Context, exchange: Exchange) -> Answer:
 
 
 def _why(reason: TierlogError) -> str:
-    return told(reason) if isinstance(reason, CorruptDataError) else problems.public(str(reason))
+    return (
+        corruption_detail(reason)
+        if isinstance(reason, CorruptDataError)
+        else problems.public(str(reason))
+    )
 
 
-async def topic_tail(context: Context, exchange: Exchange) -> Answer:
+async def topic_tail(context: Context, exchange: Exchange) -> Response:
     found = context.broker.topic(exchange.topic)
     return fragment("topic_tail.html", name=found.record.name)
 
@@ -236,7 +240,7 @@ async def _head(context: Context, partition: Partition, tab: str) -> dict[str, A
     return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
 
 
-async def records(context: Context, exchange: Exchange) -> Answer:
+async def records(context: Context, exchange: Exchange) -> Response:
     """A refusal is shown beside the form that caused it."""
     query = strict_json.parse_query(exchange.scope["query_string"], RecordsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
@@ -246,12 +250,12 @@ async def records(context: Context, exchange: Exchange) -> Answer:
     try:
         found = await record_page(context, partition, query)
     except TierlogError as error:
-        told = context.problem(exchange, error).document
-        refusal = f"{told['title']}: {told['detail']}"
+        problem = context.problem(exchange, error).document
+        refusal = f"{problem['title']}: {problem['detail']}"
     return fragment("records.html", **head, query=query, records=found, refusal=refusal)
 
 
-async def segments(context: Context, exchange: Exchange) -> Answer:
+async def segments(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], SegmentsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "segments")
@@ -261,7 +265,7 @@ async def segments(context: Context, exchange: Exchange) -> Answer:
     return fragment("segments.html", **head, segments=found, from_offset=query.from_offset)
 
 
-async def manifest(context: Context, exchange: Exchange) -> Answer:
+async def manifest(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "manifest")
@@ -277,6 +281,6 @@ async def manifest(context: Context, exchange: Exchange) -> Answer:
     )
 
 
-async def partition_tail(context: Context, exchange: Exchange) -> Answer:
+async def partition_tail(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return fragment("partition_tail.html", **await _head(context, partition, "tail"))

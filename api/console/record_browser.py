@@ -14,12 +14,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta
 
-from api.console.shown_bytes import Shown, shown, summary, visible
+from api.console.record_text import Shown, shown, summary, visible
 from api.http.context import Context
 from api.http.fetch import record_json
-from api.http.fetch.one import FetchQuery
 from api.http.fetch.positions import EARLIEST, LATEST, parse_position, resolve
 from api.http.fetch.reading import read
+from api.http.fetch.single import FetchQuery
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition, Tier
 from manifest.state import OffsetGap

@@ -1,9 +1,9 @@
-"""HTML from templates, and the headers that every answer of the console carries.
+"""HTML from templates, and the headers that every response of the console carries.
 
 * Templates escape everything they get; nothing here or in them marks text as safe.
 * The page may load scripts, styles and answers only from this server, and no inline scripts or
   styles: what slips through the escaping does not run. Fragments are marked by a header, and the
-  page swaps in nothing without it: an answer of the API, whose bytes clients choose, is not a
+  page swaps in nothing without it: a response of the API, whose bytes clients choose, is not a
   fragment.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from api.console.shown_bytes import visible
-from api.http.answers import NO_STORE, Answer
+from api.console.record_text import visible
 from api.http.problems import HeaderList
+from api.http.responses import NO_STORE, Response
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -58,16 +58,16 @@ def environment() -> Environment:
     return made
 
 
-def page(template: str, **values: Any) -> Answer:
-    return _answer(template, values, [_HTML, NO_STORE, *HEADERS])
+def page(template: str, **values: Any) -> Response:
+    return _response(template, values, [_HTML, NO_STORE, *HEADERS])
 
 
-def fragment(template: str, **values: Any) -> Answer:
-    return _answer(template, values, [_HTML, _FRAGMENT, NO_STORE, *HEADERS])
+def fragment(template: str, **values: Any) -> Response:
+    return _response(template, values, [_HTML, _FRAGMENT, NO_STORE, *HEADERS])
 
 
-def _answer(template: str, values: dict[str, Any], headers: HeaderList) -> Answer:
-    return Answer(200, headers, environment().get_template(template).render(values).encode())
+def _response(template: str, values: dict[str, Any], headers: HeaderList) -> Response:
+    return Response(200, headers, environment().get_template(template).render(values).encode())
 
 
 def byte_size(size: float) -> str:

@@ -1,11 +1,11 @@
-"""The calls of the HTTP API.
+"""The HTTP API.
 
-Read `routes` first, the table of all calls, then `front`, where each request comes in; then
-`produce`, `fetch` or `admin`, whose packages say in which order to go on.
+Read `routes` first, the table of all calls, then `dispatch`, which every request goes through; then
+`produce`, `fetch` or `admin`, whose packages say in which order to read them.
 
-* A request is an `exchange`, read by `request`; `access` decides who may call.
-* Responses are `answers`, refusals come from `problems` (the table), and `unsent_answers` holds
-  what waits for a client.
+* `exchange` is one request, `request` parses it, and `access` decides who may call.
+* `responses` has what handlers return, `problems` the table of errors, and `unsent_responses`
+  bounds what waits for slow clients.
 * `docs` and `metrics` describe and count the calls.
-* `api.app` puts it together; `server` runs it, on the connections of `api.protocol`.
+* `api.app` assembles the application; `server` runs it, on the connections of `api.protocol`.
 """

@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from api.http.access.scopes import OPEN_PATHS
-from api.http.answers import AnyAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.request.media_types import JSON
+from api.http.responses import AnyResponse
 
-Handler = Callable[[Context, Exchange], Awaitable[AnyAnswer]]
-AtOnce = Callable[[Context, Exchange], AnyAnswer | None]
+Handler = Callable[[Context, Exchange], Awaitable[AnyResponse]]
+TryHandler = Callable[[Context, Exchange], AnyResponse | None]
 
 _KEPT_MAX: Final = 4096
 _LONGEST_KEPT: Final = 512
@@ -39,7 +39,7 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherAnswer:
+class OtherResponse:
     """A response that is not a problem, with another status than the usual one."""
 
     description: str
@@ -51,14 +51,14 @@ class OtherAnswer:
 class Call:
     """`query`: a struct of the parameters. `problems`: codes it may return besides the common ones.
 
-    `at_once` is asked before `handler`: the answer if it waits for nothing, otherwise None.
+    `try_handler` is asked before `handler`: the response if it waits for nothing, otherwise None.
     `only_reads`: a POST that changes nothing, whatever becomes of it.
     """
 
     method: str
     path: str
     handler: Handler
-    at_once: AtOnce | None = None
+    try_handler: TryHandler | None = None
     summary: str
     tag: str
     description: str = ""
@@ -66,9 +66,9 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Body] = field(default_factory=dict)
     status: int = 200
-    answer: Mapping[str, Body] = field(default_factory=dict)
-    answer_headers: Mapping[str, str] = field(default_factory=dict)
-    other_answers: Mapping[int, OtherAnswer] = field(default_factory=dict)
+    response: Mapping[str, Body] = field(default_factory=dict)
+    response_headers: Mapping[str, str] = field(default_factory=dict)
+    other_responses: Mapping[int, OtherResponse] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     only_reads: bool = False
 
@@ -77,9 +77,9 @@ class Call:
         return self.method != "GET" and not self.only_reads
 
     @property
-    def answers_json(self) -> bool:
+    def returns_json(self) -> bool:
         """And nothing else. Health, which is open, answers whatever is asked for."""
-        return self.answer.keys() == {JSON} and self.path not in OPEN_PATHS
+        return self.response.keys() == {JSON} and self.path not in OPEN_PATHS
 
 
 class Found(NamedTuple):

@@ -1,8 +1,8 @@
 """What every handler is given: the broker, the limits, and the threads that may wait for it.
 
 * The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
-  `read_cold` for those that may wait for the bucket, `change` for what only writes to disk (topics,
-  groups), `change_cold` for what waits for the bucket (trims, uploads, verifications), `compute`
+  `read_cold` for those that may wait for the bucket, `write` for what only writes to disk (topics,
+  groups), `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute`
   for parsing and writing large bodies. Each has a few threads of its own: a bucket that does not
   answer blocks nothing that the disk has, nor `/metrics`.
 * Everything else here lives on the event loop and needs no lock.
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from api.http.access.check import Access
-from api.http.ended import Ended
+from api.http.all_completed import AllCompleted
 from api.http.exchange import Exchange
 from api.http.fetch.shared_pages import SharedPages
 from api.http.fetch.watermarks import Watermarks
@@ -29,14 +29,14 @@ from api.http.metrics.registry import HttpMetrics
 from api.http.problems import Problem, to_problem
 from api.http.request.bodies import InflightBytes
 from api.http.settings import HttpSettings
-from api.http.unsent_answers import UnsentAnswers
+from api.http.unsent_responses import UnsentResponses
 from broker.broker import Broker
 from broker.partition import Partition
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NOT_KNOWN: Final = sys.maxsize  # expanding it takes an unknown time: too long for the loop
+UNKNOWN_SIZE: Final = sys.maxsize  # expanding it takes an unknown time: too long for the loop
 
 
 class Context:
@@ -48,14 +48,14 @@ class Context:
         self.pages = SharedPages(self.metrics.shared_pages)
         self.count_connections: Callable[[], int] = lambda: 0  # until a server serves
         self.inflight = InflightBytes(settings.inflight_max_bytes)
-        self.unsent = UnsentAnswers(
+        self.unsent = UnsentResponses(
             broker.settings.data_dir, lambda call: self.run(self.readers, call)
         )
         self._pools: list[ThreadPoolExecutor] = []
         self.readers = self._pool("http-read", settings.read_threads)
         self._cold_readers = self._pool("http-cold", settings.read_threads)
-        self._changers = self._pool("http-change", settings.change_threads)
-        self._cold_changers = self._pool("http-cold-change", settings.change_threads)
+        self._writers = self._pool("http-write", settings.write_threads)
+        self._cold_writers = self._pool("http-cold-write", settings.write_threads)
         self._parsers = self._pool("http-parse", settings.parse_threads)
         self._waiting: set[Callable[[], None]] = set()
         self.is_stopping = False
@@ -101,13 +101,13 @@ class Context:
         finally:
             timings.took("broker", began_s)
 
-    async def change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
-        return await self.run(self._changers, partial(call, *args, **kwargs))
+        return await self.run(self._writers, partial(call, *args, **kwargs))
 
-    async def change_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to the bucket, or waits for one that does."""
-        return await self.run(self._cold_changers, partial(call, *args, **kwargs))
+        return await self.run(self._cold_writers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run work on few bytes at once, and work on many in a thread."""
@@ -123,7 +123,7 @@ class Context:
         """In this request's context: log lines of the thread carry its id."""
         future = threads.submit(contextvars.copy_context().run, call)
         try:
-            await Ended([future])
+            await AllCompleted([future])
             return future.result()
         finally:
             del future  # it and an error would keep each other alive

@@ -1,11 +1,9 @@
-"""One request as a handler sees it: the path's parts, the headers, and who is calling.
+"""One request as a handler sees it: path parameters, headers, and what the caller may do.
 
-An exchange exists before there is anything to answer through: `receive` and `send` are set once the
-request has a task.
+`receive` and `send` are set once the request has a task.
 
-Header names are looked up in lower case. A header that was sent twice is read as both values,
-joined by a comma; blanks around a value, which the parser leaves, are not part of it (RFC 9110,
-5.5).
+Header names are looked up in lower case. A repeated header is read as its values joined by commas
+(RFC 9110, 5.2); whitespace around a value, which the parser leaves, is not part of it (5.5).
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from typing import Any, Final, NamedTuple
 from api.http import strict_json
 from api.http.access.grants import NOBODY, Grant
 from api.http.metrics import timings
-from api.protocol.at_once import Scope
-from api.protocol.body_receive import DIRECT_BODY, DirectBody
-from api.protocol.errors import ClientGone
+from api.protocol.body_receiver import DIRECT_BODY, DirectBody
+from api.protocol.errors import ClientDisconnected
+from api.protocol.immediate import Scope
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,8 +28,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Unsent(NamedTuple):
-    """Bytes of a response that is ready, and where they wait for the client."""
+class UnsentBytes(NamedTuple):
+    """The size of responses that their clients have not read yet, by where they are held."""
 
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -41,13 +39,13 @@ class Exchange:
     __slots__ = (
         "_headers",
         "grant",
+        "head_sent",
         "method",
         "params",
         "receive",
         "request_id",
         "scope",
         "send",
-        "started",
         "template",
         "timings",
         "unsent",
@@ -65,11 +63,11 @@ class Exchange:
         if len(self._headers) < len(headers):
             self._headers = _joined(headers)
         self.params: Mapping[str, str] = _NO_PARAMS
-        self.grant: Grant = NOBODY  # until `access` has said who is calling
-        self.template = ""  # of the path, once it is known
-        self.started = False  # the head of the response was sent
+        self.grant: Grant = NOBODY  # until `access` has authenticated the caller
+        self.template = ""  # of the path, once it is routed
+        self.head_sent = False  # of the response
         self.timings = timings.begin()
-        self.unsent = Unsent()
+        self.unsent = UnsentBytes()
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
@@ -84,12 +82,12 @@ class Exchange:
         return self.number("partition", missing=lambda n: UnknownPartition(self.topic, n))
 
     def number(self, name: str, *, missing: Callable[[int], Exception] | None = None) -> int:
-        """A part of the path that is a whole number of at most 19 digits, plus leading zeros."""
+        """A path parameter that is a whole number of at most 19 digits, plus leading zeros."""
         text = self.params[name]
-        value = strict_json.natural(text.removeprefix("-"))
+        value = strict_json.parse_natural(text.removeprefix("-"))
         if value is None:
-            said = f"expected a whole number of at most 19 digits, not {text[:64]!r}"
-            problem = FieldProblem(name, said)
+            msg = f"expected a whole number of at most 19 digits, not {text[:64]!r}"
+            problem = FieldProblem(name, msg)
             raise InvalidRequest(f"{name} in the path: {problem.msg}", problems=(problem,))
         if text.startswith("-"):
             value = -value
@@ -97,35 +95,37 @@ class Exchange:
             raise missing(value)
         return value
 
-    async def until_gone(self) -> None:
-        """Return once the client closed the connection, or its sending side; its body was read."""
+    async def wait_for_disconnect(self) -> None:
+        """Return once the client has closed the connection, or its sending side. Call after the
+        request's body was read.
+        """
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    def watch_for_leaving(self, wake: Callable[[], object]) -> asyncio.Task[None]:
-        """Call `wake` when the client leaves. The caller cancels the task."""
+    def watch_disconnect(self, callback: Callable[[], object]) -> asyncio.Task[None]:
+        """Call `callback` when the client disconnects. The caller cancels the task."""
 
         async def watch() -> None:
-            await self.until_gone()
-            wake()
+            await self.wait_for_disconnect()
+            callback()
 
         return asyncio.get_running_loop().create_task(watch())
 
     async def next_body_part(self, *, timeout_s: float) -> tuple[bytes | bytearray, bool]:
-        """(bytes, more to come). Raises TimeoutError, ClientGone."""
+        """(bytes, whether more follow). Raises TimeoutError, ClientDisconnected."""
         direct = self.direct_body
-        at_hand = None if direct is None else direct.body_at_hand()
-        if at_hand is not None:
-            return at_hand
+        buffered = None if direct is None else direct.take_buffered_body()
+        if buffered is not None:
+            return buffered
         async with asyncio.timeout(timeout_s):
             message = await self.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         return message.get("body", b""), message.get("more_body", False)
 
     @property
     def direct_body(self) -> DirectBody | None:
-        """If the server has it."""
+        """None if the server does not offer it."""
         direct: DirectBody | None = self.scope.get("extensions", _NO_PARAMS).get(DIRECT_BODY)
         return direct
 

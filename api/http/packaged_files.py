@@ -12,12 +12,12 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from api.http.answers import Answer
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.http_errors import NotFound
 from api.http.problems import HeaderList
-from api.http.refusals import NotFound
 from api.http.request.byte_range import none_match
+from api.http.responses import Response
 
 
 class Tagged(NamedTuple):
@@ -29,14 +29,14 @@ def tagged(body: bytes) -> Tagged:
     return Tagged(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def tagged_answer(
+def tagged_response(
     exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
-) -> Answer:
+) -> Response:
     """A browser asks each time, and is told if its copy is still the same."""
     headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
     if not none_match(exchange.header(b"if-none-match"), content.etag):
-        return Answer(304, headers)
-    return Answer(200, [(b"content-type", content_type), *headers], content.body)
+        return Response(304, headers)
+    return Response(200, [(b"content-type", content_type), *headers], content.body)
 
 
 class PackagedFiles:
@@ -49,10 +49,10 @@ class PackagedFiles:
         self._media_types, self._headers = media_types, headers
         self._read = cache(lambda name: tagged(self._folder.joinpath(name).read_bytes()))
 
-    async def answer(self, _: Context, exchange: Exchange) -> Answer:
+    async def serve(self, _: Context, exchange: Exchange) -> Response:
         """The handler of a call whose path ends with `{file}`."""
         name = exchange.params["file"]
         media_type = self._media_types.get(name)
         if media_type is None:
             raise NotFound("no file of this name is served here")
-        return tagged_answer(exchange, self._read(name), media_type, self._headers)
+        return tagged_response(exchange, self._read(name), media_type, self._headers)

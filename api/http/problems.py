@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from api.http import refusals
-from api.http.bad_bytes import shown_path, told
+from api.http import http_errors
+from api.http.corruption_details import corruption_detail, short_path
 from api.protocol.errors import HeaderTooLarge
 from record_format import errors
 
@@ -61,7 +61,7 @@ def _no_place(_: Exception) -> Mapping[str, object]:
 
 
 def _local_file(error: errors.CorruptDataError) -> Mapping[str, object]:
-    return {"file": shown_path(error.file), "position": error.position}
+    return {"file": short_path(error.file), "position": error.position}
 
 
 def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
@@ -73,7 +73,7 @@ _MACHINE_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
 _OUTCOME_UNKNOWN: Final = (
     errors.LogOfflineError,
     errors.OutcomeUnknownError,
-    refusals.CutByStop,
+    http_errors.AbortedByShutdown,
 )
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
@@ -86,9 +86,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
         400, "invalid-topic-name", "The topic name is not valid", _errors
     ),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "A record batch is corrupt", _take("position")),
-    refusals.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_place),
-    refusals.Unauthorized: Kind(401, "unauthorized", "No valid token"),
-    refusals.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
+    http_errors.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_place),
+    http_errors.Unauthorized: Kind(401, "unauthorized", "No valid token"),
+    http_errors.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
     errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
     errors.UnknownTopicOrPartition: Kind(404, "unknown-partition", "No such partition"),
@@ -97,11 +97,11 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownManifestVersion: Kind(
         404, "unknown-manifest-version", "No such manifest version"
     ),
-    refusals.NotFound: Kind(404, "not-found", "No such path"),
-    refusals.MethodNotAllowed: Kind(
+    http_errors.NotFound: Kind(404, "not-found", "No such path"),
+    http_errors.MethodNotAllowed: Kind(
         405, "method-not-allowed", "The path does not support this method"
     ),
-    refusals.NotAcceptable: Kind(
+    http_errors.NotAcceptable: Kind(
         406, "not-acceptable", "No acceptable media type", _take("offered")
     ),
     errors.TopicExists: Kind(409, "topic-exists", "The topic already exists"),
@@ -115,17 +115,17 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.OffsetMismatch: Kind(
         412, "offset-mismatch", "The log ends at another offset", _take("log_end_offset")
     ),
-    refusals.PreconditionFailed: Kind(412, "precondition-failed", "If-Match does not match"),
+    http_errors.PreconditionFailed: Kind(412, "precondition-failed", "If-Match does not match"),
     errors.RecordTooLarge: Kind(413, "record-too-large", "A record is too large", _SIZES),
     errors.RequestTooLarge: Kind(413, "request-too-large", "The request is too large", _SIZES),
     errors.TooManyRecords: Kind(
         413, "request-too-large", "The request is too large", _take("limit_records", "records")
     ),
-    refusals.UnsupportedMediaType: Kind(
+    http_errors.UnsupportedMediaType: Kind(
         415, "unsupported-media-type", "Unsupported media type", _take("accepted")
     ),
     errors.OffsetPastEnd: Kind(416, "offset-past-end", "Above the high watermark", _OFFSETS),
-    refusals.RangeNotSatisfiable: Kind(
+    http_errors.RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
     ),
     HeaderTooLarge: Kind(431, "header-too-large", "The request head is too large", _SIZES),
@@ -178,7 +178,7 @@ def to_problem(
     `writing`: the call may have changed something. `full_key` turns an object's name within the
     store's prefix into its whole key in the bucket, as `/segments` shows it.
     """
-    if isinstance(error, refusals.AppendedInPart):
+    if isinstance(error, http_errors.AppendedInPart):
         problem = to_problem(error.cause, request_id=request_id, writing=writing, full_key=full_key)
         problem.document["results"] = error.results
         return problem
@@ -205,7 +205,7 @@ def _detail(error: Exception, kind: Kind) -> str:
     if kind is INTERNAL:
         return "the broker failed unexpectedly; its log has the request id"
     if isinstance(error, errors.CorruptDataError):
-        return told(error)
+        return corruption_detail(error)
     if isinstance(error, errors.RequestError):
         return str(error)  # from the request: a path in it is not one of this machine
     return public(str(error))
@@ -213,7 +213,7 @@ def _detail(error: Exception, kind: Kind) -> str:
 
 def public(text: str) -> str:
     """Without this machine's paths, except the partition's folder and the file."""
-    return _MACHINE_PATH.sub(lambda found: shown_path(found.group()), text)
+    return _MACHINE_PATH.sub(lambda found: short_path(found.group()), text)
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:
@@ -221,13 +221,13 @@ def _headers(error: Exception, kind: Kind) -> HeaderList:
     if kind.status in NEEDS_RETRY_AFTER:
         seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))
         headers.append((b"retry-after", str(seconds).encode()))
-    if isinstance(error, refusals.Unauthorized):  # RFC 6750, 3
+    if isinstance(error, http_errors.Unauthorized):  # RFC 6750, 3
         unknown = b', error="invalid_token"' if error.given else b""
         headers.append((b"www-authenticate", b'Bearer realm="tierlog"' + unknown))
-    if isinstance(error, refusals.MethodNotAllowed):
+    if isinstance(error, http_errors.MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
-    if isinstance(error, refusals.RangeNotSatisfiable):
+    if isinstance(error, http_errors.RangeNotSatisfiable):
         headers.append((b"content-range", f"bytes */{error.size_bytes}".encode()))
-    if isinstance(error, refusals.StalledBody):
+    if isinstance(error, http_errors.StalledBody):
         headers.append((b"connection", b"close"))
     return headers

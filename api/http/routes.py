@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.http import shapes
+from api.http import schemas
 from api.http.admin import groups, partitions, running, topics
 from api.http.admin.verify import VerifyQuery, verify
-from api.http.calls import Body, Call, OtherAnswer
+from api.http.calls import Body, Call, OtherResponse
 from api.http.fetch import many
-from api.http.fetch.at_once import fetch_at_once
-from api.http.fetch.one import FetchQuery, fetch
-from api.http.fetch.segments import get_segment, segment_at_once
+from api.http.fetch.nowait import try_fetch
+from api.http.fetch.segments import get_segment, try_get_segment
+from api.http.fetch.single import FetchQuery, fetch
 from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
 from api.http.metrics.registry import CONTENT_TYPE
-from api.http.produce.calls import new_producer, produce_to_partition, produce_to_topic
 from api.http.produce.columns import RecordsIn
+from api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
 from api.http.produce.head import ProduceQuery
 from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from broker.background.copier import Offloaded
@@ -93,8 +93,8 @@ _TOPIC_CALLS: Final = (
         summary="Create a topic",
         body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
         status=201,
-        answer={JSON: Body(schema=shapes.TopicState)},
-        answer_headers={"Location": "the topic's path"},
+        response={JSON: Body(schema=schemas.TopicState)},
+        response_headers={"Location": "the topic's path"},
         problems=(
             "invalid-config",
             "invalid-topic-name",
@@ -109,7 +109,7 @@ _TOPIC_CALLS: Final = (
         tag="topics",
         summary="List topics by name",
         query=topics.ListTopicsQuery,
-        answer={JSON: Body(schema=shapes.TopicList)},
+        response={JSON: Body(schema=schemas.TopicList)},
     ),
     Call(
         method="GET",
@@ -117,7 +117,7 @@ _TOPIC_CALLS: Final = (
         handler=topics.get_topic,
         tag="topics",
         summary="Describe a topic and its partitions",
-        answer={JSON: Body(schema=shapes.TopicState)},
+        response={JSON: Body(schema=schemas.TopicState)},
         problems=NO_TOPIC,
     ),
     Call(
@@ -132,7 +132,7 @@ _TOPIC_CALLS: Final = (
                 example={"config": {"retention.ms": 60000, "segment.bytes": None}},
             )
         },
-        answer={JSON: Body(schema=shapes.TopicState)},
+        response={JSON: Body(schema=schemas.TopicState)},
         problems=(
             *NO_TOPIC,
             "leadership-lost",
@@ -186,11 +186,11 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         query=ProduceQuery,
         headers=headers,
         body=body,
-        answer={JSON: Body(schema=shapes.Produced)},
-        other_answers={
-            202: OtherAnswer(
+        response={JSON: Body(schema=schemas.Produced)},
+        other_responses={
+            202: OtherResponse(
                 "`acks=0`: accepted, not awaited",
-                {JSON: Body(schema=shapes.Accepted)},
+                {JSON: Body(schema=schemas.Accepted)},
             )
         },
         problems=problems,
@@ -209,8 +209,8 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
         ),
         query=TailQuery,
         headers={"Last-Event-ID": "the id of the last event: resumes after it"},
-        answer={EVENTS: Body(schema={"type": "string"})},
-        answer_headers={} if whole_topic else _LOG_HEADERS,
+        response={EVENTS: Body(schema={"type": "string"})},
+        response_headers={} if whole_topic else _LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
     )
 
@@ -222,7 +222,7 @@ _RECORD_CALLS: Final = (
         method="GET",
         path=_PARTITION + "/records",
         handler=fetch,
-        at_once=fetch_at_once,
+        try_handler=try_fetch,
         tag="records",
         summary="Fetch from an offset, a keyword or a time",
         description=(
@@ -231,13 +231,13 @@ _RECORD_CALLS: Final = (
         ),
         query=FetchQuery,
         headers={"Last-Event-ID": "for an event stream, as for a tail"},
-        answer={
-            JSON: Body(schema=shapes.FetchedPartition),
+        response={
+            JSON: Body(schema=schemas.FetchedPartition),
             NDJSON: Body(schema=LINES),
             BATCHES: Body(schema=BINARY),
             EVENTS: Body(schema={"type": "string"}),
         },
-        answer_headers=_LOG_HEADERS,
+        response_headers=_LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
     ),
     _tail(_PARTITION + "/tail", whole_topic=False),
@@ -254,8 +254,10 @@ _RECORD_CALLS: Final = (
                 example={"partitions": [{"topic": "flights", "partition": 0, "offset": 0}]},
             )
         },
-        answer={
-            JSON: Body(schema=(shapes.FetchedPartition, shapes.FetchError), listed_as="partitions")
+        response={
+            JSON: Body(
+                schema=(schemas.FetchedPartition, schemas.FetchError), listed_as="partitions"
+            )
         },
         only_reads=True,
     ),
@@ -265,7 +267,7 @@ _RECORD_CALLS: Final = (
         handler=new_producer,
         tag="records",
         summary="Get an id for an idempotent producer",
-        answer={JSON: Body(schema=shapes.ProducerIdentity)},
+        response={JSON: Body(schema=schemas.ProducerIdentity)},
     ),
 )
 
@@ -277,7 +279,7 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="The partition's offsets, or the offset at a time",
         query=partitions.OffsetsQuery,
-        answer={JSON: Body(schema=(shapes.OffsetsState, shapes.OffsetAtTime))},
+        response={JSON: Body(schema=(schemas.OffsetsState, schemas.OffsetAtTime))},
         problems=READING,
     ),
     Call(
@@ -287,14 +289,14 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="The segments of both tiers, oldest first",
         query=partitions.PageQuery,
-        answer={JSON: Body(schema=shapes.SegmentList)},
+        response={JSON: Body(schema=schemas.SegmentList)},
         problems=READING,
     ),
     Call(
         method="GET",
         path=_PARTITION + "/segments/{base_offset}",
         handler=get_segment,
-        at_once=segment_at_once,
+        try_handler=try_get_segment,
         tag="log",
         summary="A segment's bytes",
         headers={
@@ -303,15 +305,15 @@ _LOG_CALLS: Final = (
             "If-Match": "ETags",
             "If-None-Match": "ETags",
         },
-        answer={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
-        answer_headers=_SEGMENT_HEADERS,
-        other_answers={
-            206: OtherAnswer(
+        response={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
+        response_headers=_SEGMENT_HEADERS,
+        other_responses={
+            206: OtherResponse(
                 "the range",
                 {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
                 {**_SEGMENT_HEADERS, "Content-Range": "bytes first-last/size"},
             ),
-            304: OtherAnswer("the ETag is the client's", headers=_SEGMENT_HEADERS),
+            304: OtherResponse("the ETag is the client's", headers=_SEGMENT_HEADERS),
         },
         problems=(*READING, "unknown-segment", "range-not-satisfiable", "precondition-failed"),
     ),
@@ -322,7 +324,7 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="The current manifest, or an older version",
         query=partitions.ManifestQuery,
-        answer={JSON: Body(schema=shapes.ManifestState)},
+        response={JSON: Body(schema=schemas.ManifestState)},
         problems=(*READING, "unknown-manifest-version"),
     ),
     Call(
@@ -332,7 +334,7 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="Move the log start (Kafka's DeleteRecords)",
         body={JSON: Body(schema=partitions.Trim, example={"before_offset": 1000})},
-        answer={JSON: Body(schema=shapes.Trimmed)},
+        response={JSON: Body(schema=schemas.Trimmed)},
         problems=(
             *NO_PARTITION,
             "offset-past-end",
@@ -348,7 +350,7 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="Roll the active segments and upload all rolled segments",
         query=partitions.OffloadQuery,
-        answer={JSON: Body(schema=Offloaded)},
+        response={JSON: Body(schema=Offloaded)},
         problems=(
             *NO_TOPIC,
             "leadership-lost",
@@ -366,7 +368,7 @@ _LOG_CALLS: Final = (
             "The response lists the problems, each with its object or file. One runs at a time."
         ),
         query=VerifyQuery,
-        answer={JSON: Body(schema=VerifyReport)},
+        response={JSON: Body(schema=VerifyReport)},
         problems=(*NO_TOPIC, "store-unavailable"),
         only_reads=True,
     ),
@@ -397,7 +399,7 @@ _GROUP_CALLS: Final = (
         handler=groups.get_group,
         tag="groups",
         summary="A group's offsets and lag",
-        answer={JSON: Body(schema=shapes.GroupState)},
+        response={JSON: Body(schema=schemas.GroupState)},
         problems=("unknown-group", *REBUILDING),
     ),
     Call(
@@ -415,7 +417,7 @@ _GROUP_CALLS: Final = (
         handler=groups.list_groups,
         tag="groups",
         summary="List groups by name",
-        answer={JSON: Body(schema=shapes.GroupList)},
+        response={JSON: Body(schema=schemas.GroupList)},
         problems=REBUILDING,
     ),
 )
@@ -427,7 +429,7 @@ _RUNNING_CALLS: Final = (
         handler=running.healthz,
         tag="running it",
         summary="The process is alive",
-        answer={JSON: Body(schema=shapes.Alive)},
+        response={JSON: Body(schema=schemas.Alive)},
     ),
     Call(
         method="GET",
@@ -435,10 +437,11 @@ _RUNNING_CALLS: Final = (
         handler=running.readyz,
         tag="running it",
         summary="Every partition is served",
-        answer={JSON: Body(schema=shapes.Ready)},
-        other_answers={
-            503: OtherAnswer(
-                "not ready, with the reasons", {JSON: Body(schema=shapes.Ready, example=_NOT_READY)}
+        response={JSON: Body(schema=schemas.Ready)},
+        other_responses={
+            503: OtherResponse(
+                "not ready, with the reasons",
+                {JSON: Body(schema=schemas.Ready, example=_NOT_READY)},
             )
         },
     ),
@@ -448,7 +451,7 @@ _RUNNING_CALLS: Final = (
         handler=running.metrics,
         tag="running it",
         summary="Prometheus metrics",
-        answer={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
+        response={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
     ),
     Call(
         method="GET",
@@ -456,7 +459,7 @@ _RUNNING_CALLS: Final = (
         handler=running.storage,
         tag="running it",
         summary="Bytes and segments by tier, offload lag, cache, requests to the store",
-        answer={JSON: Body(schema=StorageReport)},
+        response={JSON: Body(schema=StorageReport)},
     ),
 )
 

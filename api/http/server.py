@@ -28,12 +28,12 @@ from fastapi import FastAPI
 
 from api.http import problems
 from api.http.context import Context
-from api.http.front import CutShort
+from api.http.dispatch import TruncatedResponse
 from api.http.settings import HttpSettings
-from api.protocol.at_once import AtOnceProtocol
+from api.protocol.immediate import ImmediateProtocol
 from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_turns import SendTurns
-from api.protocol.tls_accept import TlsServer
+from api.protocol.send_scheduler import SendScheduler
+from api.protocol.tls_server import TlsServer
 from record_format.errors import RequestError, Throttled
 
 log = structlog.get_logger(__name__)
@@ -106,7 +106,7 @@ def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Which of uvicorn's log lines to keep: it logs everything that ends a response."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], CutShort)
+    return record.exc_info is None or not isinstance(record.exc_info[1], TruncatedResponse)
 
 
 class _Server(uvicorn.Server):
@@ -165,24 +165,24 @@ class _Server(uvicorn.Server):
         if self._captured_signals:
             log.info("stopping", signal=signal.Signals(self._captured_signals[0]).name)
         protocol = self.config.http_protocol_class
-        assert issubclass(protocol, AtOnceProtocol), "the class that we gave"
+        assert issubclass(protocol, ImmediateProtocol), "the class that we gave"
         protocol.is_stopping = True  # for sockets that are accepted but not yet connections
         self._context.stop_waiting()  # which ends every tail whose client reads
         patience_s = self.config.timeout_graceful_shutdown
         assert patience_s is not None, "as `_server` made it"
         loop = asyncio.get_running_loop()
         cuts = (
-            loop.call_later(_LAST_WORDS_S, self._cut, AtOnceProtocol.cut_endless),
-            loop.call_later(patience_s * 0.9, self._cut, AtOnceProtocol.cut_answer),
+            loop.call_later(_LAST_WORDS_S, self._cut, ImmediateProtocol.cut_endless),
+            loop.call_later(patience_s * 0.9, self._cut, ImmediateProtocol.cut_answer),
         )
         await super().shutdown(sockets)
         for cut in cuts:
             cut.cancel()
         await self._part()
 
-    def _cut(self, cut: Callable[[AtOnceProtocol], None]) -> None:
+    def _cut(self, cut: Callable[[ImmediateProtocol], None]) -> None:
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, AtOnceProtocol), "the class that we gave"
+            assert isinstance(connection, ImmediateProtocol), "the class that we gave"
             cut(connection)
 
     async def _part(self) -> None:
@@ -234,20 +234,25 @@ def _loop(name: str) -> Any:
 
 def _protocol(
     app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
-) -> type[AtOnceProtocol]:
+) -> type[ImmediateProtocol]:
     """The protocol class from which uvicorn makes connections, with the limits bound in."""
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
-        # Beyond this a sender sees a reset instead of its 413: that should be rare.
+        # AwaitedOffset this a sender sees a reset instead of its 413: that should be rare.
         unread_max_bytes=8 * settings.body_max_bytes,
         unread_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
         refusal=_refusal,
     )
-    bound = {"limits": limits, "threads": threads, "turns": SendTurns(), "front": app}
-    return type("BoundProtocol", (AtOnceProtocol,), bound)
+    bound = {
+        "limits": limits,
+        "threads": threads,
+        "scheduler": SendScheduler(),
+        "immediate_app": app,
+    }
+    return type("BoundProtocol", (ImmediateProtocol,), bound)
 
 
 def _busy(app: Any) -> Any:

@@ -37,7 +37,7 @@ class HttpSettings:
     # Larger bodies and responses are parsed and written by a thread, not by the event loop.
     inline_max_bytes: int = 64 * KIB
     read_threads: int = 16
-    change_threads: int = 8
+    write_threads: int = 8
     parse_threads: int = 4
     # Without tokens only loopback names are answered; these are accepted as well.
     allowed_hosts: tuple[str, ...] = ()

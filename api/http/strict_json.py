@@ -164,7 +164,7 @@ def refuse_field(loc: str, msg: str) -> NoReturn:
     refuse_all([FieldProblem(loc, msg)])
 
 
-def natural(text: str) -> int | None:
+def parse_natural(text: str) -> int | None:
     """A whole number of at most 19 digits, plus leading zeros; None for any other text."""
     digits = text.lstrip("0") or "0"
     return int(digits) if text.isascii() and text.isdigit() and len(digits) <= 19 else None

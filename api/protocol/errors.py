@@ -13,5 +13,5 @@ class HeaderTooLarge(RequestError):
         self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection: there is nobody to answer."""

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.protocol.deadline import Deadline
 from api.protocol.errors import HeaderTooLarge
-from api.protocol.one_protocol import OneProtocol
+from api.protocol.no_upgrade_protocol import NoUpgradeProtocol
 from api.protocol.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
 
@@ -45,7 +45,7 @@ class ConnectionLimits(NamedTuple):
     refusal: Callable[[RequestError], bytes]
 
 
-class LimitedProtocol(OneProtocol):
+class LimitedProtocol(NoUpgradeProtocol):
     """Relies on `cycle` and `connections` of uvicorn's protocol, and on what its cycles know."""
 
     limits: ConnectionLimits
@@ -125,12 +125,12 @@ class LimitedProtocol(OneProtocol):
         self._head_arrived()
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
-        if not self._answered_at_once():
+        if not self._try_respond():
             self.check_framing()
             super().on_headers_complete()
         self.headers = []  # trailers go here: the scope has the list of the head
 
-    def _answered_at_once(self) -> bool:
+    def _try_respond(self) -> bool:
         """Whether the request was answered already, and needs no task."""
         return False
 

@@ -11,7 +11,7 @@ Rules:
 * The response's head is held back and leaves together with the first bytes of its body, in one
   packet.
 * Only one party writes at a time: what the transport still has buffered goes first, and while a
-  `FileSend` is under way nothing else is written.
+  `FileSender` is under way nothing else is written.
 * The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
   `add_writer` on a transport's descriptor.
 * A file that turns out to be shorter than announced, or a send that fails, aborts the connection: a
@@ -36,12 +36,12 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.protocol.body_receive import DIRECT_BODY, BodyReceive
-from api.protocol.errors import ClientGone
-from api.protocol.file_send import FileSend
+from api.protocol.body_receiver import DIRECT_BODY, BodyReceiver
+from api.protocol.errors import ClientDisconnected
+from api.protocol.file_sender import FileSender
 from api.protocol.limited_protocol import LimitedProtocol
-from api.protocol.one_protocol import new_parser
-from api.protocol.send_turns import TURN_BYTES, SendTurns
+from api.protocol.no_upgrade_protocol import new_parser
+from api.protocol.send_scheduler import TURN_BYTES, SendScheduler
 from record_format.page_cache import HasFileno
 
 EXTENSION: Final = "http.response.zerocopysend"
@@ -74,10 +74,10 @@ class ZeroCopyCycle(RequestResponseCycle):
         return self.chunked_encoding or self.ends_by_closing
 
     async def send(self, message: Any) -> None:
-        """Raises ClientGone if more is to follow and nobody is there to read it."""
+        """Raises ClientDisconnected if more is to follow and nobody is there to read it."""
         kind = message["type"]
         if self.disconnected and message.get("more_body", False):
-            raise ClientGone
+            raise ClientDisconnected
         if self.ends_by_closing:
             self.expected_content_length = len(message.get("body", b""))
         if kind == EXTENSION:
@@ -195,12 +195,12 @@ class ZeroCopyProtocol(LimitedProtocol):
     """The protocol with `sendfile`, and with responses to half-closed clients."""
 
     threads: Executor | None = None
-    turns: SendTurns
+    scheduler: SendScheduler
     _sends_files = False
     _sending_ended = False  # the client closed its sending side
     _sock: socket.socket | None = None  # the duplicate
-    _sending: FileSend | None = None
-    _receiving: BodyReceive | None = None
+    _sending: FileSender | None = None
+    _receiving: BodyReceiver | None = None
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     # --- bodies ---------------------------------------------------------------------------------
 
-    def body_at_hand(self) -> tuple[bytes | bytearray, bool] | None:
+    def take_buffered_body(self) -> tuple[bytes | bytearray, bool] | None:
         """See `DirectBody`. Not for a client that waits to be told to send its body."""
         cycle = self._active
         assert isinstance(cycle, ZeroCopyCycle)
@@ -297,7 +297,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             raise ConnectionAbortedError("the connection was closed")
         self.flow.pause_reading()
         sock = self._duplicate()
-        self._receiving = BodyReceive(self.loop, sock, view, idle_s=idle_s, on_bytes=on_bytes)
+        self._receiving = BodyReceiver(self.loop, sock, view, idle_s=idle_s, on_bytes=on_bytes)
         try:
             await self._receiving.run()
         except ConnectionError:
@@ -333,14 +333,14 @@ class ZeroCopyProtocol(LimitedProtocol):
             await self._drain(head)
         if not size_bytes or self.transport.is_closing():
             return
-        self._sending = FileSend(
+        self._sending = FileSender(
             self.loop,
             self._duplicate(),
             file,
             position=position,
             size_bytes=size_bytes,
             turn_bytes=self._turn_bytes,
-            turns=self.turns,
+            scheduler=self.scheduler,
             threads=self.threads,
         )
         try:

@@ -82,7 +82,7 @@ def run_broker(
             try:
                 app = create_app(broker, settings.http)
                 if verbose:
-                    app.tell = tell_request
+                    app.on_finished = tell_request
                 serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()

@@ -1,9 +1,11 @@
-"""Who is let in: with tokens if there are any, by loopback names if there are none; and how often.
+"""Authentication, authorization and rate limits: by tokens if there are any, otherwise only for
+loopback names.
 
-* If the tokens file exists, every request is authenticated before anything is said about paths,
-  methods or topics. Health is open, and answers strangers with nothing but yes or no.
-* The file is checked at most every five milliseconds: a revoked token is refused from then on.
-* Wrong tokens are counted against the address that they come from.
+* If the tokens file exists, every request is authenticated before its response reveals anything
+  about paths, methods or topics. Health is open; without a token it says only yes or no.
+* The file is checked for changes at most every five milliseconds; a revoked token is refused from
+  then on.
+* Requests without a valid token count against the rate limit of their address.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from api.http.access.host_check import check_host
 from api.http.access.scopes import NEEDS, OPEN_PATHS, UNLISTED
 from api.http.access.tokens import TokensFile
 from api.http.exchange import Exchange
-from api.http.refusals import Unauthorized
+from api.http.http_errors import Unauthorized
 from api.http.settings import HttpSettings
 from api.http.strict_json import refuse_field
 from record_format.errors import Forbidden
 
-LOOK_EVERY_S: Final = 0.005
+CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
 
@@ -32,33 +34,33 @@ class Access:
         self._settings = settings
         file, required = settings.tokens_file, settings.tokens_required
         self._tokens = TokensFile(file, required=required) if file is not None else None
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._rates = ClientRates(settings.client_requests_max)
 
-    def admit(self, exchange: Exchange) -> None:
-        """Set `exchange.grant` to who is asking. Raises ForeignHost, Unauthorized, Throttled."""
+    def authenticate(self, exchange: Exchange) -> None:
+        """Set `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
         host = exchange.header(b"host")
         if host is None and exchange.scope["http_version"] == "1.1":
-            refuse_field("Host", "missing; a request of HTTP/1.1 has one (RFC 9112, 3.2)")
+            refuse_field("Host", "missing; HTTP/1.1 requires it (RFC 9112, 3.2)")
         if host is not None and "," in host:
             refuse_field("Host", "given more than once")
         is_open = exchange.scope["path"] in OPEN_PATHS
-        if not self._asks_for_tokens():
+        if not self._tokens_required():
             check_host(exchange, self._settings)
             exchange.grant = EVERYTHING
         else:
             exchange.grant = self._grant_of(exchange) or NOBODY
         if is_open:
             return
-        if self._rates.bounded:
+        if self._rates.enabled:
             self._rates.take(exchange.grant.name or _address(exchange))
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
 
-    def check(self, exchange: Exchange, call: tuple[str, str] | None) -> None:
-        """Check that the caller may make this call, on this topic. Raises Forbidden.
+    def authorize(self, exchange: Exchange, call: tuple[str, str] | None) -> None:
+        """Check that the caller may make this call on this topic. Raises Forbidden.
 
-        `call` is its method and the template of its path; None for a path that nothing serves.
+        `call` is the method and the path template; None for a path without a call.
         """
         grant = exchange.grant
         if call is None or grant is EVERYTHING or exchange.scope["path"] in OPEN_PATHS:
@@ -67,28 +69,29 @@ class Access:
         grant.check_scopes(need.scopes)
         if need.whole and grant.topics:
             raise Forbidden(
-                f"a token for topics {grant.topics!r} may not make a call about all topics"
+                f"this call is about all topics, but the token is limited to topics that begin "
+                f"with {grant.topics!r}"
             )
         topic = exchange.params.get("topic")
         if topic is not None:
             grant.check_topic(topic)
 
     def recheck(self, exchange: Exchange) -> None:
-        """For answers that wait: a token revoked meanwhile gets no more. Raises Unauthorized."""
-        if self._asks_for_tokens() and self._grant_of(exchange) != exchange.grant:
+        """For responses that wait: a token may have been revoked meanwhile. Raises Unauthorized."""
+        if self._tokens_required() and self._grant_of(exchange) != exchange.grant:
             raise Unauthorized(given=True)
 
-    def _asks_for_tokens(self) -> bool:
+    def _tokens_required(self) -> bool:
         if self._tokens is None:
             return False
         now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_EVERY_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
             self._tokens.refresh()
         return self._tokens.required
 
     def _grant_of(self, exchange: Exchange) -> Grant | None:
-        assert self._tokens is not None, "tokens are asked for"
+        assert self._tokens is not None, "tokens are required"
         header = exchange.header(b"authorization") or ""
         if header[: len(_BEARER)].lower() != _BEARER or len(header) > _MAX_TOKEN_LENGTH:
             return None

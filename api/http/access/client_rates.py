@@ -28,7 +28,7 @@ class ClientRates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property
-    def bounded(self) -> bool:
+    def enabled(self) -> bool:
         return self._per_second is not None
 
     def take(self, client: str) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from api.http.exchange import Exchange
-from api.http.refusals import ForeignHost
+from api.http.http_errors import ForeignHost
 from api.http.settings import HttpSettings
 from record_format.loopback import is_loopback
 

@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from api.http import strict_json
 from api.http.access.grants import Grant
-from api.http.answers import Answer, json_answer
 from api.http.context import Context
+from api.http.control_requests import json_body
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
-from api.http.plain_requests import json_body
 from api.http.produce.columns import MAX_PARTITION
-from api.http.shapes import GroupList, GroupState, GroupSummary
+from api.http.responses import Response, json_response
+from api.http.schemas import GroupList, GroupState, GroupSummary
 from broker.groups.groups import OffsetState
 from broker.groups.requests import NewOffset, check_group_name
 from record_format.errors import UnknownGroup
@@ -41,7 +41,7 @@ class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
 _COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
 
 
-async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
+async def commit_offsets(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
     wanted = await json_body(context, exchange, _COMMIT)
     if len(wanted.offsets) > context.settings.records_max:
@@ -52,21 +52,21 @@ async def commit_offsets(context: Context, exchange: Exchange) -> Answer:
         NewOffset(one.topic, one.partition, one.offset, one.metadata or "", one.topic_id)
         for one in wanted.offsets
     ]
-    await context.change(context.broker.groups.commit, group, offsets)
-    return Answer(204, [])
+    await context.write(context.broker.groups.commit, group, offsets)
+    return Response(204, [])
 
 
-async def get_group(context: Context, exchange: Exchange) -> Answer:
+async def get_group(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
     offsets = await context.read(context.broker.groups.group, group)
     visible = _visible(offsets, exchange.grant)
     if offsets and not visible:
         raise _unknown(group)
-    return json_answer(GroupState(group, visible))
+    return json_response(GroupState(group, visible))
 
 
-async def list_groups(context: Context, exchange: Exchange) -> Answer:
-    return json_answer(await context.read(_summaries, context, exchange.grant))
+async def list_groups(context: Context, exchange: Exchange) -> Response:
+    return json_response(await context.read(_summaries, context, exchange.grant))
 
 
 def _summaries(context: Context, grant: Grant) -> GroupList:
@@ -80,7 +80,7 @@ def _summaries(context: Context, grant: Grant) -> GroupList:
     return GroupList(shown)
 
 
-async def delete_group(context: Context, exchange: Exchange) -> Answer:
+async def delete_group(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
     if exchange.grant.topics:
         offsets = await context.read(context.broker.groups.group, group)
@@ -88,8 +88,8 @@ async def delete_group(context: Context, exchange: Exchange) -> Answer:
             raise _unknown(group)
         for one in offsets:
             exchange.grant.check_topic(one.topic)
-    await context.change(context.broker.groups.delete, group)
-    return Answer(204, [])
+    await context.write(context.broker.groups.delete, group)
+    return Response(204, [])
 
 
 def _group(exchange: Exchange) -> str:

@@ -10,13 +10,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http import strict_json
-from api.http.answers import Answer, json_answer
 from api.http.context import Context
+from api.http.control_requests import json_body, no_body
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET, find_time, time_of
-from api.http.plain_requests import json_body, no_body
-from api.http.settings import MAX_WAIT_MS
-from api.http.shapes import (
+from api.http.responses import Response, json_response
+from api.http.schemas import (
     EpochState,
     GapState,
     ManifestSegment,
@@ -27,6 +26,7 @@ from api.http.shapes import (
     SegmentState,
     Trimmed,
 )
+from api.http.settings import MAX_WAIT_MS
 from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import iter_segments
@@ -64,20 +64,20 @@ class Trim(msgspec.Struct, forbid_unknown_fields=True):
 _TRIM: Final = msgspec.json.Decoder(Trim)
 
 
-async def get_offsets(context: Context, exchange: Exchange) -> Answer:
+async def get_offsets(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], OffsetsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if isinstance(query.timestamp, UnsetType):
-        return json_answer(OffsetsState(**partition.offsets()._asdict()))
+        return json_response(OffsetsState(**partition.offsets()._asdict()))
     timestamp = time_of(query.timestamp, loc="timestamp")
     found = await find_time(context, partition, timestamp)
-    return json_answer(OffsetAtTime(*(found or (None, None))))
+    return json_response(OffsetAtTime(*(found or (None, None))))
 
 
-async def list_segments(context: Context, exchange: Exchange) -> Answer:
+async def list_segments(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], PageQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return json_answer(await context.read_cold(_segment_page, partition, query))
+    return json_response(await context.read_cold(_segment_page, partition, query))
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
@@ -88,10 +88,10 @@ def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
     return SegmentList(shown, following)
 
 
-async def get_manifest(context: Context, exchange: Exchange) -> Answer:
+async def get_manifest(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return json_answer(await context.read_cold(_manifest_page, partition, query))
+    return json_response(await context.read_cold(_manifest_page, partition, query))
 
 
 def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
@@ -143,21 +143,21 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
     )
 
 
-async def trim(context: Context, exchange: Exchange) -> Answer:
+async def trim(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
         raise Forbidden(f"{exchange.topic} is internal: it cannot be trimmed over HTTP")
     wanted = await json_body(context, exchange, _TRIM)
-    log_start = await context.change_cold(
+    log_start = await context.write_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
     context.watermarks.look_again(partition)  # a long poll may be waiting at an offset that is gone
-    return json_answer(Trimmed(log_start))
+    return json_response(Trimmed(log_start))
 
 
-async def offload(context: Context, exchange: Exchange) -> Answer:
+async def offload(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
     await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.change_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
-    return json_answer(progress)
+    progress = await context.write_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
+    return json_response(progress)

@@ -8,12 +8,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.http import strict_json
-from api.http.answers import Answer, json_answer
 from api.http.context import Context
+from api.http.control_requests import json_body
 from api.http.exchange import Exchange
-from api.http.plain_requests import json_body
 from api.http.problems import public
-from api.http.shapes import DamagedState, TopicList, TopicState
+from api.http.responses import Response, json_response
+from api.http.schemas import DamagedState, TopicList, TopicState
 from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import TopicDescription
 from hot_tier.log_config import ConfigValue
@@ -43,39 +43,39 @@ _CREATE: Final = msgspec.json.Decoder(CreateTopic)
 _ALTER: Final = msgspec.json.Decoder(AlterTopic)
 
 
-async def create_topic(context: Context, exchange: Exchange) -> Answer:
+async def create_topic(context: Context, exchange: Exchange) -> Response:
     wanted = await json_body(context, exchange, _CREATE)
     exchange.grant.check_topic(wanted.name)
     if wanted.name.startswith(INTERNAL_PREFIX):  # nobody could write to it, or delete it
         raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are internal")
-    created = await context.change(
+    created = await context.write(
         context.broker.create_topic,
         wanted.name,
         partitions=wanted.partitions,
         config=wanted.config,
     )
     location = (b"location", f"/v1/topics/{created.name}".encode())
-    return json_answer(_shown(created), status=201, headers=[location])
+    return json_response(_shown(created), status=201, headers=[location])
 
 
-async def list_topics(context: Context, exchange: Exchange) -> Answer:
+async def list_topics(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
     topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
-    return json_answer(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
+    return json_response(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
 
 
-async def get_topic(context: Context, exchange: Exchange) -> Answer:
-    return json_answer(_shown(context.broker.topic(exchange.topic).describe()))
+async def get_topic(context: Context, exchange: Exchange) -> Response:
+    return json_response(_shown(context.broker.topic(exchange.topic).describe()))
 
 
-async def alter_topic(context: Context, exchange: Exchange) -> Answer:
+async def alter_topic(context: Context, exchange: Exchange) -> Response:
     context.broker.topic(exchange.topic)  # an unknown topic is reported before the body is checked
     wanted = await json_body(context, exchange, _ALTER)
     if exchange.topic == CONSUMER_OFFSETS:
         _check_offsets_are_kept(wanted)
     if wanted.config is UNSET and wanted.partitions is UNSET:
         strict_json.refuse_field("", "give config or partitions to change")
-    altered = await context.change(
+    altered = await context.write(
         context.broker.alter_topic,
         exchange.topic,
         config=None if isinstance(wanted.config, UnsetType) else wanted.config,
@@ -83,7 +83,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Answer:
     )
     if wanted.partitions is not UNSET:
         _show_to_tails(context, exchange.topic)
-    return json_answer(_shown(altered))
+    return json_response(_shown(altered))
 
 
 def _show_to_tails(context: Context, name: str) -> None:
@@ -105,11 +105,11 @@ def _check_offsets_are_kept(wanted: AlterTopic) -> None:
         )
 
 
-async def delete_topic(context: Context, exchange: Exchange) -> Answer:
+async def delete_topic(context: Context, exchange: Exchange) -> Response:
     if context.broker.topic(exchange.topic).record.internal:
         raise Forbidden(f"{exchange.topic} is internal: it cannot be deleted over HTTP")
-    await context.change(context.broker.delete_topic, exchange.topic)
-    return Answer(204, [])
+    await context.write(context.broker.delete_topic, exchange.topic)
+    return Response(204, [])
 
 
 def _shown(topic: TopicDescription) -> TopicState:

@@ -1,4 +1,4 @@
-"""`POST /v1/topics/{topic}/verify`: what it finds wrong is the answer, not an error."""
+"""`POST /v1/topics/{topic}/verify`: what it finds wrong is the response, not an error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 from msgspec.structs import replace
 
 from api.http import strict_json
-from api.http.answers import Answer, json_answer
-from api.http.bad_bytes import shown_path
 from api.http.context import Context
+from api.http.control_requests import no_body
+from api.http.corruption_details import short_path
 from api.http.exchange import Exchange
-from api.http.plain_requests import no_body
 from api.http.problems import public
+from api.http.responses import Response, json_response
 from record_format.findings import Problem
 
 
@@ -21,16 +21,16 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
     deep: bool = False
 
 
-async def verify(context: Context, exchange: Exchange) -> Answer:
+async def verify(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
     await no_body(context, exchange)
-    report = await context.change_cold(context.broker.verify, exchange.topic, deep=query.deep)
-    return json_answer(replace(report, problems=[_shown(one) for one in report.problems]))
+    report = await context.write_cold(context.broker.verify, exchange.topic, deep=query.deep)
+    return json_response(replace(report, problems=[_shown(one) for one in report.problems]))
 
 
 def _shown(found: Problem) -> Problem:
     """A local file as other problems show one: without this machine's paths."""
     if found.file is None:
         return found
-    file = shown_path(found.file)
+    file = short_path(found.file)
     return replace(found, file=file, detail=public(found.detail.replace(found.file, file)))

@@ -15,9 +15,9 @@ import msgspec
 
 from api.http import problems
 from api.http.access.scopes import OPEN_PATHS
-from api.http.calls import Body, Call, OtherAnswer
+from api.http.calls import Body, Call, OtherResponse
 from api.http.docs.examples import EXAMPLES
-from api.http.shapes import PROBLEM_REF
+from api.http.schemas import PROBLEM_REF
 
 Json = dict[str, Any]
 
@@ -148,8 +148,8 @@ def completed(document: Json, calls: Iterable[Call]) -> Json:
 
 def _bodies(call: Call) -> Iterable[Body]:
     yield from call.body.values()
-    yield from call.answer.values()
-    for other in call.other_answers.values():
+    yield from call.response.values()
+    for other in call.other_responses.values():
         yield from other.content.values()
 
 
@@ -227,10 +227,10 @@ def _example(body: Body) -> Any:
 
 
 def _responses(call: Call, schemas: Schemas) -> Json:
-    usual = OtherAnswer(HTTPStatus(call.status).phrase, call.answer, call.answer_headers)
+    usual = OtherResponse(HTTPStatus(call.status).phrase, call.response, call.response_headers)
     responses = {
-        str(status): _answer(answer, schemas)
-        for status, answer in {call.status: usual, **call.other_answers}.items()
+        str(status): _response(response, schemas)
+        for status, response in {call.status: usual, **call.other_responses}.items()
     }
     of_a_body = BODY_PROBLEMS if call.method in ("POST", "PUT", "PATCH") else ()
     for code in (*_common_problems(call), *call.problems, *of_a_body):
@@ -240,22 +240,22 @@ def _responses(call: Call, schemas: Schemas) -> Json:
 
 def _common_problems(call: Call) -> Iterable[str]:
     for code in COMMON_PROBLEMS:
-        without_body = code == "not-acceptable" and not call.answer
+        without_body = code == "not-acceptable" and not call.response
         if not without_body and not (call.path in OPEN_PATHS and code in _NOT_OF_OPEN_PATHS):
             yield code
 
 
-def _answer(answer: OtherAnswer, schemas: Schemas) -> Json:
-    headers = {**answer.headers, "X-Request-Id": "names the request in the log"}
+def _response(response: OtherResponse, schemas: Schemas) -> Json:
+    headers = {**response.headers, "X-Request-Id": "names the request in the log"}
     described: Json = {
-        "description": answer.description,
+        "description": response.description,
         "headers": {
             name: {"description": description, "schema": {"type": "string"}}
             for name, description in headers.items()
         },
     }
-    if answer.content:
-        described["content"] = _content(answer.content, schemas)
+    if response.content:
+        described["content"] = _content(response.content, schemas)
     return described
 
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from api.http.answers import Answer
 from api.http.calls import Body, Call
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_answer
+from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_response
 from api.http.problems import HeaderList
 from api.http.request import media_types
+from api.http.responses import Response
 from api.http.static_names import DOCS_NAMES
 
 _PAGE: Final = b"""<!doctype html>
@@ -64,9 +64,9 @@ _HEADERS: Final[HeaderList] = [
 _FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
 
 
-async def docs_page(_: Context, __: Exchange) -> Answer:
+async def docs_page(_: Context, __: Exchange) -> Response:
     headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-cache")]
-    return Answer(200, [*headers, *_HEADERS], _PAGE)
+    return Response(200, [*headers, *_HEADERS], _PAGE)
 
 
 def document_call(document: Callable[[], dict[str, Any]]) -> Call:
@@ -76,8 +76,8 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
     def written() -> Tagged:
         return tagged(msgspec.json.encode(document()))
 
-    async def openapi_document(_: Context, exchange: Exchange) -> Answer:
-        return tagged_answer(exchange, written(), media_types.JSON.encode(), [])
+    async def openapi_document(_: Context, exchange: Exchange) -> Response:
+        return tagged_response(exchange, written(), media_types.JSON.encode(), [])
 
     return Call(
         method="GET",
@@ -85,11 +85,11 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
         handler=openapi_document,
         tag="docs",
         summary="",
-        answer={media_types.JSON: Body(schema={"type": "object"})},
+        response={media_types.JSON: Body(schema={"type": "object"})},
     )
 
 
 DOCS_CALLS: Final = (
     Call(method="GET", path="/docs", handler=docs_page, tag="docs", summary=""),
-    Call(method="GET", path="/docs/{file}", handler=_FILES.answer, tag="docs", summary=""),
+    Call(method="GET", path="/docs/{file}", handler=_FILES.serve, tag="docs", summary=""),
 )

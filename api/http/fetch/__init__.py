@@ -1,4 +1,4 @@
-"""Reading records: `at_once` if nothing has to be waited for, otherwise `one`.
+"""Reading records: `nowait` if nothing has to be waited for, otherwise `one`.
 
 `positions` says where a reader starts, `reading` how the log is read, `long_poll` waits on
 `watermarks`, `record_json` writes records as text, and `shared_pages` does so once for everybody at

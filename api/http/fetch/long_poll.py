@@ -15,7 +15,7 @@ from api.http.exchange import Exchange
 from broker.partition import Partition
 
 
-class Beyond(NamedTuple):
+class AwaitedOffset(NamedTuple):
     """Wait for a high watermark above `offset`."""
 
     partition: Partition
@@ -43,10 +43,10 @@ class LongPoll:
     def listen(self) -> None:
         """From now on `left` is kept up to date, whether anything is waited for or not."""
         if self._watch is None:
-            self._watch = self._exchange.watch_for_leaving(self.leave)
+            self._watch = self._exchange.watch_disconnect(self.leave)
             self._context.add_waiting(self.leave)
 
-    async def wait(self, beyonds: Iterable[Beyond]) -> None:
+    async def wait(self, beyonds: Iterable[AwaitedOffset]) -> None:
         """Return when one of the high watermarks is above its offset, or `over`."""
         self.listen()
         if self._timer is None:

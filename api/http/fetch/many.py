@@ -6,7 +6,7 @@
   the first.
 * A partition without a given offset that is trimmed meanwhile is read from its new start.
 * The request's `max_bytes` is shared in the order of the partitions, both for what is read from the
-  log and for what is shown: a partition for which nothing is left gets an empty answer at its
+  log and for what is shown: a partition for which nothing is left gets an empty response at its
   offset, and comes first if the client asks for that next time. The first partition with records
   always gets some.
 """
@@ -21,12 +21,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.access.grants import Grant
-from api.http.answers import JSON, NO_STORE, Answer
 from api.http.context import Context
+from api.http.control_requests import json_body
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
-from api.http.fetch.long_poll import Beyond, LongPoll
-from api.http.fetch.one import FetchQuery, framed, read_on
+from api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from api.http.fetch.positions import EARLIEST, Position, parse_position, resolve
 from api.http.fetch.reading import (
     Isolation,
@@ -37,7 +36,8 @@ from api.http.fetch.reading import (
     work_bytes,
 )
 from api.http.fetch.record_json import Page
-from api.http.plain_requests import json_body
+from api.http.fetch.single import FetchQuery, framed, read_on
+from api.http.responses import JSON, NO_STORE, Response
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from record_format.errors import StoreUnavailable, Throttled, TierlogError
@@ -88,7 +88,7 @@ class Room:
     def __init__(self, size_bytes: int) -> None:
         self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
 
-    def fill(self, place: PartitionFetch, fetched: Fetched, *, at_once: bool) -> Page:
+    def fill(self, place: PartitionFetch, fetched: Fetched, *, nowait: bool) -> Page:
         if self._bytes <= 0 or self._records <= 0:
             return Page([], place.offset, 0)
         page = record_json.read_page(
@@ -96,7 +96,7 @@ class Room:
             offset=place.offset,
             max_bytes=min(place.page_bytes, self._bytes),
             max_records=self._records,
-            at_once=at_once,
+            nowait=nowait,
         )
         self._bytes -= page.size_bytes
         self._records -= page.record_count
@@ -106,7 +106,7 @@ class Room:
 _DECODER: Final = msgspec.json.Decoder(FetchMany)
 
 
-async def fetch_many(context: Context, exchange: Exchange) -> Answer:
+async def fetch_many(context: Context, exchange: Exchange) -> Response:
     wanted = await json_body(context, exchange, _DECODER)
     positions = [
         parse_position(one.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
@@ -122,7 +122,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> Answer:
             await poll.wait(_beyonds(places))
             context.access.recheck(exchange)
             places = await _read_all(context, places, wanted)
-    return await _answer(context, exchange, places, wanted)
+    return await _response(context, exchange, places, wanted)
 
 
 async def _place(
@@ -206,20 +206,20 @@ def _is_enough(places: Sequence[PartitionFetch | Refused], wanted: FetchMany) ->
     return size >= min(wanted.min_bytes, wanted.max_bytes) or full
 
 
-def _beyonds(places: Sequence[PartitionFetch | Refused]) -> list[Beyond]:
+def _beyonds(places: Sequence[PartitionFetch | Refused]) -> list[AwaitedOffset]:
     return [
-        Beyond(place.partition, place.fetched.high_watermark)
+        AwaitedOffset(place.partition, place.fetched.high_watermark)
         for place in places
         if isinstance(place, PartitionFetch) and place.fetched is not None
     ]
 
 
-async def _answer(
+async def _response(
     context: Context,
     exchange: Exchange,
     places: Sequence[PartitionFetch | Refused],
     wanted: FetchMany,
-) -> Answer:
+) -> Response:
     work = 0
     for place in places:
         if isinstance(place, PartitionFetch) and place.fetched is not None:
@@ -228,15 +228,14 @@ async def _answer(
             records = max(0, fetched.next_offset - place.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def write(at_once: bool) -> bytes:
+    def write(nowait: bool) -> bytes:
         room = Room(wanted.max_bytes)
         shown = [
-            _shown(context, exchange, place, room, wanted=wanted, at_once=at_once)
-            for place in places
+            _shown(context, exchange, place, room, wanted=wanted, nowait=nowait) for place in places
         ]
         return b'{"partitions":[' + b",".join(shown) + b"]}"
 
-    return Answer(200, [JSON, NO_STORE], await compute_text(context, work, write))
+    return Response(200, [JSON, NO_STORE], await compute_text(context, work, write))
 
 
 def _shown(
@@ -246,13 +245,13 @@ def _shown(
     room: Room,
     *,
     wanted: FetchMany,
-    at_once: bool,
+    nowait: bool,
 ) -> bytes:
     if isinstance(place, Refused):
         return _shown_error(context, exchange, place)
     assert place.fetched is not None, "it was read"
     try:
-        page = room.fill(place, place.fetched, at_once=at_once)
+        page = room.fill(place, place.fetched, nowait=nowait)
     except TierlogError as error:
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)

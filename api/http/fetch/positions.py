@@ -44,7 +44,7 @@ def parse_position(
     text = str(offset)
     if text in KEYWORDS:
         return Position(keyword=text)
-    value = strict_json.natural(text)  # segment files have 20 digits
+    value = strict_json.parse_natural(text)  # segment files have 20 digits
     if value is None or value > MAX_OFFSET:
         strict_json.refuse_field(
             strict_json.join(within, "offset"),

@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 from msgspec import Meta
 
-from api.http.context import NOT_KNOWN, Context
-from api.http.fetch.record_json import TakesLong
+from api.http.context import UNKNOWN_SIZE, Context
+from api.http.fetch.record_json import WouldBlock
 from api.http.metrics import timings
 from api.http.problems import HeaderList
 from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
@@ -54,14 +54,14 @@ def work_bytes(fetched: Fetched, offset: int) -> int:
 
 async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
     """Run a little work at once, and much work in a thread. `write` is told whether to raise
-    TakesLong rather than wait for the disk or expand a batch (an unknown amount of work).
+    WouldBlock rather than wait for the disk or expand a batch (an unknown amount of work).
     """
     if work <= context.settings.inline_max_bytes:
         try:
             return await context.compute(work, lambda: write(True))
-        except TakesLong:
+        except WouldBlock:
             pass
-    return await context.compute(NOT_KNOWN, lambda: write(False))
+    return await context.compute(UNKNOWN_SIZE, lambda: write(False))
 
 
 def log_headers(

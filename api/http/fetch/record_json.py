@@ -88,7 +88,7 @@ _ANY: Final = msgspec.json.Decoder(Raw)
 _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
-class TakesLong(Exception):
+class WouldBlock(Exception):
     """Bytes would have to come from the disk, or a batch be expanded to an unknown size."""
 
 
@@ -98,13 +98,13 @@ def read_page(
     offset: int,
     max_bytes: int,
     max_records: int = PAGE_RECORDS,
-    at_once: bool = False,
+    nowait: bool = False,
 ) -> Page:
     """The records from `offset` on in what was fetched. Reads files: it may block.
 
     `max_bytes` counts keys, values and headers, and RECORD_BYTES per record; `max_records` above
     PAGE_RECORDS has no effect. A batch that fails its check ends the page before it; if it is the
-    first, raises CorruptBatch. With `at_once` raises TakesLong rather than expand a batch or wait
+    first, raises CorruptBatch. With `nowait` raises WouldBlock rather than expand a batch or wait
     for the disk.
     """
     max_records = min(max_records, PAGE_RECORDS)
@@ -112,7 +112,7 @@ def read_page(
     size = 0
     next_offset = max(fetched.next_offset, offset)
     try:
-        for columns in _visible_columns(fetched, offset, at_once=at_once):
+        for columns in _visible_columns(fetched, offset, nowait=nowait):
             room = max_bytes - size
             fitting, fitting_bytes = _fitting(columns, room, max_records, is_first=not batches)
             if fitting:
@@ -130,25 +130,25 @@ def read_page(
 
 
 def _read_now(piece: FileSlice) -> bytes:
-    """Raises TakesLong. Only the read itself tells: some pages in memory are not all of them."""
+    """Raises WouldBlock. Only the read itself tells: some pages in memory are not all of them."""
     try:
         data = page_cache.pread_nowait(piece.file.fd, piece.size_bytes, piece.position)
     except BlockingIOError as error:
-        raise TakesLong from error
+        raise WouldBlock from error
     return data if len(data) == piece.size_bytes else piece.read()
 
 
-def _visible_columns(fetched: Fetched, offset: int, *, at_once: bool) -> Iterable[Columns]:
-    """The records from `offset` on of each visible batch. Raises CorruptBatch, TakesLong."""
+def _visible_columns(fetched: Fetched, offset: int, *, nowait: bool) -> Iterable[Columns]:
+    """The records from `offset` on of each visible batch. Raises CorruptBatch, WouldBlock."""
     for piece in fetched.slices:
-        data = _read_now(piece) if at_once else piece.read()
+        data = _read_now(piece) if nowait else piece.read()
         for header in _batches(data, piece):
             if header.last_offset < offset or header.is_control:
                 continue
             if is_aborted(header, fetched.aborted):
                 continue
-            if at_once and header.codec != codecs.NONE:
-                raise TakesLong
+            if nowait and header.codec != codecs.NONE:
+                raise WouldBlock
             yield _decode(data, header, piece, offset)
 
 

@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from api.http.answers import Answer, AnyAnswer, FileAnswer, WindowedAnswer
 from api.http.context import Context
+from api.http.control_requests import no_query
 from api.http.exchange import Exchange
-from api.http.plain_requests import no_query
+from api.http.http_errors import PreconditionFailed
 from api.http.problems import HeaderList
-from api.http.refusals import PreconditionFailed
 from api.http.request.byte_range import ByteRange, matches, none_match, select_range
 from api.http.request.media_types import BATCHES, OCTETS, preferred
+from api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
 from broker.partition import Partition
 from broker.segment_listing import (
     SegmentBytes,
@@ -47,30 +47,30 @@ class _Chosen(NamedTuple):
     range: ByteRange
 
 
-def segment_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
+def try_get_segment(context: Context, exchange: Exchange) -> AnyResponse | None:
     asked = _asked(context, exchange)
     segment = try_open_segment(asked.partition, asked.base_offset)
     if segment is None:
         return None
     chosen = _choose(exchange, asked, segment)
-    if isinstance(chosen, Answer):
+    if isinstance(chosen, Response):
         return chosen
     start, end, _ = chosen.range
     slices = try_slices_of(asked.partition, segment, start=start, end=end)
     if slices is None:
         return None
     _count(context, exchange, segment, chosen.range)
-    return FileAnswer(chosen.status, chosen.headers, slices)
+    return FileResponse(chosen.status, chosen.headers, slices)
 
 
-async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
+async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     asked = _asked(context, exchange)
     partition, base_offset = asked.partition, asked.base_offset
     segment = await context.read_at(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )
     chosen = _choose(exchange, asked, segment)
-    if isinstance(chosen, Answer):
+    if isinstance(chosen, Response):
         return chosen
     start, end, _ = chosen.range
     slices = slices_of(partition, segment, start=start, end=end)
@@ -86,7 +86,7 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyAnswer:
             following = await context.read_at(partition, base_offset, next_slice)
 
     _count(context, exchange, segment, chosen.range)
-    return WindowedAnswer(chosen.status, chosen.headers, end - start, windows(first))
+    return WindowedResponse(chosen.status, chosen.headers, end - start, windows(first))
 
 
 def _asked(context: Context, exchange: Exchange) -> _Asked:
@@ -96,7 +96,7 @@ def _asked(context: Context, exchange: Exchange) -> _Asked:
     return _Asked(partition, exchange.number("base_offset", missing=_no_segment), media_type)
 
 
-def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen | Answer:
+def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen | Response:
     """Raises PreconditionFailed, RangeNotSatisfiable."""
     topic_id, size_bytes = asked.partition.log.topic_id, segment.size_bytes
     etag = segment.etag or f'"{topic_id}-{asked.base_offset}-{size_bytes:x}"'
@@ -110,7 +110,7 @@ def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen
     if not matches(exchange.header(b"if-match"), etag):
         raise PreconditionFailed(f"If-Match: the segment is {etag} now")
     if not none_match(exchange.header(b"if-none-match"), etag):
-        return Answer(304, headers)
+        return Response(304, headers)
     chosen = select_range(
         exchange.header(b"range"), exchange.header(b"if-range"), etag=etag, size_bytes=size_bytes
     )

@@ -29,7 +29,7 @@ KEY_BYTES: Final = 1 << 10  # roughly what a kept page takes besides its text
 Key = tuple[object, ...]
 
 
-class WrittenPage(NamedTuple):
+class RenderedPage(NamedTuple):
     """Records as text, in the form that the key names, and the offset after them."""
 
     content: Any
@@ -38,15 +38,15 @@ class WrittenPage(NamedTuple):
     records: int
 
 
-class Making:
+class PendingPage:
     """A page that is being made. `page` stays None if that failed."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
-        self.page: WrittenPage | None = None
+        self.page: RenderedPage | None = None
 
 
-Make = Callable[[], Awaitable[WrittenPage]]
+Make = Callable[[], Awaitable[RenderedPage]]
 
 
 def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object) -> Key:
@@ -65,10 +65,10 @@ class SharedPages:
         """`counter` has one label: `hit` or `miss`."""
         self._limit_bytes, self.size_bytes = limit_bytes, 0
         self._hits, self._misses = counter.labels("hit"), counter.labels("miss")
-        self._pages: OrderedDict[Key, WrittenPage] = OrderedDict()
-        self._under_way: dict[Key, Making] = {}
+        self._pages: OrderedDict[Key, RenderedPage] = OrderedDict()
+        self._under_way: dict[Key, PendingPage] = {}
 
-    async def get(self, key: Key, fetched: Fetched, make: Make) -> WrittenPage:
+    async def get(self, key: Key, fetched: Fetched, make: Make) -> RenderedPage:
         """The page, made if it is not there; kept if `fetched` reached the end of the log."""
         if not _is_shared(fetched):
             return await make()
@@ -85,7 +85,7 @@ class SharedPages:
                 return making.page
             # The other attempt failed, for reasons of its own: try again here.
 
-    def get_now(self, key: Key, fetched: Fetched, make: Callable[[], WrittenPage]) -> WrittenPage:
+    def get_now(self, key: Key, fetched: Fetched, make: Callable[[], RenderedPage]) -> RenderedPage:
         """As `get`, for a page that is made so quickly that nobody waits for another's."""
         if not _is_shared(fetched):
             return make()
@@ -96,16 +96,16 @@ class SharedPages:
             self._keep(key, page)
         return page
 
-    def _kept(self, key: Key) -> WrittenPage | None:
+    def _kept(self, key: Key) -> RenderedPage | None:
         page = self._pages.get(key)
         if page is not None:
             self._hits.inc()
             self._pages.move_to_end(key)
         return page
 
-    async def _made(self, key: Key, make: Make) -> WrittenPage:
+    async def _made(self, key: Key, make: Make) -> RenderedPage:
         self._misses.inc()
-        making = self._under_way[key] = Making()
+        making = self._under_way[key] = PendingPage()
         try:
             making.page = page = await make()
         finally:
@@ -114,7 +114,7 @@ class SharedPages:
         self._keep(key, page)
         return page
 
-    def _keep(self, key: Key, page: WrittenPage) -> None:
+    def _keep(self, key: Key, page: RenderedPage) -> None:
         if page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
             return
         self._pages[key] = page

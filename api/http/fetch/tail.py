@@ -25,16 +25,16 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http import strict_json
-from api.http.answers import AnyAnswer, StreamAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
-from api.http.fetch.long_poll import Beyond, LongPoll
+from api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from api.http.fetch.positions import LATEST, MAX_OFFSET, parse_position, resolve
 from api.http.fetch.reading import Isolation, compute_text, log_headers, read, work_bytes
-from api.http.fetch.shared_pages import WrittenPage, page_key
+from api.http.fetch.shared_pages import RenderedPage, page_key
 from api.http.problems import HeaderList
 from api.http.request import media_types
+from api.http.responses import AnyResponse, StreamResponse
 from broker.partition import Fetched, Partition, Tier
 from broker.topics import Topic
 from record_format.errors import TierlogError
@@ -131,19 +131,19 @@ class Tail:
         return events
 
     def _write(
-        self, partition: Partition, fetched: Fetched, offset: int, at_once: bool
-    ) -> WrittenPage:
+        self, partition: Partition, fetched: Fetched, offset: int, nowait: bool
+    ) -> RenderedPage:
         """What all readers at the same place are sent; for a topic's tail without the ids."""
         query = self._query
         page = record_json.read_page(
-            fetched, offset=offset, max_bytes=query.max_bytes, at_once=at_once
+            fetched, offset=offset, max_bytes=query.max_bytes, nowait=nowait
         )
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
         size_bytes = sum(len(line) for _, line in lines)
         if self._whole_topic:
-            return WrittenPage(lines, page.next_offset, size_bytes, len(lines))
+            return RenderedPage(lines, page.next_offset, size_bytes, len(lines))
         events = b"".join(b"id: %d\ndata: %b\n\n" % event for event in lines)
-        return WrittenPage(events, page.next_offset, size_bytes, len(lines))
+        return RenderedPage(events, page.next_offset, size_bytes, len(lines))
 
     def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
         # Each partition's last offset that was sent; -1 is before the first.
@@ -151,17 +151,17 @@ class Tail:
         stands = ",".join(f"{one.number}:{at - 1}" for one, at in self.places.items())
         return b"id: %b\ndata: %b\n\n" % (stands.encode(), line)
 
-    def beyonds(self) -> list[Beyond]:
+    def beyonds(self) -> list[AwaitedOffset]:
         """What to wait for: everything up to the high watermarks that were seen has been sent."""
-        return [Beyond(partition, seen) for partition, seen in self._seen.items()]
+        return [AwaitedOffset(partition, seen) for partition, seen in self._seen.items()]
 
 
-async def tail_partition(context: Context, exchange: Exchange) -> AnyAnswer:
+async def tail_partition(context: Context, exchange: Exchange) -> AnyResponse:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return await tail_of(context, exchange, [partition])
 
 
-async def tail_topic(context: Context, exchange: Exchange) -> AnyAnswer:
+async def tail_topic(context: Context, exchange: Exchange) -> AnyResponse:
     topic = context.broker.topic(exchange.topic)
     return await tail_of(context, exchange, topic.all_partitions(), topic=topic)
 
@@ -172,7 +172,7 @@ async def tail_of(
     partitions: list[Partition],
     *,
     topic: Topic | None = None,
-) -> StreamAnswer:
+) -> StreamResponse:
     """`topic`, if all of it is followed."""
     query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
@@ -184,7 +184,7 @@ async def tail_of(
     tail = Tail(context, query, topic=topic)
     await tail.start(partitions, resumed)
     headers = _HEADERS if topic else [*_HEADERS, *_log_headers_at(*next(iter(tail.places.items())))]
-    return StreamAnswer(headers, _stream(context, exchange, tail))
+    return StreamResponse(headers, _stream(context, exchange, tail))
 
 
 def _log_headers_at(partition: Partition, offset: int) -> HeaderList:

@@ -40,7 +40,7 @@ class Watermarks:
         return cancel
 
     def look_again(self, partition: Partition) -> None:
-        """Wake all who wait for `partition`: something else in their answer has changed."""
+        """Wake all who wait for `partition`: something else in their response has changed."""
         waiting = self._partitions.get(partition)
         if waiting is not None:
             waiting.wake_all()

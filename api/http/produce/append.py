@@ -12,14 +12,14 @@ from concurrent.futures import Future
 
 import structlog
 
-from api.http.answers import Answer, json_answer
+from api.http.all_completed import AllCompleted
 from api.http.context import Context
-from api.http.ended import Ended
+from api.http.http_errors import AppendedInPart
 from api.http.metrics import timings
 from api.http.produce.batches import TopicRules
 from api.http.produce.head import Request
-from api.http.refusals import AppendedInPart
-from api.http.shapes import Accepted, PartitionResult, Produced
+from api.http.responses import Response, json_response
+from api.http.schemas import Accepted, PartitionResult, Produced
 from hot_tier.append import Acks, AppendResult
 from record_format.errors import LogOfflineError, TierlogError
 from record_format.produced import ProducedBatches
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 async def append(
     context: Context, request: Request, appends: Mapping[int, ProducedBatches]
-) -> Answer:
+) -> Response:
     """The batches of each partition are one append. Raises what refused one."""
     name = request.topic.record.name
     acks = _acks_to_await(request, appends)
@@ -39,17 +39,17 @@ async def append(
         _refuse_where_nothing_is_taken(futures.values())
         for number, future in futures.items():
             _leave(context, f"{name}-{number}", appends[number], future)
-        return json_answer(Accepted(name, count), status=202)
+        return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
-    await Ended(futures.values())
+    await AllCompleted(futures.values())
     timings.took("broker", began_s)
     outcomes = [future.exception() or future.result() for future in futures.values()]
     _count(context, zip(appends.values(), outcomes, strict=True))
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
-        return json_answer(Accepted(name, count), status=202)
+        return json_response(Accepted(name, count), status=202)
     warnings = _warnings(request, appends, context.settings.clock())
-    return json_answer(Produced(name, results, warnings))
+    return json_response(Produced(name, results, warnings))
 
 
 def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> Acks:

@@ -12,8 +12,8 @@ from api.http import strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET
+from api.http.http_errors import UnsupportedMediaType
 from api.http.produce.batches import ProducerState
-from api.http.refusals import UnsupportedMediaType
 from api.http.request import media_types
 from broker.partition import Partition
 from broker.topics import Topic

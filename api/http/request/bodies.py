@@ -21,11 +21,11 @@ from typing import Final, Protocol
 import zstandard
 
 from api.http.exchange import Exchange
-from api.http.refusals import StalledBody
+from api.http.http_errors import StalledBody
 from api.http.request import media_types
 from api.http.settings import HttpSettings
-from api.protocol.body_receive import DirectBody
-from api.protocol.errors import ClientGone
+from api.protocol.body_receiver import DirectBody
+from api.protocol.errors import ClientDisconnected
 from record_format.errors import (
     FieldProblem,
     InvalidRequest,
@@ -98,7 +98,7 @@ async def received_body(
     """The body as it was sent. Its bytes count as held until the block is left.
 
     `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, NoDescriptor,
-    StalledBody, ClientGone.
+    StalledBody, ClientDisconnected.
     """
     limit = settings.body_max_bytes if limit is None else limit
     announced = _announced_size(exchange, limit)
@@ -131,7 +131,7 @@ async def _filled(
         except TimeoutError:
             raise pace.stalled() from None
         except ConnectionError:
-            raise ClientGone from None
+            raise ClientDisconnected from None
         except OSError as error:
             raise NoDescriptor(f"no file descriptor left for a body: {error.strerror}") from error
     return body

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from api.http.refusals import RangeNotSatisfiable
+from api.http.http_errors import RangeNotSatisfiable
 
 # More digits than any offset has, but bounded: Python refuses to read thousands.
 _RANGE: Final = re.compile(
@@ -52,14 +52,14 @@ def select_range(
 
 
 def matches(header: str | None, etag: str) -> bool:
-    """Whether If-Match lets the answer through; False means 412. Compared strongly."""
+    """Whether If-Match lets the response through; False means 412. Compared strongly."""
     if header is None or header.strip() == "*":
         return True
     return etag in (match.group(0) for match in _TAG.finditer(header))
 
 
 def none_match(header: str | None, etag: str) -> bool:
-    """Whether If-None-Match lets the answer through; False means 304. Compared weakly."""
+    """Whether If-None-Match lets the response through; False means 304. Compared weakly."""
     if header is None:
         return True
     if header.strip() == "*":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from api.http.refusals import NotAcceptable, UnsupportedMediaType
+from api.http.http_errors import NotAcceptable, UnsupportedMediaType
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"

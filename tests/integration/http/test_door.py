@@ -137,7 +137,7 @@ def test_every_call_refuses_what_it_does_not_take_and_cannot_answer(api: Api, ca
     answer = api.request(call.method, path, headers={"accept": "image/png"})
     if call.path in OPEN_PATHS:
         assert answer.status_code == 200
-    elif call.answer:
+    elif call.response:
         problem(answer, 406, "not-acceptable")
 
 

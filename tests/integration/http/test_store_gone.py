@@ -82,7 +82,7 @@ def served_with_one_thread(
         setattr(store, name, call)
         return call
 
-    http = HttpSettings(read_threads=1, change_threads=1)
+    http = HttpSettings(read_threads=1, write_threads=1)
     with (
         served_broker(tmp_path / "data", store=store, http=http) as one,
         Api(base_url=one.server.url, timeout=30) as api,

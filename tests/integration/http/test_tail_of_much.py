@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.answers import StreamAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch.tail import tail_partition
+from api.http.responses import StreamResponse
 from api.http.settings import HttpSettings
 from broker.broker import Broker
 from broker.partition import Fetched
@@ -60,13 +60,13 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-async def tail_from_the_start(context: Context) -> StreamAnswer:
+async def tail_from_the_start(context: Context) -> StreamResponse:
     """Of a client that takes all at once, and stays; its comment was read."""
     exchange = Exchange({"method": "GET", "headers": [], "query_string": b"offset=earliest"})
     exchange.params = {"topic": "t", "partition": "0"}
     exchange.receive = never
     answer = await tail_partition(context, exchange)
-    assert isinstance(answer, StreamAnswer)
+    assert isinstance(answer, StreamResponse)
     await anext(answer.parts)
     return answer
 

@@ -66,7 +66,7 @@ def open_door(root: Path) -> Iterator[Door]:
         served_broker(root / "data", http=settings) as one,
         httpx.Client() as door.client,
     ):
-        patch.setattr(check, "LOOK_EVERY_S", 0.0)  # what was changed is in force at once
+        patch.setattr(check, "CHECK_INTERVAL_S", 0.0)  # what was changed is in force at once
         door.app, door.url = one.app, one.server.url
         for topic in ("orders.eu", "orders.us", "private"):
             made = door.call("POST", "/v1/topics", door.admin, json={"name": topic})

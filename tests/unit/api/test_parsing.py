@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import zstandard
 
+from api.http.http_errors import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
 from api.http.produce.columns import RecordColumns, parse_envelopes, parse_json, parse_values
 from api.http.produce.partitioner import split_by_partition
-from api.http.refusals import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
 from api.http.request import bodies, media_types
 from api.http.request.byte_range import ByteRange, none_match, select_range
 from api.http.request.times import parse_time

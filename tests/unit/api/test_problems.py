@@ -1,6 +1,6 @@
 import inspect
 
-from api.http import problems, refusals
+from api.http import http_errors, problems
 from api.protocol import errors as of_connections
 from record_format import errors
 
@@ -13,8 +13,8 @@ def test_every_class_of_the_error_tree_has_its_own_answer() -> None:
         errors.OffsetOutOfRange,
         errors.TooLarge,
     }
-    passed_on = (of_connections.ClientGone, refusals.AppendedInPart)
-    for module in (errors, refusals, of_connections):
+    passed_on = (of_connections.ClientDisconnected, http_errors.AppendedInPart)
+    for module in (errors, http_errors, of_connections):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             own = issubclass(kind, Exception) and kind.__module__ == module.__name__
             if own and kind not in known and kind not in passed_on:
@@ -52,7 +52,7 @@ def test_a_write_to_a_log_that_went_offline_has_an_unknown_outcome() -> None:
 
 
 def test_a_part_that_was_appended_is_told_with_the_fault() -> None:
-    error = refusals.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
+    error = http_errors.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
     problem = problems.to_problem(error, request_id="", writing=True)
     assert problem.status == 503
     assert problem.document["results"] == [{"partition": 0}]

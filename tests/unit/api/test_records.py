@@ -9,7 +9,7 @@ import pytest
 from api.http.fetch import record_json
 from api.http.fetch.batch_filter import filter_batches
 from api.http.fetch.record_json import (
-    TakesLong,
+    WouldBlock,
     read_page,
     write_array,
     write_lines,
@@ -125,8 +125,8 @@ def test_what_must_not_wait_reads_nothing_from_the_disk(tmp_path: Path) -> None:
     whole = fetched(tmp_path / "log", batch(0, b"x" * 60_000))
     size, fd = whole.size_bytes, whole.slices[0].file.fd
     try:
-        assert read_page(whole, offset=0, max_bytes=size, at_once=True).record_count == 1
-    except TakesLong:
+        assert read_page(whole, offset=0, max_bytes=size, nowait=True).record_count == 1
+    except WouldBlock:
         pytest.skip("this file system cannot say what is in memory")
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
@@ -137,8 +137,8 @@ def test_what_must_not_wait_reads_nothing_from_the_disk(tmp_path: Path) -> None:
         if page_cache.resident_bytes(fd) >= size:
             pytest.skip("this file system keeps everything in memory")
         try:
-            page = read_page(whole, offset=0, max_bytes=size, at_once=True)
-        except TakesLong:
+            page = read_page(whole, offset=0, max_bytes=size, nowait=True)
+        except WouldBlock:
             break
         assert page.record_count == 1
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, SharedPages, WrittenPage
+from api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, RenderedPage, SharedPages
 from api.http.fetch.watermarks import Watermarks
 from api.http.metrics.registry import HttpMetrics
 
@@ -107,8 +107,8 @@ def test_who_leaves_leaves_nothing_behind_even_while_a_call_is_under_way():
     run(case)
 
 
-def written(content: bytes) -> WrittenPage:
-    return WrittenPage(content, 5, len(content), 1)
+def written(content: bytes) -> RenderedPage:
+    return RenderedPage(content, 5, len(content), 1)
 
 
 def test_many_who_stand_at_the_end_share_one_page():
@@ -116,7 +116,7 @@ def test_many_who_stand_at_the_end_share_one_page():
         counter = HttpMetrics().shared_pages
         pages, made = SharedPages(counter), []
 
-        async def make() -> WrittenPage:
+        async def make() -> RenderedPage:
             await asyncio.sleep(0)
             made.append(1)
             return written(b"page")
@@ -138,7 +138,7 @@ def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
     async def case() -> None:
         pages, tries = SharedPages(HttpMetrics().shared_pages), []
 
-        async def make() -> WrittenPage:
+        async def make() -> RenderedPage:
             tries.append(1)
             await asyncio.sleep(0)
             if len(tries) == 1:
@@ -159,7 +159,7 @@ def test_what_is_kept_is_bounded(size_bytes):
     async def case() -> None:
         pages = SharedPages(HttpMetrics().shared_pages, limit_bytes=100_000)
 
-        async def make() -> WrittenPage:
+        async def make() -> RenderedPage:
             return written(b"x" * size_bytes)
 
         each = size_bytes + KEY_BYTES
@@ -175,7 +175,7 @@ def test_a_page_that_is_too_large_to_be_kept_is_made_once_for_all_who_wait():
     async def case() -> None:
         pages, made = SharedPages(HttpMetrics().shared_pages), []
 
-        async def make() -> WrittenPage:
+        async def make() -> RenderedPage:
             await asyncio.sleep(0)
             made.append(1)
             return written(b"x" * (PAGE_MAX_BYTES + 1))
@@ -191,7 +191,7 @@ def test_a_page_of_nothing_is_not_kept():
     async def case() -> None:
         pages, made = SharedPages(HttpMetrics().shared_pages), []
 
-        async def make() -> WrittenPage:
+        async def make() -> RenderedPage:
             made.append(1)
             return written(b"")
 

@@ -24,7 +24,7 @@ import uvicorn
 
 from api.protocol.deadline import Deadline
 from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_turns import SendTurns
+from api.protocol.send_scheduler import SendScheduler
 from api.protocol.zerocopy import EXTENSION, ZeroCopyProtocol
 from record_format import page_cache
 from tests.fakes.protocol_server import serving_protocol
@@ -151,7 +151,7 @@ def server(
         refusal=lambda error: f"HTTP/1.1 400 {error}\r\ncontent-length: 0\r\n\r\n".encode(),
     )
     with ThreadPoolExecutor(2) as threads:
-        bound = {"limits": limits, "threads": threads, "turns": SendTurns()}
+        bound = {"limits": limits, "threads": threads, "scheduler": SendScheduler()}
         with serving_protocol(
             app,
             ZeroCopyProtocol,

@@ -14,7 +14,7 @@ from contextvars import Context
 from typing import Any
 
 
-class Ended:
+class AllCompleted:
     """Awaited once, by a task: all of the futures have ended, in whatever way.
 
     It has as much of asyncio's future (`asyncio.isfuture`) as a task needs. If the task is
@@ -32,7 +32,7 @@ class Ended:
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
 
-    def __await__(self) -> Generator[Ended, None, None]:
+    def __await__(self) -> Generator[AllCompleted, None, None]:
         self._asyncio_future_blocking = True
         yield self
 
@@ -41,8 +41,10 @@ class Ended:
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
-    def add_done_callback(self, go_on: Callable[[Ended], object], *, context: Context) -> None:
-        self._go_on: Callable[[Ended], object] | None = go_on
+    def add_done_callback(
+        self, go_on: Callable[[AllCompleted], object], *, context: Context
+    ) -> None:
+        self._go_on: Callable[[AllCompleted], object] | None = go_on
         self._context = context
         for future in self._futures:
             future.add_done_callback(self._one_ended)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from api.protocol.body_receive import BodyReceive
+from api.protocol.body_receiver import BodyReceiver
 
 
 def receive(
-    act: Callable[[BodyReceive, socket.socket], None],
+    act: Callable[[BodyReceiver, socket.socket], None],
     *,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> bytes:
@@ -22,7 +22,7 @@ def receive(
             ours.setblocking(False)
             theirs.sendall(b"12345")
             loop, body = asyncio.get_running_loop(), bytearray(10)
-            receiving = BodyReceive(loop, ours, memoryview(body), idle_s=0.05, on_bytes=on_bytes)
+            receiving = BodyReceiver(loop, ours, memoryview(body), idle_s=0.05, on_bytes=on_bytes)
             loop.call_soon(act, receiving, theirs)
             try:
                 await receiving.run()
@@ -34,7 +34,7 @@ def receive(
 
 
 def test_it_ends_when_the_buffer_is_full_and_takes_no_more() -> None:
-    def act(_: BodyReceive, theirs: socket.socket) -> None:
+    def act(_: BodyReceiver, theirs: socket.socket) -> None:
         theirs.sendall(b"67890NEXT")
 
     assert receive(act) == b"1234567890"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from api.protocol.at_once import AtOnceProtocol, ReadyAnswer
 from api.protocol.deadline import Deadline
+from api.protocol.immediate import ImmediateProtocol, ImmediateResponse
 from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_turns import SendTurns
+from api.protocol.send_scheduler import SendScheduler
 from api.protocol.zerocopy import EXTENSION
 from record_format import page_cache
 from record_format.file_slice import FileSlice, OpenFile
@@ -25,24 +25,24 @@ from tests.fakes.protocol_server import serving_protocol
 SIZE = 9_000_001
 
 
-class Front:
+class App:
     """`/now?position-count[,…]` and `/said?text` are answered at once where they can be; all else
     says `later`.
     """
 
     def __init__(self, path) -> None:
         self.file = OpenFile(path)
-        self.at_once, self.tasks = 0, []
+        self.immediate, self.tasks = 0, []
 
-    def answer_at_once(self, scope: Any) -> ReadyAnswer | None:
+    def try_respond(self, scope: Any) -> ImmediateResponse | None:
         if scope["path"] == "/said":
             text = scope["query_string"]
-            return ReadyAnswer(200, [(b"content-length", b"%d" % len(text))], text)
+            return ImmediateResponse(200, [(b"content-length", b"%d" % len(text))], text)
         slices = self.slices_of(scope)
         if not slices:
             return None
         size = sum(piece.size_bytes for piece in slices)
-        return ReadyAnswer(200, [(b"content-length", b"%d" % size)], slices=slices)
+        return ImmediateResponse(200, [(b"content-length", b"%d" % size)], slices=slices)
 
     def slices_of(self, scope: Any) -> tuple[FileSlice, ...]:
         if scope["path"] != "/now":
@@ -50,9 +50,9 @@ class Front:
         parts = [part.split(b"-") for part in scope["query_string"].split(b",")]
         return tuple(FileSlice(self.file, int(at), int(count)) for at, count in parts)
 
-    def went_out(self, scope: Any, *, left: tuple[FileSlice, ...]) -> None:
-        self.at_once += 1
-        scope["slices"], scope["head_sent"] = left, True
+    def response_sent(self, scope: Any, *, unsent: tuple[FileSlice, ...]) -> None:
+        self.immediate += 1
+        scope["slices"], scope["head_sent"] = unsent, True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
@@ -75,8 +75,8 @@ class Front:
 
 
 class Running:
-    def __init__(self, front: Front, data: bytes, port: int) -> None:
-        self.front, self.data, self.port = front, data, port
+    def __init__(self, app: App, data: bytes, port: int) -> None:
+        self.app, self.data, self.port = app, data, port
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -124,7 +124,7 @@ def shared(loop, tmp_path_factory) -> Iterator[Running]:
 
 @pytest.fixture
 def running(shared) -> Running:
-    shared.front.at_once, shared.front.tasks = 0, []
+    shared.app.immediate, shared.app.tasks = 0, []
     return shared
 
 
@@ -133,7 +133,7 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
     data = os.urandom(SIZE)
     path = tmp_path / "file"
     path.write_bytes(data)
-    front = Front(path)
+    app = App(path)
     limits = ConnectionLimits(
         connections_max=100,
         header_max_bytes=8192,
@@ -143,27 +143,27 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
         unread_timeout_s=1,
         refusal=lambda error: b"",
     )
-    bound = {"limits": limits, "turns": SendTurns(), "front": front}
-    with serving_protocol(front, AtOnceProtocol, bound, **config) as server:
-        yield Running(front, data, server.port)
+    bound = {"limits": limits, "scheduler": SendScheduler(), "immediate_app": app}
+    with serving_protocol(app, ImmediateProtocol, bound, **config) as server:
+        yield Running(app, data, server.port)
 
 
 def test_a_small_answer_needs_no_task(running):
     body = running.ask(get("/now?5-100,900-7"))[0]
     assert body == running.data[5:105] + running.data[900:907]
-    assert (running.front.at_once, running.front.tasks) == (1, [])
+    assert (running.app.immediate, running.app.tasks) == (1, [])
 
 
 def test_what_the_socket_does_not_take_goes_on_in_a_task(running):
     with running.connect() as sock, sock.makefile("rb") as answers:
         sock.sendall(get(f"/now?0-{SIZE},3-4"))
         deadline = time.monotonic() + 10
-        while not running.front.tasks:  # who reads meanwhile makes room for all of it
+        while not running.app.tasks:  # who reads meanwhile makes room for all of it
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert body_of(answers) == running.data + running.data[3:7]
     running.settle()
-    assert (running.front.at_once, running.front.tasks) == (1, ["/now"])
+    assert (running.app.immediate, running.app.tasks) == (1, ["/now"])
 
 
 def test_one_connection_is_answered_again_and_again(running):
@@ -176,7 +176,7 @@ def test_one_connection_is_answered_again_and_again(running):
             sock.sendall(get(f"/said?{position}"))
             assert body_of(answers) == b"%d" % position
     running.settle()
-    assert (running.front.at_once, len(running.front.tasks)) == (40, 20)
+    assert (running.app.immediate, len(running.app.tasks)) == (40, 20)
 
 
 def test_answers_keep_the_order_of_requests_that_came_together(running):
@@ -185,13 +185,13 @@ def test_answers_keep_the_order_of_requests_that_came_together(running):
     assert bodies == [
         running.data[number : number + 1000] if number % 3 else b"later" for number in range(40)
     ]
-    assert running.front.at_once <= 1, "the others of one read of the socket are not put first"
+    assert running.app.immediate <= 1, "the others of one read of the socket are not put first"
 
 
 def test_bytes_in_memory_need_no_task_and_no_descriptor(running, monkeypatch):
     monkeypatch.setattr(os, "dup", None)
     assert running.ask(get("/said?" + "a" * 4000)) == [b"a" * 4000]
-    assert (running.front.at_once, running.front.tasks) == (1, [])
+    assert (running.app.immediate, running.app.tasks) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -201,18 +201,18 @@ def test_bytes_in_memory_need_no_task_and_no_descriptor(running, monkeypatch):
 def test_a_request_that_asks_for_more_than_bytes_takes_the_usual_way(running, headers):
     body = b"{}" if headers == ("content-length: 2",) else b""
     running.ask(get("/now?0-10", *headers) + body)
-    assert (running.front.at_once, len(running.front.tasks)) == (0, 1)
+    assert (running.app.immediate, len(running.app.tasks)) == (0, 1)
 
 
 def test_the_usual_header_of_clients_is_no_hindrance(running):
     running.ask(get("/now?0-10", "connection: keep-alive", "accept-encoding: gzip"))
-    assert (running.front.at_once, running.front.tasks) == (1, [])
+    assert (running.app.immediate, running.app.tasks) == (1, [])
 
 
 def test_bytes_that_are_not_in_memory_are_not_waited_for_here(running, monkeypatch):
     monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
     assert running.ask(get("/now?0-10")) == [running.data[:10]]
-    assert (running.front.at_once, running.front.tasks) == (0, ["/now"])
+    assert (running.app.immediate, running.app.tasks) == (0, ["/now"])
 
 
 def test_a_client_that_left_does_no_harm(loop, tmp_path):
@@ -253,7 +253,7 @@ def test_a_lack_of_descriptors_ends_the_connection_and_is_no_fault_of_the_reques
         sock.sendall(get("/now?0-10"))
         assert sock.recv(100) == b""
     running.settle()
-    assert (running.front.at_once, caplog.messages) == (1, [])
+    assert (running.app.immediate, caplog.messages) == (1, [])
 
 
 class _Loop:

@@ -23,7 +23,7 @@ from record_format.errors import InvalidRequest
 _VERSIONS: Final = ("1.1", "1.0")
 
 
-class OneProtocol(HttpToolsProtocol):
+class NoUpgradeProtocol(HttpToolsProtocol):
     """Relies on uvicorn's `_unsupported_upgrade_warning`, called where the parser stopped."""
 
     _piece = b""  # what the parser is being fed
@@ -69,7 +69,7 @@ def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
     return b""
 
 
-def _parser_behind(head: bytes, protocol: OneProtocol) -> httptools.HttpRequestParser:
+def _parser_behind(head: bytes, protocol: NoUpgradeProtocol) -> httptools.HttpRequestParser:
     """A parser that has read `head`, without `protocol` having been told."""
     listener = _Listener(protocol)
     parser = new_parser(listener)
@@ -86,7 +86,7 @@ def new_parser(listener: object) -> httptools.HttpRequestParser:
 
 
 class _Listener:
-    def __init__(self, protocol: OneProtocol) -> None:
+    def __init__(self, protocol: NoUpgradeProtocol) -> None:
         self._protocol, self.hears = protocol, False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

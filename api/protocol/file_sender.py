@@ -1,7 +1,7 @@
 """A run of bytes of one file on its way into one socket, one turn of the event loop at a time.
 
 * Only bytes that are in memory are sent on the loop; a thread waits for the disk.
-* A turn sends at most what its owner allows, and `send_turns` decides whose turn it is, so that
+* A turn sends at most what its owner allows, and `send_scheduler` decides whose turn it is, so that
   large responses do not delay small ones.
 * Nothing is buffered here: what the socket does not accept stays in the file.
 """
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from api.protocol.send_turns import SendTurns
+from api.protocol.send_scheduler import SendScheduler
 from record_format import page_cache
 from record_format.page_cache import HasFileno
 
 SMALL_BYTES: Final = 64 << 10  # such a response does not wait for its turn
 
 
-class FileSend:
+class FileSender:
     """The sending of one range of a file into one socket."""
 
     __slots__ = (
@@ -32,10 +32,10 @@ class FileSend:
         "_loop",
         "_position",
         "_queued",
+        "_scheduler",
         "_sock",
         "_threads",
         "_turn",
-        "_turns",
         "_watching",
     )
 
@@ -48,18 +48,18 @@ class FileSend:
         position: int,
         size_bytes: int,
         turn_bytes: Callable[[], int],
-        turns: SendTurns,
+        scheduler: SendScheduler,
         threads: Executor | None = None,
     ) -> None:
         self._loop, self._sock, self._file = loop, sock, file
         self._position, self._left = position, size_bytes
-        self._turn, self._turns, self._threads = turn_bytes, turns, threads
+        self._turn, self._scheduler, self._threads = turn_bytes, scheduler, threads
         self._watching = self._queued = False
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
         """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
-        if self._turns.busy and self._left > SMALL_BYTES:
+        if self._scheduler.busy and self._left > SMALL_BYTES:
             self._ready()
         else:
             self._send_turn()  # at once, with the head
@@ -76,7 +76,7 @@ class FileSend:
         """The socket is writable; called again and again until it is not."""
         if not self._queued:
             self._queued = True
-            self._turns.ask(self._send_turn, self._loop)
+            self._scheduler.schedule(self._send_turn, self._loop)
 
     def _send_turn(self) -> int:
         """Send one window, or have it read first. Returns how many bytes the socket accepted."""

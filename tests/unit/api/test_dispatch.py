@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from api.http.answers import Answer, FileAnswer
 from api.http.calls import Call, CallTable
-from api.http.front import TierlogApp
+from api.http.dispatch import TierlogApp
 from api.http.metrics.registry import HttpMetrics
 from api.http.problems import to_problem
+from api.http.responses import FileResponse, Response
 from record_format.errors import InvalidRequest
 from record_format.file_slice import FileSlice, OpenFile
 
@@ -39,9 +39,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def app_of(at_once: Any, admitted: Any = None) -> TierlogApp:
+def app_of(try_handler: Any, admit: Any = None) -> TierlogApp:
     nothing = SimpleNamespace(
-        admit=lambda _: None, check=lambda *_: None, sent=lambda _: None, admitted=admitted
+        authenticate=lambda _: None,
+        authorize=lambda *_: None,
+        release=lambda _: None,
+        admit=admit,
     )
     context: Any = SimpleNamespace(
         access=nothing,
@@ -49,7 +52,9 @@ def app_of(at_once: Any, admitted: Any = None) -> TierlogApp:
         metrics=HttpMetrics(),
         problem=lambda _, error, writing: to_problem(error, request_id="", writing=writing),
     )
-    call = Call(method="GET", path="/now", handler=handler, at_once=at_once, tag="", summary="")
+    call = Call(
+        method="GET", path="/now", handler=handler, try_handler=try_handler, tag="", summary=""
+    )
     return TierlogApp(context, CallTable([call]))
 
 
@@ -63,24 +68,24 @@ def holders_of(path: Path) -> int:
 
 
 def test_files_that_were_sent_at_once_are_let_go_while_the_connection_stays(path, without_gc):
-    app = app_of(lambda *_: FileAnswer(200, [], (FileSlice(OpenFile(path), 0, 10),)))
+    app = app_of(lambda *_: FileResponse(200, [], (FileSlice(OpenFile(path), 0, 10),)))
     kept = scope()  # by the protocol, until another request comes
-    answer = app.answer_at_once(kept)
-    assert answer is not None
-    app.went_out(kept, left=())
-    del answer
+    response = app.try_respond(kept)
+    assert response is not None
+    app.response_sent(kept, unsent=())
+    del response
     assert holders_of(path) == 0
 
 
 def test_a_refusal_keeps_no_file_open(path, without_gc):
-    def at_once(*_: Any) -> None:
+    def try_handler(*_: Any) -> None:
         opened = OpenFile(path)
         raise InvalidRequest(f"{opened.name} is not for you")
 
-    app, kept = app_of(at_once), scope()
-    answer = app.answer_at_once(kept)
-    assert answer is not None
-    assert answer.status == 400
+    app, kept = app_of(try_handler), scope()
+    response = app.try_respond(kept)
+    assert response is not None
+    assert response.status == 400
     assert holders_of(path) == 0
 
 
@@ -88,29 +93,29 @@ def test_an_answer_that_is_too_large_to_go_at_once_is_counted_as_unsent():
     counted: list[int] = []
     sent: list[Any] = []
 
-    async def admitted(_: Any, answer: Answer) -> Answer:
-        counted.append(answer.size_bytes)
-        return answer
+    async def admit(_: Any, response: Response) -> Response:
+        counted.append(response.size_bytes)
+        return response
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app, kept = app_of(lambda *_: Answer(200, [], bytes(300_000)), admitted), scope()
-    assert app.answer_at_once(kept) is None
+    app, kept = app_of(lambda *_: Response(200, [], bytes(300_000)), admit), scope()
+    assert app.try_respond(kept) is None
     asyncio.run(app(kept, handler, send))
     assert counted == [300_000]
     assert sum(len(message.get("body", b"")) for message in sent) == 300_000
 
 
 def test_an_answer_without_bytes_is_none_out_of_a_file(path):
-    app = app_of(lambda *_: FileAnswer(200, [], ()))
-    answer = app.answer_at_once(scope())
-    assert answer is not None
-    assert not answer.slices
-    assert (b"content-length", b"0") in answer.headers
+    app = app_of(lambda *_: FileResponse(200, [], ()))
+    response = app.try_respond(scope())
+    assert response is not None
+    assert not response.slices
+    assert (b"content-length", b"0") in response.headers
 
 
 def test_an_answer_that_has_no_body_announces_none():
-    answer = app_of(lambda *_: Answer(304, [])).answer_at_once(scope())
-    assert answer is not None
-    assert b"content-length" not in dict(answer.headers)
+    response = app_of(lambda *_: Response(304, [])).try_respond(scope())
+    assert response is not None
+    assert b"content-length" not in dict(response.headers)

@@ -20,7 +20,7 @@ SendTurn = Callable[[], int]
 """Sends what one turn allows. Returns how many bytes that were."""
 
 
-class SendTurns:
+class SendScheduler:
     """Belongs to the event loop of one server."""
 
     __slots__ = ("_queue", "_scheduled")
@@ -34,7 +34,7 @@ class SendTurns:
         """Whether somebody else is waiting for a turn."""
         return bool(self._queue)
 
-    def ask(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:
+    def schedule(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:
         """Call `send` once, when its turn comes. It must not raise."""
         self._queue.append(send)
         if not self._scheduled:

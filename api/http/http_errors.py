@@ -73,5 +73,5 @@ class AppendedInPart(Exception):
         self.cause, self.results = cause, list(results)
 
 
-class CutByStop(ShuttingDown):
+class AbortedByShutdown(ShuttingDown):
     """The server stopped before the request was done: what it writes may have been written."""

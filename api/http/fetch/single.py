@@ -16,12 +16,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http import strict_json
-from api.http.answers import NO_STORE, Answer, AnyAnswer, FileAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
 from api.http.fetch.batch_filter import filter_batches
-from api.http.fetch.long_poll import Beyond, LongPoll
+from api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from api.http.fetch.positions import (
     EARLIEST,
     LATEST,
@@ -41,10 +40,11 @@ from api.http.fetch.reading import (
     read,
     work_bytes,
 )
-from api.http.fetch.shared_pages import Key, WrittenPage, page_key
+from api.http.fetch.shared_pages import Key, RenderedPage, page_key
 from api.http.fetch.tail import tail_of
 from api.http.problems import HeaderList
 from api.http.request import media_types
+from api.http.responses import NO_STORE, AnyResponse, FileResponse, Response
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from hot_tier.log_state import Offsets
@@ -99,7 +99,7 @@ class Found(NamedTuple):
     fetched: Fetched
 
 
-async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
+async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
@@ -108,29 +108,29 @@ async def fetch(context: Context, exchange: Exchange) -> AnyAnswer:
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _batches_answer(context, exchange, found, query)
+        return await _batches_response(context, exchange, found, query)
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
     page = await _written(context, found, few, form)
     if is_cut_short(found, page, few, query):
         found, page = await _more(context, found, page, query, form)
-    return records_answer(context, found, page, form)
+    return records_response(context, found, page, form)
 
 
-def is_cut_short(found: Found, page: WrittenPage, few: FetchQuery, query: FetchQuery) -> bool:
+def is_cut_short(found: Found, page: RenderedPage, few: FetchQuery, query: FetchQuery) -> bool:
     """Whether the few bytes that were read first are not enough for what is asked for."""
     too_few = few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0)
     return too_few and page.next_offset < found.fetched.end_offset
 
 
 async def _more(
-    context: Context, found: Found, page: WrittenPage, query: FetchQuery, form: str
-) -> tuple[Found, WrittenPage]:
+    context: Context, found: Found, page: RenderedPage, query: FetchQuery, form: str
+) -> tuple[Found, RenderedPage]:
     """Read again, with all of `max_bytes`."""
     try:
         fetched = await read(context, found.partition, found.offset, query)
     except OffsetTrimmed:
-        return found, page  # what was there is an answer
+        return found, page  # what was there is a response
     found = found._replace(fetched=fetched)
     return found, await _written(context, found, query, form)
 
@@ -147,7 +147,7 @@ async def _fetch_enough(
         return found
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not is_enough(found, query):
-            await poll.wait([Beyond(partition, found.fetched.high_watermark)])
+            await poll.wait([AwaitedOffset(partition, found.fetched.high_watermark)])
             context.access.recheck(exchange)
             if position.timestamp >= 0 and not found.fetched.slices:
                 # New records may be older than that time: it is looked up again.
@@ -221,19 +221,19 @@ def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> Hea
     return [*log_headers(partition, fetched, next_offset=next_offset, tier=tier), NO_STORE]
 
 
-async def _batches_answer(
+async def _batches_response(
     context: Context, exchange: Exchange, found: Found, query: FetchQuery
-) -> FileAnswer:
+) -> FileResponse:
     fetched, limit = found.fetched, query.record_limit
     if limit is not None or fetched.aborted:
         fetched = await context.read(
             filter_batches, fetched, offset=found.offset, max_records=limit
         )
         found = found._replace(fetched=fetched)
-    return raw_answer(context, exchange, found)
+    return raw_response(context, exchange, found)
 
 
-def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer:
+def raw_response(context: Context, exchange: Exchange, found: Found) -> FileResponse:
     partition, offset, fetched = found
     next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
@@ -241,10 +241,10 @@ def raw_answer(context: Context, exchange: Exchange, found: Found) -> FileAnswer
         context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)
-    return FileAnswer(200, headers, fetched.slices)
+    return FileResponse(200, headers, fetched.slices)
 
 
-def records_answer(context: Context, found: Found, page: WrittenPage, form: str) -> Answer:
+def records_response(context: Context, found: Found, page: RenderedPage, form: str) -> Response:
     partition, _, fetched = found
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
     body: bytes = page.content
@@ -252,10 +252,10 @@ def records_answer(context: Context, found: Found, page: WrittenPage, form: str)
         body = framed(partition, fetched, body, next_offset=page.next_offset)
     headers = _headers(partition, fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
-    return Answer(200, headers, body)
+    return Response(200, headers, body)
 
 
-async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> WrittenPage:
+async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> RenderedPage:
     """The records as text; shared with others at the end of the log, if possible."""
     work = work_bytes(found.fetched, found.offset)
     return await context.pages.get(
@@ -272,21 +272,21 @@ def key_of(found: Found, query: FetchQuery, form: str) -> Key:
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def write(found: Found, query: FetchQuery, form: str, at_once: bool) -> WrittenPage:
-    """The records as text. Raises CorruptBatch, and TakesLong as `read_page` does."""
+def write(found: Found, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
+    """The records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
     page = record_json.read_page(
         found.fetched,
         offset=found.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit or record_json.PAGE_RECORDS,
-        at_once=at_once,
+        nowait=nowait,
     )
     if form == media_types.JSON:
         body = record_json.write_array(page, query.encoding)
     else:
         number = found.partition.number
         body = record_json.write_lines(page, partition=number, encoding=query.encoding)
-    return WrittenPage(body, page.next_offset, len(body), page.record_count)
+    return RenderedPage(body, page.next_offset, len(body), page.record_count)
 
 
 def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:

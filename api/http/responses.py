@@ -1,9 +1,10 @@
-"""What a handler returns, and how it is sent.
+"""The responses that a handler may return, and how they are sent.
 
-* Bytes leave in one message. Slices of files leave by the zero-copy extension if the server offers
-  it, otherwise by reads of at most `READ_BYTES` in a thread: a slow client never holds more memory.
+* Bytes are sent in one message. File slices are sent with the zero-copy extension if the server
+  offers it, otherwise in reads of at most `READ_BYTES` by a thread: a slow client never holds more
+  memory than that.
 * Except for streams, a head is sent only once the length of the body is known.
-* The answer to HEAD is the same head without the body.
+* A HEAD request gets the same head without the body.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from api.protocol.zerocopy import EXTENSION
 from record_format.file_slice import FileSlice
 
 READ_BYTES: Final = 256 << 10
-SMALL_BYTES: Final = 256 << 10  # most of it fits into the kernel's buffer
+SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")
 NO_STORE: Final = (b"cache-control", b"no-store")
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A whole body in memory."""
 
     status: int
@@ -39,7 +40,7 @@ class Answer(NamedTuple):
         return len(self.body)
 
 
-class FileAnswer(NamedTuple):
+class FileResponse(NamedTuple):
     """A body in files."""
 
     status: int
@@ -51,8 +52,8 @@ class FileAnswer(NamedTuple):
         return sum([piece.size_bytes for piece in self.slices])
 
 
-class WindowedAnswer(NamedTuple):
-    """As FileAnswer, but the slices come one window after the other, `size_bytes` in all."""
+class WindowedResponse(NamedTuple):
+    """A body in files whose slices become available window by window, `size_bytes` in all."""
 
     status: int
     headers: HeaderList
@@ -60,88 +61,92 @@ class WindowedAnswer(NamedTuple):
     windows: AsyncGenerator[tuple[FileSlice, ...], None]
 
 
-class StreamAnswer(NamedTuple):
-    """A body of unknown length. Each part is in the socket before the next is asked for."""
+class StreamResponse(NamedTuple):
+    """A body of unknown length. The next part is requested once the last one is in the socket."""
 
     headers: HeaderList
     parts: AsyncGenerator[bytes, None]
 
 
-AnyAnswer = Answer | FileAnswer | WindowedAnswer | StreamAnswer
+AnyResponse = Response | FileResponse | WindowedResponse | StreamResponse
 
 
-def json_answer(
+def json_response(
     document: object, *, status: int = 200, headers: HeaderList | None = None
-) -> Answer:
-    return Answer(status, [JSON, NO_STORE, *(headers or ())], msgspec.json.encode(document))
+) -> Response:
+    return Response(status, [JSON, NO_STORE, *(headers or ())], msgspec.json.encode(document))
 
 
-async def send_answer(exchange: Exchange, answer: AnyAnswer) -> None:
-    if isinstance(answer, Answer):
-        await _send_bytes(exchange, answer)
-    elif isinstance(answer, FileAnswer):
-        await _send_files(exchange, answer)
-    elif isinstance(answer, WindowedAnswer):
-        await _send_windows(exchange, answer)
+async def send_response(exchange: Exchange, response: AnyResponse) -> None:
+    if isinstance(response, Response):
+        await _send_bytes(exchange, response)
+    elif isinstance(response, FileResponse):
+        await _send_files(exchange, response)
+    elif isinstance(response, WindowedResponse):
+        await _send_windows(exchange, response)
     else:
-        await _send_stream(exchange, answer)
+        await _send_stream(exchange, response)
 
 
-def announced_size(answer: Answer | FileAnswer) -> int | None:
+def content_length_of(response: Response | FileResponse) -> int | None:
     """The value of Content-Length; None if the status forbids a body (RFC 9110, 8.6)."""
-    return None if answer.status in (204, 304) else answer.size_bytes
+    return None if response.status in (204, 304) else response.size_bytes
 
 
-def whole_head(exchange: Exchange, headers: HeaderList, *, size: int | None) -> HeaderList:
-    """With the headers that every response has."""
+def complete_headers(
+    exchange: Exchange, headers: HeaderList, *, content_length: int | None
+) -> HeaderList:
+    """Add the headers that every response has."""
     lines = [
         *headers,
         (b"x-request-id", exchange.request_id.encode("latin-1")),
         (b"server-timing", exchange.timings.header()),
     ]
-    if size is not None:
-        lines.append((b"content-length", b"%d" % size))
+    if content_length is not None:
+        lines.append((b"content-length", b"%d" % content_length))
     return lines
 
 
 async def _send_head(
-    exchange: Exchange, status: int, headers: HeaderList, *, size: int | None
+    exchange: Exchange, status: int, headers: HeaderList, *, content_length: int | None
 ) -> None:
-    exchange.started = True
-    lines = whole_head(exchange, headers, size=size)
+    exchange.head_sent = True
+    lines = complete_headers(exchange, headers, content_length=content_length)
     await exchange.send({"type": "http.response.start", "status": status, "headers": lines})
 
 
-async def _send_bytes(exchange: Exchange, answer: Answer) -> None:
-    await _send_head(exchange, answer.status, answer.headers, size=announced_size(answer))
-    body = b"" if exchange.method == "HEAD" else answer.body
+async def _send_bytes(exchange: Exchange, response: Response) -> None:
+    await _send_head(
+        exchange, response.status, response.headers, content_length=content_length_of(response)
+    )
+    body = b"" if exchange.method == "HEAD" else response.body
     is_last = len(body) <= SMALL_BYTES
     await exchange.send({"type": "http.response.body", "body": body, "more_body": not is_last})
     if not is_last:
         await exchange.send(_END)  # waits until the client has read most of it
 
 
-async def _send_files(exchange: Exchange, answer: FileAnswer) -> None:
-    size = answer.size_bytes
-    if not exchange.started:
-        await _send_head(exchange, answer.status, answer.headers, size=size)
+async def _send_files(exchange: Exchange, response: FileResponse) -> None:
+    size = response.size_bytes
+    if not exchange.head_sent:
+        await _send_head(exchange, response.status, response.headers, content_length=size)
     if not size or exchange.method == "HEAD":
         await exchange.send(_END)
     else:
-        await _send_slices(exchange, answer.slices, is_last=True)
+        await _send_slices(exchange, response.slices, is_last=True)
 
 
-async def _send_windows(exchange: Exchange, answer: WindowedAnswer) -> None:
-    async with aclosing(answer.windows) as windows:
-        left = answer.size_bytes
-        await _send_head(exchange, answer.status, answer.headers, size=left)
+async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
+    async with aclosing(response.windows) as windows:
+        left = response.size_bytes
+        await _send_head(exchange, response.status, response.headers, content_length=left)
         if not left or exchange.method == "HEAD":
             await exchange.send(_END)
             return
         async for slices in windows:
             left -= sum(piece.size_bytes for piece in slices)
             await _send_slices(exchange, slices, is_last=not left)
-            del slices  # released before the next are waited for
+            del slices  # released before waiting for the next window
 
 
 async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
@@ -168,7 +173,9 @@ async def _send_zero_copy(
 
 
 async def _send_reads(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
-    """If the server cannot send files (TLS). EOFError ends the connection: never wrong bytes."""
+    """For servers that cannot send files (TLS). A short file raises EOFError, which aborts the
+    connection: a client never gets wrong bytes.
+    """
     for piece in slices:
         end = piece.position + piece.size_bytes
         for position in range(piece.position, end, READ_BYTES):
@@ -179,9 +186,9 @@ async def _send_reads(exchange: Exchange, slices: Sequence[FileSlice], *, is_las
         await exchange.send(_END)
 
 
-async def _send_stream(exchange: Exchange, answer: StreamAnswer) -> None:
-    async with aclosing(answer.parts) as parts:
-        await _send_head(exchange, 200, answer.headers, size=None)
+async def _send_stream(exchange: Exchange, response: StreamResponse) -> None:
+    async with aclosing(response.parts) as parts:
+        await _send_head(exchange, 200, response.headers, content_length=None)
         if exchange.method != "HEAD":
             async for part in parts:
                 await exchange.send({"type": "http.response.body", "body": part, "more_body": True})

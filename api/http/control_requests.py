@@ -1,6 +1,6 @@
-"""What calls that carry no records accept: parameters, `Accept`, and a small JSON body.
+"""Requests that carry no records: query parameters, `Accept`, and a small JSON body.
 
-Anything else that was sent is refused by name.
+Unknown parameters and members are refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _NO_MEMBERS: Final = msgspec.json.Decoder(_Nothing)
 
 
 async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
-    """Read a small JSON body. Raises what is wrong with it."""
+    """Read and decode a small JSON body. Raises InvalidRequest, UnsupportedMediaType, and what
+    `bodies.received_body` does.
+    """
     media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
     encoding = bodies.encoding_of(exchange)
     limit = context.settings.control_body_max_bytes
@@ -37,7 +39,7 @@ async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.
 
 
 async def no_body(context: Context, exchange: Exchange) -> None:
-    """For a POST that takes nothing: no body, or an object without members."""
+    """Check that a POST without parameters has no body, or an object without members."""
     encoding = bodies.encoding_of(exchange)
     limit = context.settings.control_body_max_bytes
     async with bodies.received_body(
@@ -49,11 +51,11 @@ async def no_body(context: Context, exchange: Exchange) -> None:
             strict_json.decode_control(body, _NO_MEMBERS)
 
 
-def check_plain(call: Call, exchange: Exchange) -> None:
-    """Check what the table of calls says of its parameters and its answer. Raises what is wrong."""
+def check_request(call: Call, exchange: Exchange) -> None:
+    """Check the query and `Accept` of a call. Raises InvalidRequest, NotAcceptable."""
     if call.query is None:
         no_query(exchange)
-    if call.answers_json:
+    if call.returns_json:
         media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
 
 

@@ -9,33 +9,33 @@ import time
 from typing import Final
 
 from api.http import strict_json
-from api.http.answers import AnyAnswer
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch.one import (
+from api.http.fetch.positions import EARLIEST, parse_position
+from api.http.fetch.reading import work_bytes
+from api.http.fetch.record_json import WouldBlock
+from api.http.fetch.single import (
     FORMS,
     FetchQuery,
     Found,
     is_cut_short,
     is_enough,
     key_of,
-    raw_answer,
-    records_answer,
+    raw_response,
+    records_response,
     write,
 )
-from api.http.fetch.positions import EARLIEST, parse_position
-from api.http.fetch.reading import work_bytes
-from api.http.fetch.record_json import TakesLong
 from api.http.request import media_types
+from api.http.responses import AnyResponse
 from api.http.settings import MAX_FETCH_BYTES
-from api.protocol.at_once import AT_ONCE_BYTES
+from api.protocol.immediate import IMMEDIATE_MAX_BYTES
 from broker.partition import Partition
 
 # What a reader sends again and again: parsed without the table of parameters, with the same result.
 _USUAL: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
 
 
-def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
+def try_fetch(context: Context, exchange: Exchange) -> AnyResponse | None:
     """As `fetch` if the offset is given and the records are in memory; otherwise None."""
     form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
     if form == media_types.EVENTS:
@@ -48,24 +48,24 @@ def fetch_at_once(context: Context, exchange: Exchange) -> AnyAnswer | None:
         if query.record_limit is not None:
             return None
         found = _found(exchange, partition, offset, query)
-        return None if found is None else raw_answer(context, exchange, found)
+        return None if found is None else raw_response(context, exchange, found)
     few = query.for_few()
     found = _found(exchange, partition, offset, few)
-    if found is None or work_bytes(found.fetched, found.offset) > AT_ONCE_BYTES:
+    if found is None or work_bytes(found.fetched, found.offset) > IMMEDIATE_MAX_BYTES:
         return None
     began_s = time.perf_counter()
     try:
         page = context.pages.get_now(
             key_of(found, few, form),
             found.fetched,
-            lambda: write(found, few, form, at_once=True),
+            lambda: write(found, few, form, nowait=True),
         )
-    except TakesLong:
+    except WouldBlock:
         return None
     exchange.timings.add("encode", began_s)
     if is_cut_short(found, page, few, query):
         return None
-    return records_answer(context, found, page, form)
+    return records_response(context, found, page, form)
 
 
 def _offset_and_rest(query_string: bytes) -> tuple[int, FetchQuery]:

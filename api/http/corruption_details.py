@@ -23,15 +23,15 @@ _TOPIC_OF_FILE: Final = re.compile(r"([a-zA-Z0-9._-]+)-\d+/")
 _TOPIC_OF_OBJECT: Final = re.compile(r"topics/([a-zA-Z0-9._-]+)/[^/]+/\d+/")
 
 
-def shown_path(path: str) -> str:
+def short_path(path: str) -> str:
     """The partition's folder and the file: what an operator needs, and nothing more of the path."""
     return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
-def told(error: CorruptDataError) -> str:
+def corruption_detail(error: CorruptDataError) -> str:
     """As the error's own text, and what helps, unless it says so already."""
     in_bucket = isinstance(error, _IN_BUCKET) and not PurePath(error.file).is_absolute()
-    file = error.file if in_bucket else shown_path(error.file)
+    file = error.file if in_bucket else short_path(error.file)
     text = str(
         CorruptDataError(error.detail, file=file, position=error.position, offset=error.offset)
     )

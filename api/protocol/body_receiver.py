@@ -24,7 +24,7 @@ TURN_BYTES: Final = 1 << 20
 class DirectBody(Protocol):
     """The body of the request under way, past ASGI's messages."""
 
-    def body_at_hand(self) -> tuple[bytes | bytearray, bool] | None:
+    def take_buffered_body(self) -> tuple[bytes | bytearray, bool] | None:
         """What came of it and was not taken yet, and whether more is to come; None if it has to be
         asked for by a message.
         """
@@ -33,11 +33,11 @@ class DirectBody(Protocol):
     async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
     ) -> None:
-        """Fill a view that is as long as the rest of it. Raises what `BodyReceive.run` does."""
+        """Fill a view that is as long as the rest of it. Raises what `BodyReceiver.run` does."""
         ...
 
 
-class BodyReceive:
+class BodyReceiver:
     """Fills one buffer. `on_bytes` gets the total number of bytes so far, and may raise."""
 
     __slots__ = (

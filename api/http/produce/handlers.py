@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from api.http import strict_json
-from api.http.answers import Answer, json_answer
-from api.http.context import NOT_KNOWN, Context
+from api.http.context import UNKNOWN_SIZE, Context
+from api.http.control_requests import no_body
 from api.http.exchange import Exchange
-from api.http.plain_requests import no_body
 from api.http.produce.append import append
 from api.http.produce.batches import (
     TopicRules,
@@ -32,7 +31,8 @@ from api.http.produce.columns import (
 from api.http.produce.head import ProduceQuery, Request, read_head
 from api.http.produce.partitioner import split_by_partition
 from api.http.request import bodies, media_types
-from api.http.shapes import ProducerIdentity
+from api.http.responses import Response, json_response
+from api.http.schemas import ProducerIdentity
 from broker.partition import Partition
 from broker.topics import Topic
 from record_format.errors import UnknownPartition
@@ -42,16 +42,18 @@ _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # up to here, doubles in a JSON reader are exact
 
 
-async def produce_to_topic(context: Context, exchange: Exchange) -> Answer:
+async def produce_to_topic(context: Context, exchange: Exchange) -> Response:
     return await _produce(context, exchange, partition=None)
 
 
-async def produce_to_partition(context: Context, exchange: Exchange) -> Answer:
+async def produce_to_partition(context: Context, exchange: Exchange) -> Response:
     topic = context.broker.topic(exchange.topic)
     return await _produce(context, exchange, partition=topic.partition(exchange.partition))
 
 
-async def _produce(context: Context, exchange: Exchange, *, partition: Partition | None) -> Answer:
+async def _produce(
+    context: Context, exchange: Exchange, *, partition: Partition | None
+) -> Response:
     request = read_head(context, exchange, partition)
     encoding = bodies.encoding_of(exchange)
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
@@ -68,11 +70,11 @@ def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int
     costs as much as checking 1 MiB of it.
     """
     if encoding:
-        return NOT_KNOWN
+        return UNKNOWN_SIZE
     if request.media_type != media_types.BATCHES:
         return len(body)
     if not is_one_plain_batch(body):
-        return NOT_KNOWN
+        return UNKNOWN_SIZE
     stays = request.topic.config.compression_type in ("producer", "uncompressed")
     return len(body) // 16 if stays else len(body)
 
@@ -142,8 +144,8 @@ def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
         raise UnknownPartition(topic.record.name, number, place=place) from None
 
 
-async def new_producer(context: Context, exchange: Exchange) -> Answer:
+async def new_producer(context: Context, exchange: Exchange) -> Response:
     """Ids are random, so no counter can be lost with a disk. The body may be empty, or `{}`."""
     await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
-    return json_answer(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))
+    return json_response(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

@@ -1,14 +1,14 @@
-"""Large answers in their turns."""
+"""Large responses take turns."""
 
 import asyncio
 from collections import Counter
 
-from api.protocol.send_turns import TURN_BYTES, SendTurns
+from api.protocol.send_scheduler import TURN_BYTES, SendScheduler
 
 WINDOW = TURN_BYTES // 2
 
 
-def drain(turns: SendTurns, sent: Counter[int], number: int, left: int) -> None:
+def drain(scheduler: SendScheduler, sent: Counter[int], number: int, left: int) -> None:
     """A sender whose socket takes all, and which asks again until nothing is left."""
     loop = asyncio.get_running_loop()
 
@@ -17,17 +17,17 @@ def drain(turns: SendTurns, sent: Counter[int], number: int, left: int) -> None:
         left -= 1
         sent[number] += 1
         if left:
-            turns.ask(send, loop)
+            scheduler.schedule(send, loop)
         return WINDOW
 
-    turns.ask(send, loop)
+    scheduler.schedule(send, loop)
 
 
 def test_all_get_their_turn_and_the_loop_is_asked_between():
     async def case() -> None:
-        turns, sent = SendTurns(), Counter[int]()
+        scheduler, sent = SendScheduler(), Counter[int]()
         for number in range(8):
-            drain(turns, sent, number, left=20)
+            drain(scheduler, sent, number, left=20)
         passes = 0
         while sum(sent.values()) < 8 * 20:
             await asyncio.sleep(0)  # whoever else there is has a turn of the loop
@@ -35,17 +35,17 @@ def test_all_get_their_turn_and_the_loop_is_asked_between():
             assert sum(sent.values()) <= passes * TURN_BYTES // WINDOW
             assert max(sent.values()) - min(sent[number] for number in range(8)) <= 1
         assert passes >= 8 * 20 * WINDOW // TURN_BYTES
-        assert not turns.busy
+        assert not scheduler.busy
 
     asyncio.run(case())
 
 
 def test_one_that_had_nothing_to_send_does_not_stop_the_others():
     async def case() -> None:
-        turns, sent = SendTurns(), Counter[int]()
+        scheduler, sent = SendScheduler(), Counter[int]()
         for _ in range(5):
-            turns.ask(lambda: 0, asyncio.get_running_loop())
-        drain(turns, sent, 1, left=3)
+            scheduler.schedule(lambda: 0, asyncio.get_running_loop())
+        drain(scheduler, sent, 1, left=3)
         for _ in range(10):
             await asyncio.sleep(0)
         assert sent[1] == 3

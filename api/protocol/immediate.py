@@ -1,13 +1,12 @@
-"""Responses that wait for nothing, sent from the callback at the end of a request's head: no task.
+"""Small responses that are ready now are sent from the parser's callback, without a task.
 
 For a fetch of 64 KiB, uvicorn's cycle, its task and the ASGI messages cost more than the fetch.
 
-* Only for a GET without a body, on a plain connection that is idle: in every other case uvicorn
-  keeps the order.
-* Only a small number of bytes that are in memory, and one response per read of the socket: nothing
-  here waits for a disk or takes another's turn.
-* What the socket does not accept of a file is sent by a task, as if the first part had been sent
-  there.
+* Only for a GET without a body on an idle plain connection. In every other case uvicorn keeps
+  pipelined responses in order.
+* Only for a few bytes that are in memory, and once per read of the socket: nothing here waits for a
+  disk or starves other connections.
+* A task sends whatever part of a file the socket does not accept, as if it had sent the first part.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.protocol.file_send import SMALL_BYTES
+from api.protocol.file_sender import SMALL_BYTES
 from api.protocol.zerocopy import ZeroCopyProtocol, encode_head
 from record_format import page_cache
 from record_format.file_slice import FileSlice
 
 Scope = MutableMapping[str, Any]
 
-AT_ONCE_BYTES: Final = SMALL_BYTES
-_OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
+IMMEDIATE_MAX_BYTES: Final = SMALL_BYTES
+_BODY_HEADERS: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
-class ReadyAnswer(NamedTuple):
-    """A whole head, followed by either bytes or slices of files."""
+class ImmediateResponse(NamedTuple):
+    """A complete head, followed by either bytes or slices of files."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -38,26 +37,26 @@ class ReadyAnswer(NamedTuple):
     slices: tuple[FileSlice, ...] = ()
 
 
-class Front(Protocol):
-    """The part of the application that answers before there is a task."""
+class ImmediateApp(Protocol):
+    """The part of the application that responds without a task."""
 
-    def answer_at_once(self, scope: Scope) -> ReadyAnswer | None: ...
+    def try_respond(self, scope: Scope) -> ImmediateResponse | None: ...
 
-    def went_out(self, scope: Scope, *, left: tuple[FileSlice, ...]) -> None: ...
+    def response_sent(self, scope: Scope, *, unsent: tuple[FileSlice, ...]) -> None: ...
 
 
-class AtOnceProtocol(ZeroCopyProtocol):
-    front: Front
-    _may_answer = True  # nothing was answered yet in this read of the socket
-    _is_answered = False  # the request whose end the parser has not reported yet
-    _left_bytes = 0  # of a response whose head, and maybe more, was sent
+class ImmediateProtocol(ZeroCopyProtocol):
+    immediate_app: ImmediateApp
+    _may_respond = True  # no immediate response was sent yet in this read of the socket
+    _responded = False  # to the request whose end the parser has not reported yet
+    _unsent_bytes = 0  # of a response whose head, and maybe more, was sent
 
     def data_received(self, data: bytes) -> None:
-        self._may_answer = True
+        self._may_respond = True
         super().data_received(data)
 
-    def _answered_at_once(self) -> bool:
-        if not self._may_answer or not self._is_usual():
+    def _try_respond(self) -> bool:
+        if not self._may_respond or not self._is_simple_get():
             return False
         path, _, query = self.url.partition(b"?")
         if b"%" in path or b"#" in self.url or self.root_path:
@@ -65,36 +64,36 @@ class AtOnceProtocol(ZeroCopyProtocol):
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope |= {"method": "GET", "path": path.decode("ascii"), "raw_path": path}
         scope["query_string"] = query
-        answer = self.front.answer_at_once(scope)
-        if answer is None:
+        response = self.immediate_app.try_respond(scope)
+        if response is None:
             return False
-        head = encode_head(answer.status, [*self.server_state.default_headers, *answer.headers])
-        left: tuple[FileSlice, ...] = ()
-        if not answer.slices:
-            self.transport.write(head + answer.body)
-        elif all(map(_is_resident, answer.slices)):
-            left = self._send_now(head, answer.slices)
+        head = encode_head(response.status, [*self.server_state.default_headers, *response.headers])
+        unsent: tuple[FileSlice, ...] = ()
+        if not response.slices:
+            self.transport.write(head + response.body)
+        elif all(map(_is_resident, response.slices)):
+            unsent = self._send_now(head, response.slices)
         else:
             return False
-        self.front.went_out(scope, left=left)
-        if left:
-            self._left_bytes = sum(piece.size_bytes for piece in left)
+        self.immediate_app.response_sent(scope, unsent=unsent)
+        if unsent:
+            self._unsent_bytes = sum(piece.size_bytes for piece in unsent)
             return False
-        self._is_answered, self._may_answer = True, False
+        self._responded, self._may_respond = True, False
         self.server_state.total_requests += 1
         return True
 
-    def _is_usual(self) -> bool:
+    def _is_simple_get(self) -> bool:
         last = self.cycle
         return (
             self._sends_files
-            and self.app is self.front
+            and self.app is self.immediate_app
             and (last is None or last.response_complete)
             and self.parser.get_method() == b"GET"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
             and not self.parser.should_upgrade()
-            and _OF_A_BODY.isdisjoint([name for name, _ in self.headers])
+            and _BODY_HEADERS.isdisjoint([name for name, _ in self.headers])
             and not self.transport.is_closing()
             and not self.transport.get_write_buffer_size()
         )
@@ -122,14 +121,14 @@ class AtOnceProtocol(ZeroCopyProtocol):
         return ()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if self._left_bytes:
+        if self._unsent_bytes:
             cycle.response_started, cycle.chunked_encoding = True, False
-            cycle.expected_content_length, self._left_bytes = self._left_bytes, 0
+            cycle.expected_content_length, self._unsent_bytes = self._unsent_bytes, 0
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
-        if self._is_answered:
-            self._is_answered = False
+        if self._responded:
+            self._responded = False
         else:
             super().on_message_complete()
 

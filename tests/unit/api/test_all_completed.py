@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.http.ended import Ended
+from api.http.all_completed import AllCompleted
 
 
 def running() -> Future[int]:
@@ -19,7 +19,7 @@ def running() -> Future[int]:
 
 
 async def wait_for(futures: Collection[Future[Any]]) -> None:
-    await Ended(futures)
+    await AllCompleted(futures)
 
 
 async def begun(futures: Collection[Future[Any]]) -> asyncio.Task[None]:
@@ -123,7 +123,7 @@ def test_a_task_that_was_to_be_cancelled_before_it_waited_is() -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await Ended([running()])
+        await AllCompleted([running()])
 
     async def main() -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -162,7 +162,7 @@ def test_a_loop_that_closes_while_a_thread_ends_is_nobodys_error(
 
     async def wait() -> None:
         for future in futures:
-            Ended([future]).add_done_callback(lambda _: None, context=copy_context())
+            AllCompleted([future]).add_done_callback(lambda _: None, context=copy_context())
 
     loop.run_until_complete(wait())
     loop.stops = True
@@ -177,6 +177,6 @@ def test_timeouts_of_asyncio_reach_it() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await Ended([running()])
+                await AllCompleted([running()])
 
     asyncio.run(main())

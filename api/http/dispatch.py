@@ -1,0 +1,270 @@
+"""The ASGI application: every request is dispatched here, and every response is sent from here.
+
+* Calls are routed here instead of by FastAPI, whose routing and dependency injection cost several
+  times as much as a small fetch. FastAPI has routes for the same calls, from which it makes the
+  OpenAPI document; a path without a call is not found.
+* Whatever a handler raises becomes a problem document, here and nowhere else.
+* Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
+* Authentication, routing and handlers that need not wait run without a task. If the protocol can
+  send the response itself, they run in the parser's callback, which halves the cost of a small
+  fetch. Either way the request is counted and logged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI
+from structlog.contextvars import bind_contextvars, bound_contextvars
+
+from api.http.calls import Call, CallTable
+from api.http.context import Context
+from api.http.control_requests import check_request
+from api.http.exchange import Exchange, Receive, Send
+from api.http.http_errors import AbortedByShutdown, MethodNotAllowed, NotFound
+from api.http.responses import (
+    AnyResponse,
+    FileResponse,
+    Response,
+    complete_headers,
+    content_length_of,
+    send_response,
+)
+from api.protocol.errors import ClientDisconnected
+from api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
+from record_format.errors import OUT_OF_FILES, NoDescriptor, TierlogError
+from record_format.file_slice import FileSlice
+
+log = structlog.get_logger(__name__)
+
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_DESCRIPTOR_LOG_INTERVAL_S: Final = 60.0
+_STARTED: Final = "tierlog.started"  # in the scope: a `StartedRequest`
+
+
+class TruncatedResponse(ConnectionAbortedError):
+    """A response ended before its Content-Length. It has already been logged."""
+
+
+class RequestIds:
+    """Unique within this process, with a random part that differs between processes."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(6)
+        self._count = itertools.count(1)
+
+    def of(self, given: str | None) -> str:
+        if given is not None and _PLAIN_ID.match(given):
+            return given
+        return f"{self._prefix}-{next(self._count):x}"
+
+
+@dataclass(slots=True)
+class StartedRequest:
+    """A request after authentication and routing: its call, its response if there is one already,
+    or both.
+    """
+
+    exchange: Exchange
+    call: Call | None = None
+    response: AnyResponse | None = None
+
+
+class TierlogApp(FastAPI):
+    """FastAPI with our own routing. `on_finished`, if set, is called with each finished request and
+    its status.
+    """
+
+    on_finished: Callable[[Exchange, str], None] | None = None
+
+    def __init__(self, context: Context, table: CallTable, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.context, self.table = context, table
+        self._ids = RequestIds()
+        self._descriptors_logged_s = -inf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        started: StartedRequest = scope.pop(_STARTED, None) or self._start(scope)
+        exchange = started.exchange
+        exchange.receive, exchange.send = receive, send
+        bind_contextvars(request_id=exchange.request_id)  # for every log line of this request
+        await self._serve(started)
+
+    # --- without a task ---------------------------------------------------------------------------
+
+    def try_respond(self, scope: Scope) -> ImmediateResponse | None:
+        """A small response that is ready now. None: the request continues in `__call__` with this
+        scope; otherwise the caller has to call `response_sent`.
+        """
+        started = self._start(scope)
+        scope[_STARTED] = started
+        response = started.response
+        if (
+            not isinstance(response, Response | FileResponse)
+            or response.size_bytes > IMMEDIATE_MAX_BYTES
+        ):
+            return None
+        headers = complete_headers(
+            started.exchange, response.headers, content_length=content_length_of(response)
+        )
+        if isinstance(response, Response):
+            return ImmediateResponse(response.status, headers, body=response.body)
+        slices = response.slices if response.size_bytes else ()
+        return ImmediateResponse(response.status, headers, slices=slices)
+
+    def response_sent(self, scope: Scope, *, unsent: tuple[FileSlice, ...]) -> None:
+        """The head was sent, and the body except `unsent`, which `__call__` is to send."""
+        # Removed from the scope, which lives as long as the connection: files would stay open.
+        started: StartedRequest = scope.pop(_STARTED)
+        exchange, response = started.exchange, started.response
+        assert isinstance(response, Response | FileResponse), "only these are sent without a task"
+        exchange.head_sent = True
+        if unsent:
+            assert isinstance(response, FileResponse), "bytes in memory are sent as a whole"
+            started.response = response._replace(slices=unsent)
+            scope[_STARTED] = started
+        else:
+            self._finish(exchange, str(response.status))
+
+    def _start(self, scope: Scope) -> StartedRequest:
+        exchange = Exchange(scope)
+        exchange.request_id = self._ids.of(exchange.header(b"x-request-id"))
+        call: Call | None = None
+        try:
+            access = self.context.access
+            access.authenticate(exchange)
+            call = self._find(exchange)
+            access.authorize(exchange, None if call is None else (call.method, call.path))
+            if call is None:
+                path = scope["path"]
+                raise NotFound(f"{path} is not a path of this API; see /docs")
+            if call.try_handler is None:
+                check_request(call, exchange)
+                return StartedRequest(exchange, call)
+            return StartedRequest(exchange, call, call.try_handler(self.context, exchange))
+        except Exception as error:  # noqa: BLE001
+            # Handled here: a stored exception would keep alive the frames that it passed through.
+            with bound_contextvars(request_id=exchange.request_id):
+                return StartedRequest(exchange, response=self._problem(exchange, call, error))
+
+    # --- in a task --------------------------------------------------------------------------------
+
+    async def _serve(self, started: StartedRequest) -> None:
+        metrics, exchange = self.context.metrics, started.exchange
+        status = "500"
+        metrics.under_way.inc()
+        try:
+            response = await self._respond(started)
+            status = str(getattr(response, "status", 200))
+            await self._send(exchange, response)
+        except ClientDisconnected:
+            status = "gone"
+        finally:
+            self.context.unsent.release(exchange)
+            metrics.under_way.dec()
+            self._finish(exchange, status)
+
+    def _finish(self, exchange: Exchange, status: str) -> None:
+        method = exchange.method if exchange.method in _METHODS else "other"
+        path = exchange.template or "other"
+        self.context.metrics.requests.answered(
+            method, path, status, seconds=exchange.timings.elapsed_s
+        )
+        if self.on_finished is not None:
+            self.on_finished(exchange, status)
+
+    async def _respond(self, started: StartedRequest) -> AnyResponse:
+        exchange, call = started.exchange, started.call
+        response, started.response = started.response, None  # only the sender keeps a reference
+        try:
+            if response is None:
+                assert call is not None, "a path without a call has its response already"
+                response = await call.handler(self.context, exchange)
+            return await self.context.unsent.admit(exchange, response)
+        except ClientDisconnected:
+            raise
+        except asyncio.CancelledError:
+            if not self.context.is_stopping:
+                raise
+            late = AbortedByShutdown("the broker shut down before this request had finished")
+            return self._problem(exchange, call, late)
+        except Exception as error:  # noqa: BLE001
+            return self._problem(exchange, call, error)
+
+    async def _send(self, exchange: Exchange, response: AnyResponse) -> None:
+        """An error after the head was sent can only abort the connection: logged, then raised."""
+        try:
+            await send_response(exchange, response)
+        except (TierlogError, EOFError, OSError) as error:
+            self._log(exchange, error, "cut-short")
+            raise TruncatedResponse("the response was cut short") from error
+
+    def _find(self, exchange: Exchange) -> Call | None:
+        scope = exchange.scope
+        found = self.table.find(scope.get("raw_path") or scope["path"].encode())
+        if found is None:
+            return None
+        by_method, exchange.params = found
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        call = by_method.get(method)
+        if call is None:
+            exchange.template = next(iter(by_method.values())).path
+            raise MethodNotAllowed(exchange.method, allowed=allowed_methods(by_method))
+        exchange.template = call.path
+        return call
+
+    def _problem(self, exchange: Exchange, call: Call | None, error: Exception) -> Response:
+        writing = call is not None and call.writes
+        if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
+            error = NoDescriptor(f"no file descriptor left for this read: {error.strerror}")
+        if isinstance(error, NoDescriptor):
+            self._log_no_descriptor(error)
+        problem = self.context.problem(exchange, error, writing=writing)
+        self.context.metrics.errors.labels(problem.code).inc()
+        if problem.status >= 500:
+            self._log(exchange, error, problem.code)
+        return Response(problem.status, problem.headers, problem.body())
+
+    def _log_no_descriptor(self, error: NoDescriptor) -> None:
+        """Rate-limited: it affects many requests at once."""
+        now_s = time.monotonic()
+        if now_s - self._descriptors_logged_s >= _DESCRIPTOR_LOG_INTERVAL_S:
+            self._descriptors_logged_s = now_s
+            log.error("no descriptor left", error=str(error))
+
+    def _log(self, exchange: Exchange, error: Exception, code: str) -> None:
+        log.error(
+            "request failed",
+            method=exchange.method,
+            path=exchange.template,
+            **_log_params(exchange.params),
+            offset=getattr(error, "offset", None),
+            code=code,
+            error=str(error) or type(error).__name__,
+            exc_info=None if isinstance(error, TierlogError) else error,
+        )
+
+
+def _log_params(params: Mapping[str, str]) -> dict[str, str]:
+    """The path parameters as in the broker's own log lines: a partition as `topic-number`."""
+    shown = dict(params)
+    if "topic" in shown and "partition" in shown:
+        shown["partition"] = f"{shown.pop('topic')}-{shown['partition']}"
+    return shown
+
+
+def allowed_methods(by_method: Any) -> list[str]:
+    return sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})
