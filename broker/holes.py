@@ -51,7 +51,7 @@ class Holes:
         if partition.log.config.compacts:
             return None
         try:
-            gap = partition.log.sealed.gap_behind(base_offset)
+            gap = partition.log.sealed.gap_after(base_offset)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return None  # it went meanwhile, or who reads it says what it lacks
         if gap is None or self._is_explained(partition, gap):
@@ -171,7 +171,7 @@ def _lost_before_end_of(
     if not is_plain:  # compaction left holes too: nothing tells which it was
         return page.next_offset
     before = sealed[max(0, first - 1) : end]
-    gaps = (opened.sealed.gap_behind(base_offset) for base_offset in reversed(before))
+    gaps = (opened.sealed.gap_after(base_offset) for base_offset in reversed(before))
     return next((gap.base_offset for gap in gaps if gap is not None), None)
 
 

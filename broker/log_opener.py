@@ -34,7 +34,7 @@ from broker.ownership.taken_epochs import TakenEpochs
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord
-from hot_tier import parting
+from hot_tier import closed_log
 from hot_tier.commit_times import CommitTimes
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
@@ -43,7 +43,7 @@ from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import has_segments
-from hot_tier.log_state import nobody_knows
+from hot_tier.log_state import no_producer_snapshot
 from hot_tier.open_files import OpenFiles
 from record_format.errors import (
     ConfigurationError,
@@ -193,7 +193,7 @@ class LogOpener:
                 jitter_seed=name,
                 disk=self._disk,
                 open_files=self._files,
-                producers_before=cold.producers_before if cold else nobody_knows,
+                fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,
             )
 
         take_over = self._take_over_of(
@@ -214,7 +214,7 @@ class LogOpener:
             self._check_reaches(opened, checkpoint, cold_end=cold_end)
         if opened.log_end_offset < cold_end:
             log.warning("log starts at the bucket's end", partition=str(opened), offset=cold_end)
-            opened.start_at(cold_end)
+            opened.truncate_fully_and_start_at(cold_end)
         self._step_over_lost(opened, cold)
         return OpenedLog(opened, cold, None)
 
@@ -308,7 +308,7 @@ class LogOpener:
             if not found.is_foreign:
                 return None
             self._take_overs.add(name, noted)
-        parting.mend_overlap(self._folder.partition_folder(record.name, number))
+        closed_log.finish_interrupted_split(self._folder.partition_folder(record.name, number))
         return found
 
     def _require_store(self, partition: str) -> None:

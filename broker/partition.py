@@ -207,7 +207,7 @@ class Partition:
             max_bytes -= sum([piece.size_bytes for piece in slices])
         if hot_has_more and (max_bytes > 0 or not slices):
             hot = self.log.read(
-                next_offset, max_bytes=max_bytes, end_offset=end_offset, waits=waits
+                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=waits
             )
             # Of the hot tier too a first batch comes whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
@@ -252,7 +252,7 @@ class Partition:
 
     def _seen(self) -> tuple[int, int]:
         """Two looks between which it did not change saw the same local segments."""
-        return self.log.sealed.replacements, self.log.first_local_offset
+        return self.log.sealed.swap_sequence, self.log.first_local_offset
 
     def _aborted(
         self, offset: int, next_offset: int, now: Offsets, *, waits: bool
@@ -262,7 +262,7 @@ class Partition:
         if offset < now.local_log_start_offset and self.cold is not None:
             found += self.cold.aborted_transactions(offset, next_offset)
         # Also where the read ended in the cold tier: the marker may have come much later.
-        found += self.log.aborted_transactions(offset, next_offset, waits=waits)
+        found += self.log.aborted_transactions(offset, next_offset, blocking=waits)
         return tuple(dict.fromkeys(found))
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:

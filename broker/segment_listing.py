@@ -139,7 +139,7 @@ def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) 
     try:
         with unreadable_as(CorruptDataError, file=str(view.path)):
             if records is None:
-                counted = log.segment_facts(view.base_offset)
+                counted = log.segment_stats(view.base_offset)
                 records, min_timestamp = counted.record_count, counted.min_timestamp
                 max_timestamp = counted.max_timestamp
             if crc32c is None and not view.active:
@@ -187,7 +187,7 @@ def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | N
     log = partition.log
     if base_offset < log.log_start_offset:
         return None  # at most its end is above the log start
-    opened = log.sealed.opened(base_offset)
+    opened = log.sealed.try_open(base_offset)
     if opened is not None:
         partition.check_leadership()  # once more: it was found by its name
         return _hot_bytes(log, opened)

@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 
 from hot_tier.disk import Disk, is_refusal, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
-from hot_tier.index_file import IndexImage
-from hot_tier.index_plan import IndexPlan
+from hot_tier.index_builder import IndexBuilder
+from hot_tier.index_file import ActiveIndex
 from hot_tier.log_config import LogConfig
 from hot_tier.pending_write import Facts, PendingWrite, Room
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
@@ -42,7 +42,7 @@ class ActiveSegment:
     ) -> None:
         """Open the files (created where they are not there) and preallocate the indexes.
 
-        `now_ms`, here and below, is of the log's steady clock.
+        `now_ms`, here and below, is of the log's monotonic clock.
         """
         self.segment, self.config, self.disk = segment, config, disk
         self.jitter_ms, self.created_ms = jitter_ms, now_ms
@@ -52,11 +52,11 @@ class ActiveSegment:
         with ExitStack() as opened:  # what was opened is closed again where the rest fails
             self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
             opened.callback(os.close, self._fd)
-            offsets = IndexImage(
+            offsets = ActiveIndex(
                 segment.path(OFFSET_INDEX), OFFSET_ENTRY, image=offset_image, disk=disk
             )
             opened.callback(offsets.close)
-            times = IndexImage(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
+            times = ActiveIndex(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
             opened.callback(times.close)
             offsets.preallocate(config.segment_index_bytes)
             times.preallocate(config.segment_index_bytes)
@@ -92,8 +92,8 @@ class ActiveSegment:
             room=self._room(),
         )
 
-    def _plan_from_here(self) -> IndexPlan:
-        return IndexPlan(
+    def _plan_from_here(self) -> IndexBuilder:
+        return IndexBuilder(
             self.segment.base_offset,
             interval_bytes=self.config.index_interval_bytes,
             bytes_since_entry=self._bytes_since_entry,

@@ -50,7 +50,7 @@ class _Group:
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._now_ms = state.steady_clock()
+        self._now_ms = state.monotonic_clock()
         self._log_append_time = state.clock() if state.config.log_append_time else None
         self._pending = state.active.begin_write()
         self._unwritten: list[int] = []  # numbers of the outcomes that may rest on what is pending

@@ -13,7 +13,7 @@ from hot_tier.open_files import Pread
 SECTOR_BYTES: Final = 4096  # a disk's, or the page of the page cache that has it
 
 
-def reading_around(pread: Pread) -> Pread:
+def zero_filling_pread(pread: Pread) -> Pread:
     """As `pread` (os.pread), to the end of what was asked for. Raises OSError for all but EIO."""
 
     def read(fd: int, size_bytes: int, position: int) -> bytes:

@@ -25,7 +25,7 @@ from hot_tier.file_names import (
     TRANSACTION_INDEX,
     staged,
 )
-from hot_tier.index_plan import IndexPlan
+from hot_tier.index_builder import IndexBuilder
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import BatchHeader, Buffer
@@ -59,7 +59,7 @@ class CleanedSegment:
     def __init__(self, state: LogState, base_offset: int) -> None:
         self._state = state
         self.segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
-        self._plan = IndexPlan(base_offset, interval_bytes=state.config.index_interval_bytes)
+        self._plan = IndexBuilder(base_offset, interval_bytes=state.config.index_interval_bytes)
         self._pending: list[Buffer] = []
         self._pending_bytes = self._written_bytes = self._crc = self._records = 0
         self.suffixes = [LOG, OFFSET_INDEX, TIME_INDEX]

@@ -5,7 +5,7 @@
 * The image in memory is the truth while the segment is active. What could not be written yet is
   written with the next entries, or at the seal; after a crash recovery builds the file anew.
 * A look-up in a sealed index reads only the block that holds the answer, until the index is used so
-  often that `index_images` keeps it.
+  often that `index_cache` keeps it.
 * One writer, under the log's lock; any number of readers meanwhile.
 """
 
@@ -39,7 +39,7 @@ def floor_entry(
     return low - 1
 
 
-class IndexImage:
+class ActiveIndex:
     """The index of an active segment: its entries in memory, and the file they are written to."""
 
     __slots__ = ("_disk", "_fd", "_layout", "_written_bytes", "image")
@@ -94,7 +94,7 @@ class IndexImage:
 def floor_on_disk(
     index: FileReader, layout: Struct, *, count: int, column: int, target: int
 ) -> Entry | None:
-    """As `IndexImage.floor`, over the file of a sealed segment that has `count` entries.
+    """As `ActiveIndex.floor`, over the file of a sealed segment that has `count` entries.
 
     Blocks are chosen by their first entries (a few bytes each), then one block is read.
     """

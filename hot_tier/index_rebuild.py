@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hot_tier.durable_file import write_whole
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_plan import IndexPlan
+from hot_tier.index_builder import IndexBuilder
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import load_newest
 from hot_tier.replay import replay
@@ -16,7 +16,7 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch,
     FileNotFoundError.
     """
-    plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+    plan = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
     for header in segment.headers(state.files):
         plan.take(header, position=header.position)
     plan.add_time_entry()
@@ -36,11 +36,11 @@ def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int])
     write_entries(segment, aborted, disk=state.disk)
 
 
-def write_indexes(state: LogState, segment: Segment, plan: IndexPlan) -> None:
+def write_indexes(state: LogState, segment: Segment, plan: IndexBuilder) -> None:
     """Write the index files of a sealed segment out of a finished plan, synced."""
     for suffix, data in zip((OFFSET_INDEX, TIME_INDEX), plan.images(), strict=True):
         path = segment.path(suffix)
         write_whole(path, data, disk=state.disk, sync=True)
-        state.files.forget(path)
+        state.files.invalidate(path)
     segment.largest = plan.largest
     state.disk.sync_folder(state.folder)

@@ -1,7 +1,7 @@
 """One partition's log on local disk: what the broker sees of this room.
 
 * Appends, rolls and deletions happen one at a time, under the log's lock; reads take no lock; a
-  flush waits for the disk outside it.
+  flush blocking for the disk outside it.
 * The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
   vanish.
 * After a failed write or sync the log is offline until it is opened again. Reads go on.
@@ -25,21 +25,21 @@ from hot_tier.appender import Outcome, append_all
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import SNAPSHOT, path_of
-from hot_tier.files_at_hand import FilesAtHand
 from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
-from hot_tier.log_state import Clock, LogState, Offsets, ProducersBefore, nobody_knows
+from hot_tier.log_loader import load_log
+from hot_tier.log_state import Clock, FetchProducerSnapshot, LogState, Offsets, no_producer_snapshot
+from hot_tier.nonblocking_files import NonBlockingFiles
 from hot_tier.open_files import OpenFiles
-from hot_tier.opening import open_log
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
 from hot_tier.roll import disk_error, roll
 from hot_tier.sealed_segments import SealedSegments
-from hot_tier.segment_views import SegmentFacts, SegmentView, facts_of, views_of
-from hot_tier.start_at import start_at
-from hot_tier.steady import steady
+from hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
+from hot_tier.seqlock import read_consistently
+from hot_tier.truncate_fully import truncate_fully_and_start_at
 from record_format.checkpoint_files import EpochEntry
 from record_format.clock import monotonic_ms
 from record_format.errors import ConfigurationError
@@ -69,7 +69,7 @@ class PartitionLog:
         self._flusher = Flusher(state)
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
-        self._at_hand = FilesAtHand(state)
+        self._nonblocking_files = NonBlockingFiles(state)
 
     @classmethod
     def open(
@@ -89,8 +89,8 @@ class PartitionLog:
         jitter_seed: int | str | None = None,
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
-        steady_clock: Clock = monotonic_ms,
-        producers_before: ProducersBefore = nobody_knows,
+        monotonic_clock: Clock = monotonic_ms,
+        fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot,
     ) -> PartitionLog:
         """Open the folder, recover it after an unclean stop, or make it.
 
@@ -98,8 +98,8 @@ class PartitionLog:
         flushed, and is not checked. `flushed_end`: up to there, too, everything was flushed: what
         is missing below it was lost, not merely unflushed at a crash. `log_start_offset`: None if
         it is not known; the log then starts at its first segment. `start_offset`: where a new,
-        empty log begins. `open_files` may be shared by many logs. `producers_before` is asked where
-        the log begins and has no good snapshot of its own.
+        empty log begins. `open_files` may be shared by many logs. `fetch_producer_snapshot` is
+        called if the folder has no good snapshot for the start of the log.
 
         Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
         one that may not be written), DiskFull, LogOfflineError (the disk failed).
@@ -109,13 +109,13 @@ class PartitionLog:
             name=f"{topic}-{partition}",
             config=config,
             clock=clock,
-            steady_clock=steady_clock,
+            monotonic_clock=monotonic_clock,
             disk=disk,
             files=open_files or OpenFiles(),
             jitter_seed=jitter_seed,
-            producers_before=producers_before,
+            fetch_producer_snapshot=fetch_producer_snapshot,
         )
-        state.files.forget_all(folder)  # whatever was there belonged to another log
+        state.files.invalidate_folder(folder)  # whatever was there belonged to another log
         flushed_end = max(recovery_point, flushed_end)
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         with ExitStack() as opened:
@@ -123,7 +123,7 @@ class PartitionLog:
             try:
                 found = LogFolder.open(folder, disk=disk)
                 found.check_topic_id(topic_id)
-                report = open_log(state, found, request)
+                report = load_log(state, found, request)
             except OSError as error:
                 if error.errno in NOT_ALLOWED:
                     place = error.filename or folder
@@ -131,7 +131,7 @@ class PartitionLog:
                 raise disk_error(state, error) from error
             log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
             if state.log_start_offset > state.log_end_offset:
-                log.start_at(state.log_start_offset)
+                log.truncate_fully_and_start_at(state.log_start_offset)
             opened.pop_all()
         return log
 
@@ -211,7 +211,7 @@ class PartitionLog:
     def active_ms(self) -> int:
         """For how long the active segment has had records; 0 while it is empty."""
         first_ms = self._state.active.segment.first_append_ms
-        return 0 if first_ms is None else self._state.steady_clock() - first_ms
+        return 0 if first_ms is None else self._state.monotonic_clock() - first_ms
 
     @property
     def wants_flush(self) -> bool:
@@ -294,7 +294,7 @@ class PartitionLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def read(
-        self, offset: int, *, max_bytes: int, end_offset: int | None = None, waits: bool = True
+        self, offset: int, *, max_bytes: int, end_offset: int | None = None, blocking: bool = True
     ) -> TierRead:
         """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
         default).
@@ -304,13 +304,13 @@ class PartitionLog:
         have to. What is found may still have to be read: only the way to it is in memory.
         """
         end = self.high_watermark if end_offset is None else end_offset
-        files = self._state.files if waits else self._at_hand
-        return steady(
+        files = self._state.files if blocking else self._nonblocking_files
+        return read_consistently(
             self._state,
             lambda: log_reader.read(
                 self._state, offset, max_bytes=max_bytes, end_offset=end, files=files
             ),
-            waits=waits,
+            blocking=blocking,
         )
 
     def offset_for_timestamp(
@@ -320,32 +320,32 @@ class PartitionLog:
         end.
         """
         end = self.high_watermark if end_offset is None else end_offset
-        return steady(
+        return read_consistently(
             self._state,
             lambda: log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end),
         )
 
     def aborted_transactions(
-        self, offset: int, end_offset: int, *, waits: bool = True
+        self, offset: int, end_offset: int, *, blocking: bool = True
     ) -> list[AbortedTxn]:
         """Aborted transactions with records in [offset, end_offset). BlockingIOError if it may
         not wait for the disk and would have to.
         """
-        return steady(
+        return read_consistently(
             self._state,
             lambda: log_reader.aborted_transactions(
-                self._state, offset, end_offset=end_offset, waits=waits
+                self._state, offset, end_offset=end_offset, blocking=blocking
             ),
-            waits=waits,
+            blocking=blocking,
         )
 
     def segments(self) -> list[SegmentView]:
         """The local segments, oldest first; the last is active."""
-        return steady(self._state, lambda: views_of(self._state))
+        return read_consistently(self._state, lambda: views_of(self._state))
 
-    def segment_facts(self, base_offset: int) -> SegmentFacts:
+    def segment_stats(self, base_offset: int) -> SegmentStats:
         """True counts and time range of a segment; reads it whole where they are not known yet."""
-        return steady(self._state, lambda: facts_of(self._state, base_offset))
+        return read_consistently(self._state, lambda: stats_of(self._state, base_offset))
 
     # --- making it shorter ------------------------------------------------------------------------
 
@@ -378,9 +378,9 @@ class PartitionLog:
         """
         return self._reaper.reap(at_once=at_once)
 
-    def start_at(self, offset: int) -> None:
+    def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything local and continue at `offset`. Only while nobody is served."""
-        start_at(self._state, offset)
+        truncate_fully_and_start_at(self._state, offset)
 
     def close(self) -> bool:
         """Flush, write the producer snapshot, trim the indexes; True if that makes a clean

@@ -107,7 +107,7 @@ def _slice(
         piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
         return piece, end.next_offset
 
-    return with_good_indexes(state, segment, look_up, waits=files is state.files)
+    return with_good_indexes(state, segment, look_up, blocking=files is state.files)
 
 
 def _known_end(
@@ -124,7 +124,7 @@ def _known_end(
 
 
 def with_good_indexes(
-    state: LogState, segment: Segment, look_up: Callable[[], T], *, waits: bool = True
+    state: LogState, segment: Segment, look_up: Callable[[], T], *, blocking: bool = True
 ) -> T:
     """The answer of `look_up`, with a new index if the old one is wrong; then BlockingIOError for a
     caller that may not wait.
@@ -137,7 +137,7 @@ def with_good_indexes(
         except CorruptIndex:
             if segment is state.active.segment:
                 raise
-            if not waits:
+            if not blocking:
                 raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
             with state.lock:  # so that no compaction puts another file in its place meanwhile
                 if state.shut or segment not in state.segments.items:
@@ -253,7 +253,7 @@ def batch_bytes(
 
 
 def aborted_transactions(
-    state: LogState, offset: int, *, end_offset: int, waits: bool = True
+    state: LogState, offset: int, *, end_offset: int, blocking: bool = True
 ) -> list[AbortedTxn]:
     """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
     OffsetTrimmed if a segment was deleted meanwhile; BlockingIOError if a file would have to
@@ -262,7 +262,7 @@ def aborted_transactions(
     segments = state.segments
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
-        if segment.has_transactions and not waits:
+        if segment.has_transactions and not blocking:
             raise BlockingIOError(errno.EAGAIN, "a transaction index has to be read")
         try:
             entries = read_entries(segment)

@@ -18,8 +18,8 @@ from zlib import crc32
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import ClosedDisk, Disk
-from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import OFFLINE_MARKER
+from hot_tier.leader_epochs import LeaderEpochs
 from hot_tier.log_config import LogConfig
 from hot_tier.open_files import OpenFiles
 from hot_tier.producer_state import ProducerStates
@@ -28,11 +28,11 @@ from record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
 
 Clock = Callable[[], int]
 
-ProducersBefore = Callable[[int], bytes | None]
+FetchProducerSnapshot = Callable[[int], bytes | None]
 """A snapshot of the producers before an offset, from the other tier; None if it has none."""
 
 
-def nobody_knows(_offset: int) -> bytes | None:
+def no_producer_snapshot(_offset: int) -> bytes | None:
     """There is no other tier."""
     return None
 
@@ -99,28 +99,28 @@ class LogState:
         name: str,
         config: LogConfig,
         clock: Clock,
-        steady_clock: Clock,
+        monotonic_clock: Clock,
         disk: Disk,
         files: OpenFiles,
         jitter_seed: int | str | None,
-        producers_before: ProducersBefore = nobody_knows,
+        fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot,
     ) -> None:
         self.folder, self.name, self.config, self.clock = folder, name, config, clock
-        self.steady_clock, self.disk, self.files = steady_clock, disk, files
+        self.monotonic_clock, self.disk, self.files = monotonic_clock, disk, files
         self._jitter_seed = f"{jitter_seed}-{name}"
-        self.producers_before = producers_before
+        self.fetch_producer_snapshot = fetch_producer_snapshot
         self.lock = threading.RLock()
         self.segments = Segments((), ())
         self.active: ActiveSegment
         self.epochs: LeaderEpochs
-        self.producers = ProducerStates(steady_clock)
+        self.producers = ProducerStates(monotonic_clock)
         self.leader_epoch = 0
         self.log_start_offset = 0
         self.flushed = Flushed(0, 0, 0)
         self.unflushed: list[ActiveSegment] = []  # sealed, their bytes not synced yet
         self.folder_changed = False  # names in it that are not synced yet
         self.offline: str | None = None
-        self.replacements = 0  # see `steady`
+        self.swap_sequence = 0  # see `seqlock`
         self.unmirrored = False  # see `segment_swap`
         self.rewriting = threading.Lock()  # see `cleaned_segment`
         self.closed = False  # nothing is begun any more
@@ -189,7 +189,7 @@ class LogState:
             self.shut = True
             self.close_files()
             self.disk = ClosedDisk()
-            self.files.forget_all(self.folder)
+            self.files.invalidate_folder(self.folder)
 
     def close_files(self) -> None:
         """Close those that are open for writing: there are none if the open itself failed early."""

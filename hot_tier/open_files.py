@@ -1,4 +1,4 @@
-"""Read-only descriptors, a bounded number of them kept for the next read, and index images.
+"""Read-only descriptors, a bounded number of them kept for the next read, and index indexes.
 
 A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that was
 handed out lives as long as somebody holds it, whatever is dropped here. Files are identified by the
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from hot_tier.index_images import IndexImages
+from hot_tier.index_cache import IndexCache
 from record_format.file_slice import OpenFile
 
 KEPT_OPEN_MAX = 64
@@ -23,10 +23,10 @@ Pread = Callable[[int, int, int], bytes]  # of a descriptor, so many bytes, at a
 
 
 class Files(Protocol):
-    """What a look-up needs: `OpenFiles`, or a stand-in that does not wait (`files_at_hand`)."""
+    """What a look-up needs: `OpenFiles`, or a stand-in that does not wait (`nonblocking_files`)."""
 
     @property
-    def images(self) -> IndexImages: ...
+    def indexes(self) -> IndexCache: ...
 
     @property
     def pread(self) -> Pread: ...
@@ -42,19 +42,19 @@ class OpenFiles:
     def __init__(self) -> None:
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
-        self._forgotten = 0
+        self._generation = 0
         self._pinned: dict[str, OpenFile] = {}
-        self.images = IndexImages()
+        self.indexes = IndexCache()
 
     def open(self, path: Path | str) -> OpenFile:
         """The file, opened now or before. Raises FileNotFoundError."""
-        file = self.opened(path)
+        file = self.get(path)
         if file is not None:
             return file
-        forgotten = self._forgotten
+        generation = self._generation
         file = OpenFile(path)
         with self._lock:
-            if forgotten != self._forgotten:
+            if generation != self._generation:
                 return file  # the path may name another file by now
             self._files[str(path)] = file
             dropped = [
@@ -63,7 +63,7 @@ class OpenFiles:
         del dropped  # closed outside the lock
         return file
 
-    def opened(self, path: Path | str) -> OpenFile | None:
+    def get(self, path: Path | str) -> OpenFile | None:
         """The file, if it is already open."""
         name = str(path)
         with self._lock:
@@ -74,29 +74,29 @@ class OpenFiles:
             return file
 
     def pin(self, path: Path | str, file: OpenFile) -> None:
-        """From now on the path means `file`, whatever is there, until all is forgotten."""
+        """From now on the path means `file`, whatever is there, until all is generation."""
         name = str(path)
-        self.forget(name)
+        self.invalidate(name)
         with self._lock:
             self._pinned[name] = file
 
-    def forget(self, path: Path | str) -> None:
+    def invalidate(self, path: Path | str) -> None:
         """The path names another file, or none, from now on."""
         name = str(path)
-        self.images.forget(name)
+        self.indexes.invalidate(name)
         with self._lock:
-            self._forgotten += 1
+            self._generation += 1
             self._files.pop(name, None)
 
-    def forget_all(self, folder: Path) -> None:
+    def invalidate_folder(self, folder: Path) -> None:
         """What is in `folder` no longer belongs to a log, or belongs to another. What is kept for
         the next read is dropped for all logs, which is cheaper than a search; what is pinned, for
         this one only.
         """
         below = f"{folder}/"
-        self.images.forget_all()
+        self.indexes.clear()
         with self._lock:
-            self._forgotten += 1
+            self._generation += 1
             self._files.clear()
             for name in [name for name in self._pinned if name.startswith(below)]:
                 del self._pinned[name]

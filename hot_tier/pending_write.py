@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.index_plan import IndexPlan
+from hot_tier.index_builder import IndexBuilder
 from hot_tier.segment import SegmentEnd
 from record_format.batch import BatchHeader, Buffer
 from record_format.index_layouts import MAX_RELATIVE_OFFSET
@@ -49,7 +49,7 @@ class PendingWrite:
         "start",
     )
 
-    def __init__(self, start: SegmentEnd, *, plan: IndexPlan, facts: Facts, room: Room) -> None:
+    def __init__(self, start: SegmentEnd, *, plan: IndexBuilder, facts: Facts, room: Room) -> None:
         self.start = self.end = start
         self.plan, self._room = plan, room
         self.first_timestamp, self.min_timestamp, self.record_count = facts

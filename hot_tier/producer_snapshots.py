@@ -80,7 +80,7 @@ def load_newest(
     `offsets` are those of the snapshots in the folder. Bad ones are removed, from the folder and
     from `offsets`; what the other tier had is added.
     """
-    states = ProducerStates(state.steady_clock)
+    states = ProducerStates(state.monotonic_clock)
     for offset in sorted(offsets, reverse=True):
         if not at_least <= offset <= at_most:
             continue
@@ -93,7 +93,7 @@ def load_newest(
         _put_entries(states, entries, offset)
         return states
     states.end_offset = at_least
-    if found := state.producers_before(at_least):
+    if found := state.fetch_producer_snapshot(at_least):
         path = path_of(state.folder, at_least, SNAPSHOT)
         _put_entries(states, parse_snapshot(found, file=str(path)), at_least)
         write_whole(path, found, disk=state.disk, sync=True)

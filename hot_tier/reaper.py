@@ -90,8 +90,8 @@ class Reaper:
                 renamed.append(aside)
                 if moved is not None:
                     moved[path] = aside
-            state.files.forget(path)  # last: what a reader opened until then is not kept open
-        self._deleted.append((state.steady_clock(), tuple(renamed)))
+            state.files.invalidate(path)  # last: what a reader opened until then is not kept open
+        self._deleted.append((state.monotonic_clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
         """As in Kafka, epochs without any local record left go.
@@ -113,7 +113,9 @@ class Reaper:
         with state.lock:
             if state.shut:
                 return 0
-            until_ms = state.steady_clock() - (0 if at_once else state.config.file_delete_delay_ms)
+            until_ms = state.monotonic_clock() - (
+                0 if at_once else state.config.file_delete_delay_ms
+            )
             due = [one for one in self._deleted if one[0] <= until_ms]
             self._deleted = [one for one in self._deleted if one[0] > until_ms]
         failures: list[OSError] = []

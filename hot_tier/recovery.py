@@ -14,7 +14,7 @@ from typing import Final
 from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_plan import IndexPlan
+from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_rebuild import write_indexes
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState, Segments
@@ -93,7 +93,7 @@ class Recovery:
         """If a segment ends at the recovery point, trimming its indexes and cutting off what was
         preallocated after its records may not have been synced, or may not have happened at all.
         """
-        plan = IndexPlan(
+        plan = IndexBuilder(
             segment.base_offset, interval_bytes=self._state.config.index_interval_bytes
         )
         position, next_offset = 0, segment.base_offset
@@ -129,10 +129,10 @@ class Recovery:
         write_snapshot(self._state, offset, sync=True)
         self._folder.snapshots.add(offset)
 
-    def _check(self, segment: Segment, limit: int | None) -> tuple[IndexPlan, bool]:
+    def _check(self, segment: Segment, limit: int | None) -> tuple[IndexBuilder, bool]:
         """Check every batch; gives their indexes, and whether the file was cut."""
         state = self._state
-        plan = IndexPlan(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+        plan = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
         log = segment.log_reader(state.files)
@@ -165,13 +165,13 @@ class Recovery:
         segment.largest = plan.largest
         return plan, bool(reason)
 
-    def _take_run(self, plan: IndexPlan, placed: PlacedRun) -> None:
+    def _take_run(self, plan: IndexBuilder, placed: PlacedRun) -> None:
         run = placed.run
         plan.take_run(run, position=placed.position)
         self._state.epochs.note(run.leader_epoch, run.base_offset)
         self._late.note(run)
 
-    def _take(self, plan: IndexPlan, checked: CheckedBatch) -> AbortedTxn | None:
+    def _take(self, plan: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
         header = checked.header
         plan.take(header, position=header.position)
         self._state.epochs.note(header.leader_epoch, header.base_offset)
@@ -241,12 +241,12 @@ class Recovery:
             self._report.removed_segments.append(segment.base_offset)
             self._report.cut_bytes += segment.end.size_bytes
             self._folder.remove_segment(segment.base_offset)
-            self._state.files.forget(segment.name(LOG))  # another may get the name
+            self._state.files.invalidate(segment.name(LOG))  # another may get the name
         state = self._state
         kept = tuple(one for one in state.segments.items if one not in items)
         state.segments = Segments.of(kept)
 
-    def _activate(self, segment: Segment, plan: IndexPlan) -> None:
+    def _activate(self, segment: Segment, plan: IndexBuilder) -> None:
         state = self._state
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))

@@ -47,7 +47,7 @@ def open_active(
         segment,
         config=state.config,
         jitter_ms=state.jitter_ms(segment.base_offset),
-        now_ms=state.steady_clock(),
+        now_ms=state.monotonic_clock(),
         disk=state.disk,
         offset_image=offset_image,
         time_image=time_image,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from hot_tier.bad_sectors import reading_around
+from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
 from hot_tier.cleaned_segment import CleanedSegment, rewriting
 from hot_tier.file_names import LOG
@@ -37,7 +37,7 @@ SEARCH_BYTES: Final = 1 << 20
 MAGIC_POSITION: Final = 16
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """Offsets [start_offset, end_offset), lost with `size_bytes` bad bytes at `position`; the range
     is empty if the bytes stood for no offset of their own.
     """
@@ -52,7 +52,7 @@ class Lost(NamedTuple):
         return self.start_offset < self.end_offset
 
 
-class Pieces:
+class SalvageScan:
     """Goes through one sealed segment, once, of `size_bytes`, with offsets [start_offset,
     end_offset). Raises OSError.
     """
@@ -70,17 +70,17 @@ class Pieces:
         self._start, self._limit = start_offset, end_offset
         self._reaches_end = reaches_end
 
-    def __iter__(self) -> Iterator[CheckedBatch | Lost]:
+    def __iter__(self) -> Iterator[CheckedBatch | LostRange]:
         """The batches that count, and what is lost between them, in order."""
         position, low = 0, self._start
         for batch in self._ordered():
             header = batch.header
             if header.position > position:
-                yield Lost(low, header.base_offset, position, header.position - position)
+                yield LostRange(low, header.base_offset, position, header.position - position)
             yield batch
             position, low = header.end_position, header.next_offset
         if position < self._end_position or (self._reaches_end and low < self._limit):
-            yield Lost(low, self._limit, position, self._end_position - position)
+            yield LostRange(low, self._limit, position, self._end_position - position)
 
     def _ordered(self) -> Iterator[CheckedBatch]:
         """Those whose offsets rise."""
@@ -154,8 +154,8 @@ class Pieces:
             position += max(1, len(window) - HEADER_SIZE + 1)
 
 
-def without_lost(
-    pieces: Iterable[CheckedBatch | Lost], *, epoch_of: Callable[[int], int | None]
+def fill_lost_ranges(
+    pieces: Iterable[CheckedBatch | LostRange], *, epoch_of: Callable[[int], int | None]
 ) -> Iterator[Compacted]:
     """The batches that count, and an empty one for each range of offsets that is lost."""
     for piece in pieces:
@@ -188,10 +188,10 @@ class Salvage:
         self._state, self._reaper, self._segment = state, reaper, segment
         self._reaches_end = reaches_end
 
-    def _pieces(self) -> Pieces:
+    def _pieces(self) -> SalvageScan:
         files = self._state.files
-        log = FileReader(files.open(self._segment.name(LOG)), reading_around(files.pread))
-        return Pieces(
+        log = FileReader(files.open(self._segment.name(LOG)), zero_filling_pread(files.pread))
+        return SalvageScan(
             log,
             size_bytes=self._segment.end.size_bytes,
             start_offset=self._segment.base_offset,
@@ -199,11 +199,11 @@ class Salvage:
             reaches_end=self._reaches_end,
         )
 
-    def lost(self) -> list[Lost]:
+    def lost_ranges(self) -> list[LostRange]:
         """What is bad; nothing if all is good. Raises OSError."""
-        return [piece for piece in self._pieces() if isinstance(piece, Lost)]
+        return [piece for piece in self._pieces() if isinstance(piece, LostRange)]
 
-    def drop_lost(self) -> None:
+    def rewrite(self) -> None:
         """Replace the segment by one without the lost parts. See that nobody reads its files by
         path meanwhile.
 
@@ -227,5 +227,5 @@ class Salvage:
             raise disk_error(state, error) from error
 
     def _write(self, cleaned: CleanedSegment) -> None:
-        for batch in without_lost(self._pieces(), epoch_of=self._state.epochs.epoch_of):
+        for batch in fill_lost_ranges(self._pieces(), epoch_of=self._state.epochs.epoch_of):
             cleaned.add(*batch)

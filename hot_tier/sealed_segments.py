@@ -2,7 +2,7 @@
 
 * `lock` is held while files are read by the paths that `files` gave (an upload, a repair), and
   around each replacement; the log's own lock is taken inside it, never the other way round.
-* A look at a segment takes no lock: `steady` looks again where a replacement came in between.
+* A look at a segment takes no lock: a look-up is retried if a swap overlapped it (`seqlock`).
 * The bucket follows a replacement later. Until that has been noted (`mirrored`), it may hold what
   was there before.
 """
@@ -16,20 +16,20 @@ from typing import Final
 
 from crc32c import crc32c
 
-from hot_tier.attach import attach_front
 from hot_tier.cleanable import Cleanable, find_cleanable
 from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
 from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
+from hot_tier.prepend import prepend_segment
 from hot_tier.producer_snapshots import mend_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.salvage import Salvage
 from hot_tier.segment import Segment
-from hot_tier.segment_gaps import Gap, gap_behind
+from hot_tier.segment_gaps import Gap, gap_after
 from hot_tier.segment_views import OpenedSegment, SegmentFiles
-from hot_tier.steady import steady
+from hot_tier.seqlock import read_consistently
 from record_format.checkpoint_files import EpochEntry
 from record_format.compacting import KeyTable
 from record_format.errors import CorruptIndex, UnknownSegment
@@ -58,7 +58,7 @@ class SealedSegments:
         """CRC-32C of a `.log`; reads it whole the first time. Raises UnknownSegment, OffsetTrimmed
         (both: it went), CorruptDataError.
         """
-        return steady(self._state, lambda: self._crc32c(self._find(base_offset)))
+        return read_consistently(self._state, lambda: self._crc32c(self._find(base_offset)))
 
     def _crc32c(self, segment: Segment) -> int:
         if segment.crc32c is None:
@@ -72,25 +72,27 @@ class SealedSegments:
 
     def open(self, base_offset: int) -> OpenedSegment:
         """A segment's bytes, open. Raises as `crc32c`."""
-        return steady(self._state, lambda: self._open(self._find(base_offset)))
+        return read_consistently(self._state, lambda: self._open(self._find(base_offset)))
 
     def _open(self, segment: Segment) -> OpenedSegment:
         crc = self._crc32c(segment)
         return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
 
-    def opened(self, base_offset: int) -> OpenedSegment | None:
+    def try_open(self, base_offset: int) -> OpenedSegment | None:
         """The same, if its file is open and its checksum known, without waiting for the disk."""
         try:
-            return steady(self._state, lambda: self._opened(base_offset), waits=False)
+            return read_consistently(
+                self._state, lambda: self._try_open(base_offset), blocking=False
+            )
         except BlockingIOError:
             return None
 
-    def _opened(self, base_offset: int) -> OpenedSegment | None:
+    def _try_open(self, base_offset: int) -> OpenedSegment | None:
         try:
             segment = self._find(base_offset)
         except UnknownSegment:
             return None
-        file = self._state.files.opened(segment.name(LOG))
+        file = self._state.files.get(segment.name(LOG))
         if file is None or segment.crc32c is None:
             return None
         return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
@@ -101,7 +103,7 @@ class SealedSegments:
         Raises UnknownSegment if it is not sealed and flushed, or was deleted, LogOfflineError
         where the log was closed.
         """
-        return steady(self._state, lambda: self._files(base_offset))
+        return read_consistently(self._state, lambda: self._files(base_offset))
 
     def _files(self, base_offset: int) -> SegmentFiles:
         state = self._state
@@ -132,16 +134,20 @@ class SealedSegments:
             rebuild_indexes(self._state, segment)
         largest_timestamp(self._state, segment)  # looked up in the log, which may have been lost
 
-    def gap_behind(self, base_offset: int) -> Gap | None:
+    def gap_after(self, base_offset: int) -> Gap | None:
         """Behind a segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""
-        return steady(self._state, lambda: gap_behind(self._state, self._find(base_offset)))
+        return read_consistently(
+            self._state, lambda: gap_after(self._state, self._find(base_offset))
+        )
 
     # --- putting others in their place ------------------------------------------------------------
 
     def cleanable(self, checkpoint: int | None) -> Cleanable:
         """What compaction may work on now; `checkpoint` is how far it got before."""
         now_ms = self._state.clock()
-        return steady(self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms))
+        return read_consistently(
+            self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms)
+        )
 
     def clean(
         self, cleanable: Cleanable, table: KeyTable, hooks: CleanerHooks | None = None
@@ -158,33 +164,31 @@ class SealedSegments:
         segment = self._find(base_offset)
         return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
 
-    def attach_front(
-        self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
-    ) -> bool:
+    def prepend(self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int) -> bool:
         """Put a segment that came back from the other tier in front of the first one; see
-        `attach`.
+        `prepend`.
         """
-        return attach_front(self._state, files, epochs=epochs, crc32c=crc32c)
+        return prepend_segment(self._state, files, epochs=epochs, crc32c=crc32c)
 
     # --- whether the bucket followed --------------------------------------------------------------
 
     @property
-    def replacements(self) -> int:
+    def swap_sequence(self) -> int:
         """If it did not change between two looks, both saw the same segments."""
-        return self._state.replacements
+        return self._state.swap_sequence
 
     @property
     def mirrored(self) -> bool:
         """Whether the bucket has followed every replacement, as far as was noted."""
         return not self._state.unmirrored
 
-    def note_mirrored(self, *, replacements: int) -> None:
-        """The bucket has what compaction made, as of that many replacements. Losing this note costs
-        one comparison.
+    def mark_mirrored(self, *, swap_sequence: int) -> None:
+        """Record that the bucket reflects every swap up to `swap_sequence`; no effect if there was
+        another since. Losing the record costs one comparison.
         """
         state = self._state
         with state.lock:
-            if replacements == state.replacements:
+            if swap_sequence == state.swap_sequence:
                 state.unmirrored = False
                 with suppress(OSError):
                     state.disk.unlink(state.folder / UNMIRRORED)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from hot_tier.batch_walk import headers_from
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
-from hot_tier.index_file import IndexImage
+from hot_tier.index_file import ActiveIndex
 from hot_tier.open_files import FileReader, Files
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
@@ -71,13 +71,13 @@ class Segment:
         self.folder, self.base_offset, self.end = folder, base_offset, end
         self._folder_name = str(folder)  # the same text for all segments of a folder
         self.largest: LargestTimestamp | None = None  # None: not looked up yet
-        self.first_append_ms: int | None = None  # by the log's steady clock
+        self.first_append_ms: int | None = None  # by the log's monotonic clock
         self.min_timestamp: int | None = None
         self.record_count: int | None = None
         self.crc32c: int | None = None
         self.has_transactions = False  # whether there is a .txnindex
-        self.offsets: IndexImage | None = None
-        self.times: IndexImage | None = None
+        self.offsets: ActiveIndex | None = None
+        self.times: ActiveIndex | None = None
 
     def __repr__(self) -> str:
         return f"Segment({self.path(LOG)}, {self.end})"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hot_tier.batch_walk import headers_of
+from hot_tier.closed_log import base_offsets
 from hot_tier.file_names import LOG, path_of
 from hot_tier.log_reader import with_good_indexes
 from hot_tier.log_state import LogState
-from hot_tier.parting import base_offsets
 from hot_tier.segment import Segment
 from hot_tier.segment_lookup import SegmentLookup
 from record_format.errors import CorruptBatch, unreadable_as
@@ -37,7 +37,7 @@ def first_gap(folder: Path) -> Gap | None:
     return None
 
 
-def gap_behind(state: LogState, segment: Segment) -> Gap | None:
+def gap_after(state: LogState, segment: Segment) -> Gap | None:
     """Between the last batch of a sealed segment of an open log, found by the index, and the next
     segment. None also if the bytes there are not batches, or cannot be read.
     """

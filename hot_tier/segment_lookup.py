@@ -16,8 +16,8 @@ from struct import Struct
 
 from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from hot_tier.index_cache import Image
 from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
-from hot_tier.index_images import Image
 from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
@@ -67,7 +67,7 @@ class SegmentLookup:
         active = segment.offsets  # once: it goes away when the segment is sealed
         if active is not None:
             return entries_around(active.image, OFFSET_ENTRY, column=0, target=target)
-        columns = files.images.get(segment.name(OFFSET_INDEX))
+        columns = files.indexes.get(segment.name(OFFSET_INDEX))
         if isinstance(columns, OffsetColumns):
             self._columns = columns
             return columns.around(target)
@@ -231,7 +231,7 @@ def _floor(
     if active is not None:
         return active.floor(column=column, target=target)
     layout, name = OFFSET_ENTRY if of_offsets else TIME_ENTRY, segment.name(suffix)
-    image = files.images.get(name)
+    image = files.indexes.get(name)
     if image is not None:
         return _floor_in_memory(image, layout, column=column, target=target)
     try:
@@ -247,20 +247,20 @@ def _floor_in_file(
     files: Files, name: str, layout: Struct, *, column: int, target: int
 ) -> Entry | None:
     """Look into a sealed index that is not in memory, and keep it there if it is wanted."""
-    forgotten = files.images.forgotten
+    generation = files.indexes.generation
     file = files.open(name)
     size_bytes = os.fstat(file.fd).st_size
     if size_bytes % layout.size:
         raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
     index = FileReader(file, files.pread)
-    if not files.images.is_wanted(name, size_bytes=size_bytes):
+    if not files.indexes.should_cache(name, size_bytes=size_bytes):
         count = size_bytes // layout.size
         return floor_on_disk(index, layout, count=count, column=column, target=target)
     data = index.read(size_bytes, 0)
     if len(data) < size_bytes:
         raise CorruptIndex("the index became shorter", file=name)
     image = OffsetColumns(data) if layout is OFFSET_ENTRY else data
-    files.images.keep(name, image, forgotten=forgotten)
+    files.indexes.put(name, image, generation=generation)
     return _floor_in_memory(image, layout, column=column, target=target)
 
 

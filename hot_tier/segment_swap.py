@@ -9,7 +9,7 @@
 
 * The mark that the bucket has to follow is made with the `.swap` names, and synced with them.
 * Under the log's lock: appends wait for a few renames and two syncs of the folder. Readers see the
-  old segments or the new one (`steady`); what they were given stays open.
+  old segments or the new one (`seqlock`); what they were given stays open.
 * A step that fails after the point of no return takes the log offline, and the next open finishes
   the swap. Until then the old segments are read, from wherever their files lie by then.
 """
@@ -34,7 +34,7 @@ from hot_tier.log_state import LogState, Segments
 from hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import Segment
-from hot_tier.steady import replacing
+from hot_tier.seqlock import replacing_segments
 from record_format.file_slice import OpenFile
 
 
@@ -61,7 +61,7 @@ def swap(
         if bucket_follows:
             _mark_unmirrored(state)
         _publish(state, cleaned)
-        with replacing(state):
+        with replacing_segments(state):
             moved: dict[Path, Path] = {}
             try:
                 _rename(state, reaper, old, cleaned, moved=moved)
@@ -122,4 +122,4 @@ def _rename(
     state.disk.sync_folder(state.folder)
     for segment in (*old, cleaned.segment):
         for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
-            state.files.forget(path_of(state.folder, segment.base_offset, suffix))
+            state.files.invalidate(path_of(state.folder, segment.base_offset, suffix))

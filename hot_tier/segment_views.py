@@ -48,7 +48,7 @@ class OpenedSegment(NamedTuple):
     file: OpenFile
 
 
-class SegmentFacts(NamedTuple):
+class SegmentStats(NamedTuple):
     """`min_timestamp` is over the records; None for an empty segment."""
 
     record_count: int
@@ -96,7 +96,7 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
         sealed=not active and next_offset <= flushed,
         path=segment.path(LOG),
         crc32c=segment.crc32c,
-        age_ms=None if first_ms is None else state.steady_clock() - first_ms,
+        age_ms=None if first_ms is None else state.monotonic_clock() - first_ms,
     )
 
 
@@ -110,7 +110,7 @@ def _largest_timestamp(state: LogState, segment: Segment) -> int:
         return NO_TIMESTAMP
 
 
-def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
+def stats_of(state: LogState, base_offset: int) -> SegmentStats:
     """Facts of any local segment. Raises UnknownSegment, OffsetTrimmed (both: it went),
     CorruptDataError.
     """
@@ -125,7 +125,7 @@ def facts_of(state: LogState, base_offset: int) -> SegmentFacts:
         count, least = _count(log_reader_of(state, segment), size_bytes=size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, least
-    return SegmentFacts(count, least, largest_timestamp(state, segment))
+    return SegmentStats(count, least, largest_timestamp(state, segment))
 
 
 def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:

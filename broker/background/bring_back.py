@@ -79,7 +79,7 @@ class BringBack:
             if entry.modified_ms >= 0:  # compaction and retention go by it; else it is new
                 modified_ns = entry.modified_ms * 1_000_000
                 os.utime(rebuilt.files.log, ns=(modified_ns, modified_ns))
-            return partition.log.sealed.attach_front(
+            return partition.log.sealed.prepend(
                 rebuilt.files, epochs=rebuilt.epochs, crc32c=entry.log_crc32c
             )
 

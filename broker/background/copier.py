@@ -264,11 +264,11 @@ def _may_follow(partition: Partition, work: _Work) -> bool:
     """Whether the bucket has all that compaction went by: it drops a value for a newer one, which
     may lie above the bucket's end, and then the older one is all that a lost disk would leave.
     """
-    cold, replacements = partition.cold, partition.log.sealed.replacements
+    cold, swap_sequence = partition.cold, partition.log.sealed.swap_sequence
     assert cold is not None
-    if work.replaced_below is None or work.replaced_below[0] != replacements:
+    if work.replaced_below is None or work.replaced_below[0] != swap_sequence:
         # In this order: what was replaced up to now went by segments that are sealed now.
-        work.replaced_below = (replacements, partition.log.active_base_offset)
+        work.replaced_below = (swap_sequence, partition.log.active_base_offset)
     return cold.end_offset >= work.replaced_below[1]
 
 

@@ -33,21 +33,21 @@ def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> 
     """Replace what differs; how many segments. Raises what an upload and a commit raise."""
     cold, sealed, replaced = partition.cold, partition.log.sealed, 0
     assert cold is not None, "there is no bucket to follow"
-    replacements = sealed.replacements
+    swap_sequence = sealed.swap_sequence
     for view in partition.log.segments():
         if stopping():
             return replaced
         if view.sealed and view.last_offset < cold.end_offset:
-            replaced += _follow(partition, view, replacements=replacements)
-    sealed.note_mirrored(replacements=replacements)
+            replaced += _follow(partition, view, swap_sequence=swap_sequence)
+    sealed.mark_mirrored(swap_sequence=swap_sequence)
     return replaced
 
 
-def _follow(partition: Partition, view: SegmentView, *, replacements: int) -> bool:
+def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> bool:
     """Whether the bucket got another object for this segment."""
     sealed = partition.log.sealed
     with sealed.lock:  # nothing is replaced within
-        if sealed.replacements != replacements:
+        if sealed.swap_sequence != swap_sequence:
             return False  # this may be newer than what was done before it
         try:
             return _replace(partition, view)

@@ -132,9 +132,9 @@ def _is_same(view: SegmentView, now: SegmentView) -> bool:
 
 def is_lost(partition: Partition, view: SegmentView) -> bool:
     """Whether its file is gone, and compaction is not just putting another in its place."""
-    before = partition.log.sealed.replacements
+    before = partition.log.sealed.swap_sequence
     is_missing = not view.path.exists()
-    return is_missing and before % 2 == 0 and before == partition.log.sealed.replacements
+    return is_missing and before % 2 == 0 and before == partition.log.sealed.swap_sequence
 
 
 def is_rotten(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:

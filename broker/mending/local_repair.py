@@ -24,10 +24,10 @@ from typing import Final, NamedTuple
 from broker.damaged import Damaged
 from broker.data_folder import DataFolder
 from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
-from hot_tier.bad_sectors import reading_around
+from hot_tier.bad_sectors import zero_filling_pread
+from hot_tier.closed_log import base_offsets
 from hot_tier.durable_file import REAL_DISK, sync_folder
 from hot_tier.file_names import LOG, parse_file_name
-from hot_tier.parting import base_offsets
 from record_format.errors import CorruptDataError
 
 COPY_BYTES: Final = 1 << 20
@@ -152,7 +152,7 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
 
 def _copy_file(path: Path, copied: Path) -> None:
     """All that the disk can read of it."""
-    read = reading_around(os.pread)
+    read = zero_filling_pread(os.pread)
     with path.open("rb") as source, copied.open("wb") as target:
         for position in range(0, path.stat().st_size, COPY_BYTES):
             target.write(read(source.fileno(), COPY_BYTES, position))

@@ -13,7 +13,7 @@ from broker.mending.rebuilt_segment import PIECE_BYTES
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from hot_tier.batch_walk import CheckedBatch
-from hot_tier.salvage import Lost, Pieces, without_lost
+from hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
 from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError
 
@@ -26,10 +26,10 @@ class ObjectSalvage:
     def __init__(self, store: ObjectStore, entry: SegmentEntry, *, size_bytes: int) -> None:
         self._store, self._entry = store, entry
         self._size_bytes = min(size_bytes, entry.size_bytes)
-        self.lost: list[Lost] = []
+        self.lost: list[LostRange] = []
         self._epochs: list[tuple[int, int]] = []  # (first offset, epoch) of the good batches
         for piece in self._pieces():
-            if isinstance(piece, Lost):
+            if isinstance(piece, LostRange):
                 self.lost.append(piece)
             elif not self._epochs or piece.header.leader_epoch != self._epochs[-1][1]:
                 self._epochs.append((piece.header.base_offset, piece.header.leader_epoch))
@@ -42,13 +42,13 @@ class ObjectSalvage:
         """The log without what is bad: empty batches have the offsets that are lost. Raises
         CorruptDataError in the end if something else is bad by now.
         """
-        for batch in without_lost(self._as_before(), epoch_of=self._epoch_of):
+        for batch in fill_lost_ranges(self._as_before(), epoch_of=self._epoch_of):
             yield bytes(batch.body)
 
-    def _as_before(self) -> Iterator[CheckedBatch | Lost]:
+    def _as_before(self) -> Iterator[CheckedBatch | LostRange]:
         lost = []
         for piece in self._pieces():
-            if isinstance(piece, Lost):
+            if isinstance(piece, LostRange):
                 lost.append(piece)
             yield piece
         if lost != self.lost:
@@ -59,8 +59,8 @@ class ObjectSalvage:
         number = bisect_right(self._epochs, offset, key=lambda epoch: epoch[0])
         return self._epochs[max(0, number - 1)][1]
 
-    def _pieces(self) -> Pieces:
-        return Pieces(
+    def _pieces(self) -> SalvageScan:
+        return SalvageScan(
             _ObjectBytes(self._store, self._entry.log_key, self._size_bytes),
             size_bytes=self._size_bytes,
             start_offset=self._entry.base_offset,

@@ -22,7 +22,7 @@ from cold_tier.index_bundle import ParsedBundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from cold_tier.segment_indexes import load_bundle
-from hot_tier import parting
+from hot_tier import closed_log
 from hot_tier.disk import is_refusal, refusal
 from hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from hot_tier.log import PartitionLog
@@ -60,7 +60,7 @@ def rebuilt_segment(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        parting.start_empty(scratch, entry.base_offset, snapshot=snapshot)
+        closed_log.replace_with_empty(scratch, entry.base_offset, snapshot=snapshot)
         _write(path_of(scratch, entry.base_offset, LOG), pieces)
         opened = _opened(scratch, log, entry, clock)
         try:

@@ -2,7 +2,7 @@
 disk nor in the bucket.
 
 * The stand-in is a folder elsewhere with copies of the small files and links to those of one
-  topic's logs (`hot_tier.stand_in`). The data folder itself stays locked meanwhile.
+  topic's logs (`hot_tier.overlay`). The data folder itself stays locked meanwhile.
 * A broker without background work opens the stand-in: it decides as one on the folder would.
 * The store is only read. An attempt to write to it ends the plan, with an error that says so.
 """
@@ -29,7 +29,7 @@ from broker.store_standing import ProbeResult, read_probe, write_probe
 from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits
-from hot_tier.stand_in import StandInDisk, link_files
+from hot_tier.overlay import OverlayDisk, link_files
 from record_format.clock import wall_clock_ms
 from record_format.errors import ConfigurationError, ObjectExists
 
@@ -50,7 +50,7 @@ def plan_repair(
         broker = Broker.open_idle(
             replace(settings, data_dir=place, take_over=False),
             store=cast(ObjectStore, ReadOnlyStore(store)) if store is not None else None,
-            disk=StandInDisk(),
+            disk=OverlayDisk(),
         )
         try:
             steps = broker.repair(topic, deep=deep)

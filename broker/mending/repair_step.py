@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from hot_tier.salvage import Lost
+from hot_tier.salvage import LostRange
 
 ACCEPT_LOSS: Final = "; --accept-loss does it"  # ends what a step that loses says until it is done
 
@@ -41,7 +41,7 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, done=True, detail=detail)
 
 
-def spans_of(lost: Iterable[Lost]) -> str:
+def spans_of(lost: Iterable[LostRange]) -> str:
     """The offsets, in words."""
     spans = (f"{one.start_offset} to {one.end_offset - 1}" for one in lost if one.spans_offsets)
     return ", ".join(spans) or "none"

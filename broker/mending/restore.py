@@ -52,7 +52,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_config import LogConfig
-from hot_tier.stand_in import tidied
+from hot_tier.overlay import with_swaps_finished
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
@@ -324,7 +324,7 @@ class _Restore:
             config=LogConfig.parse(topic.config),
             clock=self._options.clock,
         )
-        with tidied(self._old.partition_folder(keys)) as source:
+        with with_swaps_finished(self._old.partition_folder(keys)) as source:
             tail = take_tail(
                 self._old, target, manifest, manifests, source=source, snapshot=snapshot
             )

@@ -47,7 +47,7 @@ from broker.data_folder import (
 )
 from broker.ownership.taken_epochs import read_epochs
 from broker.topic_registry import TopicRegistry
-from hot_tier import parting
+from hot_tier import closed_log
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
@@ -183,7 +183,7 @@ def take_tail(
     `source`: the partition's old folder, tidied. `snapshot`: the producers at that end, as the
     bucket has them; the old folder is asked where it has none.
     """
-    notes, bases = old.notes(target.keys), parting.base_offsets(source)
+    notes, bases = old.notes(target.keys), closed_log.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach back to offset {end_offset}")
@@ -203,7 +203,7 @@ def take_tail(
         )
     ends = copied.log_end_offset
     if ends == end_offset:  # nothing was copied
-        ends = parting.end_offset(source)
+        ends = closed_log.end_offset(source)
     reached = max(end_offset, old.reached(target.keys))
     missing = copied.recovery.cut_reason or _ends_too_soon(ends, reached)
     if manifest is not None and manifests.is_older(notes.manifest, manifest):
@@ -229,16 +229,16 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
     Also one of which nothing is left: after a power cut that says that what follows is no tail.
     """
     target.folder.mkdir()
-    bases = parting.base_offsets(source)
+    bases = closed_log.base_offsets(source)
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         if following is not None and following <= end_offset:
             continue
         log = path_of(source, base, LOG).resolve()  # what an error names is the old disk's
         position, begins = 0, base
         if base < end_offset:
-            position, begins = parting.place_of(log, end_offset, base_offset=base)
-        parting.copy_tail(log, position, path_of(target.folder, begins, LOG))
-    begins = parting.base_offsets(target.folder)[0]
+            position, begins = closed_log.locate_cut(log, end_offset, base_offset=base)
+        closed_log.copy_tail(log, position, path_of(target.folder, begins, LOG))
+    begins = closed_log.base_offsets(target.folder)[0]
     if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty
         with suppress(CorruptDataError):
             snapshot = snapshot_before(source, begins)

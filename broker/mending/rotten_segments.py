@@ -32,7 +32,7 @@ from broker.mending.local_check import is_lost, is_rotten
 from broker.mending.local_repair import copy_segment, unused
 from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from broker.partition import Partition
-from hot_tier.salvage import Lost
+from hot_tier.salvage import LostRange
 from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView
 from manifest.state import SegmentEntry, first_at
@@ -98,16 +98,18 @@ class RottenSegments:
         gap = self._holes.find(self._partition, view.base_offset) if view is not None else None
         return gap if gap is not None and gap.next_offset <= offset else None
 
-    def _lost(self, base_offset: int, cold_end_offset: int) -> list[Lost]:
+    def _lost(self, base_offset: int, cold_end_offset: int) -> list[LostRange]:
         reaches_end = self._is_hole_of_the_log(base_offset, cold_end_offset)
-        return self._partition.log.sealed.salvage(base_offset, reaches_end=reaches_end).lost()
+        return self._partition.log.sealed.salvage(
+            base_offset, reaches_end=reaches_end
+        ).lost_ranges()
 
     def _is_hole_of_the_log(self, base_offset: int, cold_end_offset: int) -> bool:
         """Whether a hole is behind the segment that the manifest does not have to tell of."""
         gap = self._holes.find(self._partition, base_offset)
         return gap is not None and gap.next_offset > cold_end_offset
 
-    def _drop_batches(self, view: SegmentView, lost: Sequence[Lost]) -> RepairStep:
+    def _drop_batches(self, view: SegmentView, lost: Sequence[LostRange]) -> RepairStep:
         bad_bytes = sum(one.size_bytes for one in lost)
         what = f"{bad_bytes} bytes do not check, from position {lost[0].position} on"
         if not bad_bytes:
@@ -178,7 +180,7 @@ class RottenSegments:
                     reaches_end = self._is_hole_of_the_log(
                         step.base_offset, cold.end_offset if cold else 0
                     )
-                    opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).drop_lost()
+                    opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).rewrite()
             except (UnknownSegment, FileNotFoundError):
                 return step  # retention took it meanwhile
         done = step.carried_out()

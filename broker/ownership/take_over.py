@@ -24,7 +24,7 @@ import structlog
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, topic_id_of
 from broker.ownership.parting_plan import LocalLog, history_of, plan_parting
-from hot_tier import parting
+from hot_tier import closed_log
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart, Manifest, SegmentEntry
@@ -184,10 +184,10 @@ class TakeOver:
             border = min(border, self._set_aside(folder, plan.diverged_from, epoch))
         if plan.start_at is not None:
             snapshot = self._cold.producers_at_end(self.manifest)
-            parting.start_empty(folder, plan.start_at, snapshot=snapshot)
+            closed_log.replace_with_empty(folder, plan.start_at, snapshot=snapshot)
             log.info("log begins anew", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:
-            border = min(border, parting.split_at(folder, plan.split_at))
+            border = min(border, closed_log.split_at(folder, plan.split_at))
         return self._reopen(border, self.log_start_offset)
 
     @property
@@ -202,9 +202,9 @@ class TakeOver:
 
     def _set_aside(self, folder: Path, offset: int, epoch: int) -> int:
         """Records from `offset` on leave the partition; the border that was cut."""
-        border = parting.split_at(folder, offset)
+        border = closed_log.split_at(folder, offset)
         target = _folder_for(folder, epoch)
-        parting.move_from(folder, offset, target)
+        closed_log.move_segments(folder, offset, target)
         log.warning(
             "records set apart: another owner took this partition over",
             partition=str(self._cold),

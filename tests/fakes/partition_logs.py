@@ -129,7 +129,7 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     def _open(
         folder: Path | None = None, *, config: dict[str, Any] | None = None, **arguments: Any
     ):
-        arguments = {"clean": True, "topic_id": TOPIC_ID, "steady_clock": clock, **arguments}
+        arguments = {"clean": True, "topic_id": TOPIC_ID, "monotonic_clock": clock, **arguments}
         log = PartitionLog.open(
             folder or tmp_path / "t-0",
             topic="t",
@@ -150,6 +150,6 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
 def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> TierRead | None:
     """Read without waiting; None if the read would have to wait."""
     try:
-        return log.read(offset, max_bytes=max_bytes, waits=False)
+        return log.read(offset, max_bytes=max_bytes, blocking=False)
     except BlockingIOError:
         return None

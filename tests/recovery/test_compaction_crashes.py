@@ -87,7 +87,7 @@ def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key
     clean(log)
     last |= fill(log, 2)
     before = {record.offset: record.value for record in records_of(log)}
-    log.sealed.note_mirrored(replacements=log.sealed.replacements)
+    log.sealed.mark_mirrored(swap_sequence=log.sealed.swap_sequence)
     disk.on = True
     clean(log)
     disk.on = False

@@ -58,7 +58,7 @@ class World:
             topic_id=TOPIC_ID,
             config=self.config,
             clock=self.clock,
-            steady_clock=self.clock,
+            monotonic_clock=self.clock,
             clean=clean,
             recovery_point=self.recovery_point,
             jitter_seed=1,

@@ -63,7 +63,7 @@ def test_a_segment_whose_seal_is_yet_to_be_flushed_is_sound_once_it_is_compacted
     put(house, "t", [(b"key", b"v" * 4096)], acks=Acks.LEADER)
     house.broker.chores.compactor.run_round()
     log = house.broker.partition("t", 0).log
-    assert (log.high_watermark, log.log_end_offset, log.sealed.replacements > 0) == (10, 11, True)
+    assert (log.high_watermark, log.log_end_offset, log.sealed.swap_sequence > 0) == (10, 11, True)
     assert house.broker.verify("t", deep=True).ok
     assert [record.offset for record in house.records("t")] == [9]
 
@@ -439,7 +439,7 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     partition = house.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
-    assert any(partition.log.sealed.gap_behind(base) for base in bases)
+    assert any(partition.log.sealed.gap_after(base) for base in bases)
     house.broker.chores.copier.run_round()
     assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
     assert not house.broker.chores.copier.held_up()

@@ -424,14 +424,14 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
     house.broker.create_topic("t", config=ON_DISK)
     fill(house, b"old")
     old = house.broker.partition("t", 0)
-    forget = OpenFiles.forget_all
+    forget = OpenFiles.invalidate_folder
 
     def reading_on(files: OpenFiles, folder: Path) -> None:
         forget(files, folder)
         monkeypatch.undo()
         assert old.log.read(0, max_bytes=1 << 20).slices
 
-    monkeypatch.setattr(OpenFiles, "forget_all", reading_on)
+    monkeypatch.setattr(OpenFiles, "invalidate_folder", reading_on)
     house.broker.delete_topic("t")
     with pytest.raises(UnknownTopic):
         old.read(0, max_bytes=1)

@@ -18,10 +18,10 @@ from broker.mending.verify import verify_bucket
 from broker.ownership import take_over
 from broker.ownership.ownership import Ownership
 from cold_tier.open import open_store
-from hot_tier import parting
+from hot_tier import closed_log
+from hot_tier.closed_log import first_batch_at
 from hot_tier.disk import Disk
 from hot_tier.file_names import LOG, path_of
-from hot_tier.parting import first_batch_at
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
@@ -251,7 +251,7 @@ def test_a_tail_within_a_segment_is_taken_from_the_buckets_end_on(lost, tmp_path
     (active,) = [view.base_offset for view in log.segments() if view.active]
     lost.broker.close()
     assert active == 80
-    source, bases = old / "t-0", restore_tail.parting.base_offsets(old / "t-0")
+    source, bases = old / "t-0", restore_tail.closed_log.base_offsets(old / "t-0")
     before, last = bases[-2], bases[-1]
     joined = source / f"{before:020d}.log"
     joined.write_bytes(joined.read_bytes() + (source / f"{last:020d}.log").read_bytes())
@@ -1032,14 +1032,14 @@ def test_a_disk_that_is_full_in_the_midst_of_a_tail_is_named_and_the_restore_rep
 ):
     with small_disk(tmp_path / "small") as disk:
         options = RestoreOptions(disk.path / "new", GAP, lambda: 0, lost.root / "data")
-        copy_tail = parting.copy_tail
+        copy_tail = closed_log.copy_tail
 
         def fills(*args):
             disk.fill()
             copy_tail(*args)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(parting, "copy_tail", fills)
+            patched.setattr(closed_log, "copy_tail", fills)
             with pytest.raises(ConfigurationError, match=r"t-0/0*80\.log: No space left"):
                 restore(store_of(lost), options)
         (disk.path / "ballast").unlink()

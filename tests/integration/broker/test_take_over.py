@@ -189,7 +189,7 @@ def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes
     copy.broker.close()
     with monkeypatch.context() as patched:
         if crashes:  # when the log was emptied, and has no snapshot yet
-            patched.setattr(take_over.parting, "write_durably", dies)
+            patched.setattr(take_over.closed_log, "write_durably", dies)
             with pytest.raises(Crash):
                 house.open(**TAKING)
     house.broker = house.open(**TAKING)
@@ -216,8 +216,8 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
     [
         ("after", ColdLog, "upload"),
         ("before", ManifestStore, "confirm"),
-        ("before", take_over.parting, "start_empty"),
-        ("after", take_over.parting, "start_empty"),
+        ("before", take_over.closed_log, "replace_with_empty"),
+        ("after", take_over.closed_log, "replace_with_empty"),
         ("before", BucketNotes, "note"),
         ("before", take_over.TakeOvers, "remove"),
     ],
@@ -394,13 +394,15 @@ def test_with_the_store_down_a_take_over_does_not_start(parted):
         house.open(take_over=True, down=True, store_start_timeout_ms=200)
 
 
-@pytest.mark.parametrize("step", ["split_at", "move_from", "start_empty"])
+@pytest.mark.parametrize("step", ["split_at", "move_segments", "replace_with_empty"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_any_step_is_gone_on_from_by_the_next_start(parted, monkeypatch, step, when):
     house, _ = parted
 
     with monkeypatch.context() as patched:
-        patched.setattr(take_over.parting, step, dying(getattr(take_over.parting, step), when))
+        patched.setattr(
+            take_over.closed_log, step, dying(getattr(take_over.closed_log, step), when)
+        )
         with pytest.raises(Crash):
             house.open(take_over=True)
     assert take_over.marker_path(house.root / "data").exists()

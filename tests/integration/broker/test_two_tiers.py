@@ -354,12 +354,12 @@ def test_a_committed_read_looks_for_aborted_transactions_where_its_records_came_
     log = house.broker.partition("t", 0)
     look_up = log.log.aborted_transactions
 
-    def let_go_first(*offsets, waits):
+    def delete_local_first(*offsets, blocking):
         monkeypatch.undo()
         assert log.log.delete_local(log.cold.end_offset)
-        return look_up(*offsets, waits=waits)
+        return look_up(*offsets, blocking=blocking)
 
-    monkeypatch.setattr(log.log, "aborted_transactions", let_go_first)
+    monkeypatch.setattr(log.log, "aborted_transactions", delete_local_first)
     assert log.read(0, max_bytes=100, committed=True).tier == "cold"
 
 

@@ -113,7 +113,7 @@ def test_what_finds_no_descriptor_left_may_be_asked_again(
     for value in range(4):
         api.values(topic, str(value) * 900)
     files = api.broker.partition(topic, 0).log._state.files
-    files.forget_all(api.broker.partition(topic, 0).log._state.folder)
+    files.invalidate_folder(api.broker.partition(topic, 0).log._state.folder)
 
     def none_left(path):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))

@@ -94,7 +94,7 @@ def test_log_append_time_is_stamped(open_log, append_values, records_of, clock):
     log.flush()
     assert result.log_append_time == NOW_MS + 5
     assert [r.timestamp for r in records_of(log)] == [NOW_MS + 5] * 2
-    assert log.segment_facts(0).min_timestamp == NOW_MS + 5
+    assert log.segment_stats(0).min_timestamp == NOW_MS + 5
 
 
 def test_a_segment_that_somebody_cut_is_told_by_where_it_ends(open_log, append_values):
@@ -108,7 +108,7 @@ def test_a_segment_that_somebody_cut_is_told_by_where_it_ends(open_log, append_v
     with view.path.open("r+b") as file:
         file.truncate(cut)
     with pytest.raises(CorruptBatch) as told:
-        log.segment_facts(0)
+        log.segment_stats(0)
     assert (told.value.file, told.value.position) == (str(view.path), cut)
 
 

@@ -163,10 +163,10 @@ def test_what_was_emptied_before_is_not_written_again(open_log):
     apart = CleanerHooks(swapping=lambda: nullcontext(frozenset((1, 2))))
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert [view.size_bytes for view in log.segments()[:2]] == [61, 61]
-    before = log.sealed.replacements
+    before = log.sealed.swap_sequence
     done = log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), apart)
     assert done.complete
-    assert (log.sealed.replacements, done.written_bytes) == (before, 0)
+    assert (log.sealed.swap_sequence, done.written_bytes) == (before, 0)
 
 
 @pytest.mark.parametrize("border", [1, 2])
@@ -244,7 +244,7 @@ def test_records_that_do_not_decode_are_told_by_their_place_in_the_file(open_log
     log.close()
     log = open_log(config=COMPACT)
     with pytest.raises(CorruptBatch) as bad:
-        log.segment_facts(0)
+        log.segment_stats(0)
     assert {name: getattr(bad.value, name) for name in place} == place
 
 

@@ -254,7 +254,7 @@ def test_facts_of_a_segment_found_on_disk_are_counted(name, open_fixture):
     records = expected_records(name)
     count = 0
     for view in log.segments():
-        facts = log.segment_facts(view.base_offset)
+        facts = log.segment_stats(view.base_offset)
         inside = [r for r in records if view.base_offset <= r["offset"] <= view.last_offset]
         assert facts.record_count == len(inside)
         assert facts.min_timestamp == min((r["timestamp"] for r in inside), default=None)

@@ -170,7 +170,7 @@ def test_an_idle_producer_is_forgotten(open_log, send, clock):
 
 
 def test_no_producer_is_forgotten_because_the_wall_clock_jumped(open_log, send, clock):
-    log = open_log(steady_clock=Clock())
+    log = open_log(monotonic_clock=Clock())
     send(log, 0, producer=1)
     clock.now_ms += 10 * 365 * 86_400_000
     assert log.expire_producers(idle_ms=86_400_000) == 0

@@ -87,7 +87,7 @@ def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, 
     log.roll()
     path = log.segments()[0].path
     assert log.delete_local(1) == [0]
-    assert files.opened(path) is None
+    assert files.get(path) is None
 
 
 def test_a_closed_log_makes_no_index_anew(open_log, append_values):

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from hot_tier.steady import replacing, steady
+from hot_tier.seqlock import read_consistently, replacing_segments
 from record_format.errors import CorruptBatch, Throttled, UnknownSegment
 from record_format.key_table import PlainKeyTable
 from tests.fakes.damage import flip
@@ -44,7 +44,7 @@ def log(open_log, append_values):
 
 
 def repair(log):
-    log.sealed.salvage(0, reaches_end=False).drop_lost()
+    log.sealed.salvage(0, reaches_end=False).rewrite()
 
 
 def compact(log):
@@ -118,7 +118,7 @@ def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_value
     def meanwhile():
         def ask():
             found.append(try_read(log, 2, max_bytes=1))
-            found.append(log.sealed.opened(0))
+            found.append(log.sealed.try_open(0))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
@@ -135,8 +135,8 @@ def test_what_was_found_while_files_took_new_names_does_not_count(open_log):
 
     def look_up():
         if len(found) == 2:
-            with state.lock, replacing(state):
+            with state.lock, replacing_segments(state):
                 pass
         return found.pop()
 
-    assert steady(state, look_up) == "new"
+    assert read_consistently(state, look_up) == "new"

@@ -1,42 +1,42 @@
 import pytest
 
 from hot_tier.file_names import OFFSET_INDEX
-from hot_tier.files_at_hand import FilesAtHand
-from hot_tier.index_images import ENTRY_BYTES, SMALL_BYTES, IndexImages
+from hot_tier.index_cache import ENTRY_BYTES, SMALL_BYTES, IndexCache
+from hot_tier.nonblocking_files import NonBlockingFiles
 from hot_tier.offset_columns import OffsetColumns
 from hot_tier.segment_lookup import SegmentLookup
 from tests.fakes.partition_logs import first_offset, try_read
 
 
-def test_small_index_is_wanted_at_once_and_a_large_one_when_it_is_asked_again():
-    images = IndexImages()
-    assert images.is_wanted("small", size_bytes=SMALL_BYTES)
-    assert not images.is_wanted("large", size_bytes=SMALL_BYTES + 1)
-    assert images.is_wanted("large", size_bytes=SMALL_BYTES + 1)
+def test_a_small_index_is_cached_at_its_first_use_and_a_large_one_at_its_second():
+    cache = IndexCache()
+    assert cache.should_cache("small", size_bytes=SMALL_BYTES)
+    assert not cache.should_cache("large", size_bytes=SMALL_BYTES + 1)
+    assert cache.should_cache("large", size_bytes=SMALL_BYTES + 1)
 
 
 def test_forgotten_index_is_not_given_again_and_starts_over():
-    images = IndexImages()
-    images.is_wanted("large", size_bytes=1 << 16)
-    images.keep("large", b"x" * (1 << 16))
-    images.forget("large")
-    assert images.get("large") is None
-    assert not images.is_wanted("large", size_bytes=1 << 16)
+    cache = IndexCache()
+    cache.should_cache("large", size_bytes=1 << 16)
+    cache.put("large", b"x" * (1 << 16))
+    cache.invalidate("large")
+    assert cache.get("large") is None
+    assert not cache.should_cache("large", size_bytes=1 << 16)
 
 
 def test_least_recently_used_images_go_when_the_limit_is_reached():
-    images = IndexImages(limit_bytes=3 * (1000 + ENTRY_BYTES))
+    cache = IndexCache(limit_bytes=3 * (1000 + ENTRY_BYTES))
     for name in "abc":
-        images.keep(name, bytes(1000))
-    images.get("a")
-    images.keep("d", bytes(1000))
-    assert [images.get(name) is not None for name in "abcd"] == [True, False, True, True]
+        cache.put(name, bytes(1000))
+    cache.get("a")
+    cache.put("d", bytes(1000))
+    assert [cache.get(name) is not None for name in "abcd"] == [True, False, True, True]
 
 
 def test_index_as_large_as_much_of_the_limit_is_never_kept():
-    images = IndexImages(limit_bytes=1 << 20)
+    cache = IndexCache(limit_bytes=1 << 20)
     for _ in range(3):
-        assert not images.is_wanted("huge", size_bytes=1 << 19)
+        assert not cache.should_cache("huge", size_bytes=1 << 19)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypat
     def evicted(*_):
         raise BlockingIOError
 
-    monkeypatch.setattr(FilesAtHand, "pread", staticmethod(evicted))
+    monkeypatch.setattr(NonBlockingFiles, "pread", staticmethod(evicted))
     assert try_read(rolled, 1, max_bytes=1) is None
     assert rolled.read(1, max_bytes=1).slices
 
@@ -72,9 +72,9 @@ def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypat
 def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
     read = rolled.read(3, max_bytes=1)
     path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
-    images = rolled._state.files.images
-    good = images.get(str(path))
-    images.keep(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    cache = rolled._state.files.indexes
+    good = cache.get(str(path))
+    cache.put(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
     before = path.stat().st_ino
     assert try_read(rolled, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "it is made anew by who may wait"
@@ -85,13 +85,13 @@ def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
 def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
     before = rolled.read(3, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
-    images = rolled._state.files.images
-    good = images.get(name)
-    images.keep(name, OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    cache = rolled._state.files.indexes
+    good = cache.get(name)
+    cache.put(name, OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
     after = rolled.read(3, max_bytes=1)
     assert first_offset(after) == first_offset(before)
     assert after.next_offset == before.next_offset
-    assert images.get(name).floor(column=1, target=2**31 - 1) == good.floor(
+    assert cache.get(name).floor(column=1, target=2**31 - 1) == good.floor(
         column=1, target=2**31 - 1
     )
 
@@ -99,9 +99,9 @@ def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
 def test_index_in_memory_goes_with_its_segment(rolled):
     rolled.read(0, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
-    assert rolled._state.files.images.get(name) is not None
+    assert rolled._state.files.indexes.get(name) is not None
     rolled.delete_local(rolled.active_base_offset)
-    assert rolled._state.files.images.get(name) is None
+    assert rolled._state.files.indexes.get(name) is None
 
 
 def test_an_active_segment_may_be_sealed_between_two_steps_of_a_look_up(open_log, append_values):

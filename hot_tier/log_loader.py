@@ -31,9 +31,9 @@ log is shared; no lock is taken.
 from __future__ import annotations
 
 from hot_tier.clean_open import open_clean
-from hot_tier.epochs import LeaderEpochs
 from hot_tier.file_names import OFFLINE_MARKER
 from hot_tier.index_rebuild import rebuild_transactions
+from hot_tier.leader_epochs import LeaderEpochs
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import Flushed, LogState, Segments
 from hot_tier.producer_snapshots import load_newest
@@ -44,7 +44,7 @@ from hot_tier.transaction_index import read_entries
 from record_format.errors import CorruptIndex, CorruptSnapshot
 
 
-def open_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
+def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
     """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
     report = RecoveryReport(clean=request.clean)
     state.unmirrored = folder.unmirrored

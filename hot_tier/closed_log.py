@@ -1,10 +1,11 @@
-"""Splitting a closed log in two by its files: what a take-over does with records that diverged.
+"""File operations on a log that nobody has open: splitting it in two, as a take-over does with
+records that diverged from the bucket.
 
-* Only while nobody has the log open. The log is then opened as after a crash, which rebuilds
-  indexes, epochs and producers from what is there.
-* A new file is whole and synced before the old one is truncated, so every step may be repeated
-  after a crash; `mend_overlap` finishes a split that a crash interrupted, before the log is opened.
-* `split_at` deletes nothing but indexes, which are rebuilt; `start_empty` is for logs whose records
+* The log must be opened with recovery afterwards, which rebuilds indexes, epochs and producers from
+  the segments that are left.
+* A new file is complete and synced before the old one is truncated, so every step may be repeated
+  after a crash. `finish_interrupted_split` completes a split before the log is opened.
+* `split_at` deletes only indexes, which are rebuilt. `replace_with_empty` is for logs whose records
   are in the other tier.
 """
 
@@ -31,7 +32,7 @@ from hot_tier.file_names import (
 )
 from hot_tier.log_config import LONG_MAX
 from hot_tier.open_files import FileReader
-from hot_tier.salvage import Lost, Pieces
+from hot_tier.salvage import LostRange, SalvageScan
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
@@ -75,7 +76,7 @@ def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     return next((header for header in headers_of(log) if header.last_offset >= offset), None)
 
 
-def place_of(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
+def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
     """Where to cut off what a `.log` has from `offset` on, which is above its first: the position,
     that of its end if it has nothing there; and the offset at which the rest begins.
 
@@ -97,7 +98,7 @@ def _first_behind_rot(
 ) -> tuple[BatchHeader | None, int]:
     """As `first_batch_at`; and where the batches below `offset` end."""
     position = 0
-    pieces = Pieces(
+    pieces = SalvageScan(
         FileReader(OpenFile(log)),
         size_bytes=log.stat().st_size,
         start_offset=base_offset,
@@ -105,7 +106,7 @@ def _first_behind_rot(
         reaches_end=False,
     )
     for piece in pieces:
-        if isinstance(piece, Lost):
+        if isinstance(piece, LostRange):
             continue
         if piece.header.last_offset >= offset:
             return piece.header, position
@@ -113,7 +114,7 @@ def _first_behind_rot(
     return None, position
 
 
-def mend_overlap(folder: Path) -> None:
+def finish_interrupted_split(folder: Path) -> None:
     """Cut a segment that reaches into the next: the split that made the next was interrupted."""
     for base, following in pairwise(base_offsets(folder)):
         try:
@@ -125,7 +126,7 @@ def mend_overlap(folder: Path) -> None:
             continue  # recovery decides that itself
 
 
-def move_from(folder: Path, offset: int, target: Path) -> None:
+def move_segments(folder: Path, offset: int, target: Path) -> None:
     """Move the segments from `offset` on (a border between segments) to a folder of their own.
 
     The last one goes first, so that a crash leaves a log without a hole.
@@ -147,7 +148,7 @@ def move_from(folder: Path, offset: int, target: Path) -> None:
     REAL_DISK.sync_folder(folder)
 
 
-def start_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
+def replace_with_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
     """Remove every segment, and begin an empty one at `offset` with these producers before it."""
     for path in sorted(folder.iterdir()):
         if parse_file_name(path.name) is not None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier.closed_log import base_offsets, locate_cut, move_segments, split_at
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
-from hot_tier.parting import base_offsets, move_from, place_of, split_at
 from record_format.encode import encode_batch
 
 
@@ -56,7 +56,7 @@ def test_rotten_batches_do_not_hide_where_the_rest_of_a_log_begins(
         batches[one][16] = 0  # the magic
     log = path_of(tmp_path, 0, LOG)
     log.write_bytes(b"".join(batches))
-    assert place_of(log, offset, base_offset=0) == (number * len(batches[0]), begins)
+    assert locate_cut(log, offset, base_offset=0) == (number * len(batches[0]), begins)
 
 
 def test_a_log_whose_tail_is_moved_has_no_hole_at_any_moment(
@@ -74,6 +74,6 @@ def test_a_log_whose_tail_is_moved_has_no_hole_at_any_moment(
         left.append(base_offsets(folder))
 
     monkeypatch.setattr(REAL_DISK, "rename", watched)
-    move_from(folder, 10, moved)
+    move_segments(folder, 10, moved)
     assert left == [[0, 10, 20], [0, 10], [0]]
     assert base_offsets(moved) == [10, 20, 30]

@@ -14,7 +14,7 @@ from record_format.header_run import HeaderRun
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 
-class IndexPlan:
+class IndexBuilder:
     """See the module. Not thread-safe."""
 
     __slots__ = (

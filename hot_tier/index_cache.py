@@ -22,7 +22,7 @@ ENTRY_BYTES: Final = 512  # what keeping the smallest costs: name, object, place
 ASKED_MAX: Final = 1024
 
 
-class IndexImages:
+class IndexCache:
     """Least recently used images by file name. Thread-safe."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -30,7 +30,7 @@ class IndexImages:
         self._images: OrderedDict[str, Image] = OrderedDict()
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
-        self.forgotten = 0  # how often a name came to mean another file
+        self.generation = 0  # how often a name came to mean another file
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Image | None:
@@ -40,7 +40,7 @@ class IndexImages:
                 self._images.move_to_end(name)
             return image
 
-    def is_wanted(self, name: str, *, size_bytes: int) -> bool:
+    def should_cache(self, name: str, *, size_bytes: int) -> bool:
         """Whether the caller should now read this file whole, and `keep` it."""
         if size_bytes <= SMALL_BYTES:
             return True
@@ -52,10 +52,10 @@ class IndexImages:
                 self._asked.popitem(last=False)
             return False
 
-    def keep(self, name: str, image: Image, *, forgotten: int | None = None) -> None:
-        """`forgotten`: as it was before the file was opened; another file's image is not kept."""
+    def put(self, name: str, image: Image, *, generation: int | None = None) -> None:
+        """`generation`: as it was before the file was opened; another file's image is not kept."""
         with self._lock:
-            if forgotten not in (None, self.forgotten):
+            if generation not in (None, self.generation):
                 return
             self._drop(name)
             self._images[name] = image
@@ -63,15 +63,15 @@ class IndexImages:
             while self._bytes > self._limit_bytes and len(self._images) > 1:
                 self._drop(next(iter(self._images)))
 
-    def forget(self, name: str) -> None:
+    def invalidate(self, name: str) -> None:
         with self._lock:
-            self.forgotten += 1
+            self.generation += 1
             self._asked.pop(name, None)
             self._drop(name)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         with self._lock:
-            self.forgotten += 1
+            self.generation += 1
             self._images.clear()
             self._asked.clear()
             self._bytes = 0

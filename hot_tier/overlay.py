@@ -31,18 +31,18 @@ def link_files(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def tidied(folder: Path) -> Iterator[Path]:
+def with_swaps_finished(folder: Path) -> Iterator[Path]:
     """A stand-in of a closed log's folder as the next open would leave it: a swap that broke off is
     finished. Raises OSError.
     """
     with tempfile.TemporaryDirectory(prefix="tierlog-log-") as made:
         place = Path(made) / folder.name
         link_files(folder, place)
-        LogFolder.open(place, disk=StandInDisk())
+        LogFolder.open(place, disk=OverlayDisk())
         yield place
 
 
-class StandInDisk(Disk):
+class OverlayDisk(Disk):
     def open(self, path: Path, flags: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR) and path.is_symlink():
             if path.suffix == LOG:

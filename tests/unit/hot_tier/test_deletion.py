@@ -46,14 +46,14 @@ def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp
 
 @pytest.mark.parametrize("jump_ms", [-1, 10**12])
 def test_a_wall_clock_that_jumps_does_not_move_that(open_log, append_values, clock, jump_ms):
-    steady = Clock()
-    log = open_log(config=CONFIG, steady_clock=steady)
+    monotonic = Clock()
+    log = open_log(config=CONFIG, monotonic_clock=monotonic)
     append_values(log, b"v")
     log.roll()
     log.delete_local(log.high_watermark)
     clock.now_ms += jump_ms
     assert log.reap() == 0
-    steady.now_ms += 1000
+    monotonic.now_ms += 1000
     assert log.reap() == 1
 
 
@@ -95,7 +95,7 @@ def test_a_log_start_beyond_the_end_starts_the_log_there(open_log, log, append_v
 
 
 def test_starting_anew_forgets_what_was_there(open_log, log, append_values, records_of, tmp_path):
-    log.start_at(1_000_000)
+    log.truncate_fully_and_start_at(1_000_000)
     assert (log.log_end_offset, log.high_watermark) == (1_000_000, 1_000_000)
     assert log.local_log_start_offset == 1_000_000
     assert append_values(log, b"x").base_offset == 1_000_000

@@ -19,7 +19,7 @@ from hot_tier.segment_views import SegmentFiles
 from record_format.checkpoint_files import EpochEntry
 
 
-def attach_front(
+def prepend_segment(
     state: LogState, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
 ) -> bool:
     """Make `files` (sealed, synced) the first segment; False if the log start has passed it, or

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from hot_tier.file_names import LOG
-from hot_tier.index_images import IndexImages
+from hot_tier.index_cache import IndexCache
 from hot_tier.log_state import LogState
 from record_format.file_slice import OpenFile
 from record_format.page_cache import pread_nowait
 
 
-class FilesAtHand:
+class NonBlockingFiles:
     """See the module. Takes the place of `OpenFiles` in a look-up."""
 
     pread: Final = staticmethod(pread_nowait)
@@ -25,8 +25,8 @@ class FilesAtHand:
         self._state = state
 
     @property
-    def images(self) -> IndexImages:
-        return self._state.files.images
+    def indexes(self) -> IndexCache:
+        return self._state.files.indexes
 
     def open(self, path: Path | str) -> OpenFile:
         """A file that is open already; the active segment's, which was just written, in any case.
@@ -34,7 +34,7 @@ class FilesAtHand:
         Raises BlockingIOError for any other.
         """
         files = self._state.files
-        file = files.opened(path)
+        file = files.get(path)
         if file is None:
             if path != self._state.active.segment.name(LOG):
                 raise BlockingIOError(f"{path} is not open")

@@ -12,7 +12,7 @@ from hot_tier.producer_snapshots import load_newest
 from hot_tier.roll import create_segment, disk_error
 
 
-def start_at(state: LogState, offset: int) -> None:
+def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
     """Remove every local segment and begin an empty one at `offset`; the log start stays.
 
     Raises LogOfflineError, DiskFull.
@@ -22,7 +22,7 @@ def start_at(state: LogState, offset: int) -> None:
         old = state.segments.items
         state.close_files()
         state.unflushed = []
-        state.files.forget_all(state.folder)
+        state.files.invalidate_folder(state.folder)
         try:
             for segment in old:
                 for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
