@@ -25,7 +25,7 @@ from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
-from cold_tier.upload_notes import UploadNotes
+from cold_tier.upload_checkpoints import UploadCheckpoints
 from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest.keys import PartitionKeys, topic_folder
@@ -59,7 +59,9 @@ class Bucket:
             requests_max=settings.cold_requests_max, memory_max_bytes=settings.cold_memory_max
         )
         self.reader = ColdReader(store, self.cache, limits=cold)
-        self._uploads = UploadNotes(folder.uploads, kept_ms=settings.gc_grace_ms // 2, clock=clock)
+        self._uploads = UploadCheckpoints(
+            folder.uploads, max_age_ms=settings.gc_grace_ms // 2, clock=clock
+        )
         self._pace = Pace(settings.offload_bandwidth or None)
         self._uploader: SegmentUploader | None = None
         self.standing = StoreStanding(
@@ -96,7 +98,7 @@ class Bucket:
             limits=limits,
             read_back_whole=traits.read_back_whole,
             pace=self._pace,
-            notes=self._uploads,
+            checkpoints=self._uploads,
         )
 
     def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
@@ -174,7 +176,7 @@ class Bucket:
         for partition in range(record.partitions):
             keys = PartitionKeys(record.name, record.topic_id, partition)
             self._notes_of(keys).forget()
-            self._uploads.forget(keys.segments)
+            self._uploads.delete(keys.segments)
 
     def _publish(self, record: TopicRecord) -> None:
         self._topics.write(record.as_object(), check=lambda: self._check_not_foreign(record))

@@ -24,7 +24,7 @@ from broker.bucket_notes import has_notes
 from broker.data_folder import DataFolder
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
-from cold_tier.probe import RACE_S, StoreTraits, probe, still_holds
+from cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
 from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
 from record_format import sealed_json
@@ -195,8 +195,8 @@ class StoreStanding:
         """
         single = self._settings.allow_single_writer_store
         if known is not None and self._is_of_this_store(known):
-            there = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
-            if still_holds(self.store, known.traits, there=there):
+            existing = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
+            if still_has_traits(self.store, known.traits, existing=existing):
                 return known.traits
         # A folder's create is link(2), in our own code: a short race looks for an odd file system.
         race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
@@ -205,12 +205,12 @@ class StoreStanding:
     def _is_of_this_store(self, known: ProbeResult) -> bool:
         store = (self.store.url, self._settings.allow_single_writer_store)
         is_fresh = 0 <= self._clock() - known.probed_ms < PROBE_KEPT_MS
-        return is_fresh and (known.store, known.place) == (store, self.store.place)
+        return is_fresh and (known.store, known.place) == (store, self.store.identity)
 
     def _remember(self, traits: StoreTraits) -> None:
         store = (self.store.url, self._settings.allow_single_writer_store)
         found = ProbeResult(
-            store=store, place=self.store.place, traits=traits, probed_ms=self._clock()
+            store=store, place=self.store.identity, traits=traits, probed_ms=self._clock()
         )
         write_probe(self._folder, found)
 

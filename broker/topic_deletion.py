@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from broker.ownership.own_partition import OwnPartition
-from cold_tier.object_store import ObjectStore, Unfinished
+from cold_tier.object_store import IncompleteUpload, ObjectStore
 from manifest.topic_objects import TopicObject, TopicObjects
 from record_format.errors import StoreUnavailable
 
@@ -67,17 +67,17 @@ class TopicDeletion:
 
     def _abort_uploads(self, partition: OwnPartition) -> None:
         """Page by page; a store that goes on listing what was aborted ends it."""
-        aborted: set[Unfinished] = set()
+        aborted: set[IncompleteUpload] = set()
         for _ in range(UPLOAD_PAGES_MAX):
-            found = self._store.unfinished(partition.keys.folder, limit=PAGE)
+            found = self._store.incomplete_uploads(partition.keys.folder, limit=PAGE)
             left = [upload for upload in found if upload not in aborted]
             if not left:
                 return
             partition.check()
             for upload in left:
-                self._store.abort(upload)
+                self._store.abort_upload(upload)
             aborted.update(left)
-        log.warning("unfinished uploads stay in the bucket", folder=partition.keys.folder)
+        log.warning("incomplete uploads stay in the bucket", folder=partition.keys.folder)
 
     def _delete_below(self, folder: str, partition: OwnPartition) -> None:
         deleted = ""

@@ -1,22 +1,22 @@
-"""Chunks of cold segments as files on local disk: what is there, what there is room for, what goes.
+"""The disk cache: chunks of cold segments as files on local disk, within a size limit.
 
-    <folder>/<segment's unique>/<chunk number>    a whole chunk whose CRC was right when it came
-    <folder>/.filling/<random>                    on its way; swept at the start
+    <folder>/<segment's unique>/<chunk number>    a complete chunk whose CRC was verified on arrival
+    <folder>/.filling/<random>                    a chunk being downloaded; deleted at start-up
 
-* A file appears by rename once its length and CRC are right, and is never written again or
-  truncated: whoever has it open keeps it whole, even after it was unlinked.
-* Room is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay within
-  the limit, or are a single chunk; if readers hold too much of it, a fill waits, and is finally
-  Throttled.
-* A file that an earlier process left is only a guess: its size and CRC are checked again before its
-  first byte is served. So is one whose bytes a reader reports as bad (`OpenFile.doubt`): disks rot.
-  What the disk cannot read is a miss.
-* No file is opened, checked or unlinked under the lock.
-* Whatever somebody else deletes is a miss, even the whole folder.
-* The descriptors of the chunks that were read last stay open: opening and closing a file costs more
+* A file appears by rename once its length and CRC are verified, and is never rewritten or
+  truncated: a reader that has it open keeps all of it, even after it is unlinked.
+* Space is reserved before a fill. Cached, reserved, and unlinked-but-open bytes together stay
+  within the limit, or belong to a single chunk. If readers hold too much of it, a fill waits, and
+  finally raises Throttled.
+* A file left by an earlier process is untrusted: its size and CRC are verified before its first
+  byte is served. The same holds for a file that a reader reports as corrupt
+  (`OpenFile.report_corrupt`), since disks decay. A file that cannot be read is a miss.
+* No file is opened, verified or unlinked under the lock.
+* Files deleted by someone else are misses, even if the whole folder is gone.
+* The descriptors of the most recently read chunks stay open: opening and closing a file costs more
   than finding a batch in it.
 
-Thread-safe. `chunk_fills` decides who fills, and how many at once; `eviction`, which chunk goes.
+Thread-safe. `chunk_fills` decides which chunks are downloaded, and `eviction` which are evicted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Final
 import msgspec
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.eviction import EvictionOrder
+from cold_tier.eviction import EvictionPolicy
 from cold_tier.ranged_reader import ChunkKey, ChunkRef
 from record_format.errors import OUT_OF_FILES, ConfigurationError, Throttled, disk_refusal
 from record_format.file_slice import OpenFile
@@ -47,7 +47,7 @@ KEPT_OPEN_MAX: Final = 256
 
 
 class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`lingering_bytes`: unlinked, but still open in some reader's hands."""
+    """`lingering_bytes` belong to files that are unlinked but still open."""
 
     chunks: int
     cached_bytes: int
@@ -59,130 +59,130 @@ class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
     evicted_chunks: int
 
 
-class _Ticket:
-    """What the open files of one chunk count for. Guarded by the cache's lock."""
+class _Refs:
+    """The number of readers that have a chunk's file open. Guarded by the cache's lock."""
 
-    __slots__ = ("doubted", "gone", "open", "size_bytes")
+    __slots__ = ("count", "evicted", "reported_corrupt", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
-        self.size_bytes, self.open, self.gone = size_bytes, 0, False
-        self.doubted = False  # by a reader, without the lock
+        self.size_bytes, self.count, self.evicted = size_bytes, 0, False
+        self.reported_corrupt = False  # set by a reader without the lock
 
 
 class _ChunkFile(OpenFile):
-    """A reader's hold on an open chunk: tells the cache when it was let go.
+    """One reader's handle on a chunk's file, which tells the cache when it is released.
 
-    Each lookup makes its own, of one descriptor that closes with the last that refers to it.
+    Handles share a descriptor, which is closed with the last of them.
     """
 
-    __slots__ = ("_closed", "_opened", "_ticket")
+    __slots__ = ("_opened", "_refs", "_released")
 
-    def __init__(self, opened: OpenFile, ticket: _Ticket, closed: deque[_Ticket]) -> None:
+    def __init__(self, opened: OpenFile, refs: _Refs, released: deque[_Refs]) -> None:
         self.fd, self.name = opened.fd, opened.name
-        self._opened, self._ticket, self._closed = opened, ticket, closed
+        self._opened, self._refs, self._released = opened, refs, released
 
-    def doubt(self) -> None:
-        self._ticket.doubted = True
+    def report_corrupt(self) -> None:
+        self._refs.reported_corrupt = True
 
     def __del__(self) -> None:
         # No lock here: this may run inside any allocation, under any lock.
-        self._closed.append(self._ticket)
+        self._released.append(self._refs)
 
 
 class _Entry:
-    __slots__ = ("opened", "ticket", "verified")
+    __slots__ = ("opened", "refs", "verified")
 
     def __init__(self, size_bytes: int, *, verified: bool) -> None:
-        self.ticket, self.verified = _Ticket(size_bytes), verified
-        self.opened: OpenFile | None = None  # where it is kept open
+        self.refs, self.verified = _Refs(size_bytes), verified
+        self.opened: OpenFile | None = None  # the descriptor, if it is kept open
 
     @property
     def size_bytes(self) -> int:
-        return self.ticket.size_bytes
+        return self.refs.size_bytes
 
 
 class ChunkCache:
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._room = threading.Condition()
+        self._space = threading.Condition()
         self._entries: dict[ChunkKey, _Entry] = {}
-        self._order = EvictionOrder(limit_bytes)
+        self._eviction = EvictionPolicy(limit_bytes)
         self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
         self._cached = self._reserved = self._lingering = 0
-        self._closed: deque[_Ticket] = deque()
+        self._released: deque[_Refs] = deque()
         self._hits = self._misses = self._evicted = 0
         try:
             shutil.rmtree(folder / FILLING, ignore_errors=True)
             (folder / FILLING).mkdir(parents=True)
-            self._adopt()
+            self._load_existing()
         except OSError as error:
             raise ConfigurationError(f"chunk cache {folder}: {error.strerror}") from error
 
     # --- looking up -------------------------------------------------------------------------------
 
-    def lookup(self, chunk: ChunkRef, *, checked_only: bool = False) -> OpenFile | None:
-        """The chunk's file, open, or None: a miss.
+    def lookup(self, chunk: ChunkRef, *, verified_only: bool = False) -> OpenFile | None:
+        """The chunk's file, open, or None on a miss.
 
-        `checked_only` never reads the file: None, which is not counted as a miss, if this process
-        has not checked its bytes.
+        `verified_only` never reads the file: it returns None, which does not count as a miss, for a
+        chunk that this process has not verified.
         """
         key = chunk.key
-        with self._room:
-            if self._closed:
-                self._settle_closed()
+        with self._space:
+            if self._released:
+                self._count_released()
             entry = self._entries.get(key)
-            if entry is not None and entry.ticket.doubted:
-                self._distrust(key, entry)
-            if checked_only and (entry is None or not entry.verified):
+            if entry is not None and entry.refs.reported_corrupt:
+                self._require_verification(key, entry)
+            if verified_only and (entry is None or not entry.verified):
                 return None
             if entry is None:
                 self._misses += 1
                 return None
-            entry.ticket.open += 1  # from here on it is not evicted
+            entry.refs.count += 1  # from here on it is not evicted
             if entry.opened is not None:
                 self._hits += 1
-                self._order.touch(key)
+                self._eviction.touch(key)
                 self._kept_open.move_to_end(key)
-                return self._hold(entry, entry.opened)
+                return self._handle(entry, entry.opened)
         try:
-            return self._opened_now(chunk, key, entry)
+            return self._open_entry(chunk, key, entry)
         except BaseException:
-            self._closed.append(entry.ticket)
+            self._released.append(entry.refs)
             raise
 
-    def _opened_now(self, chunk: ChunkRef, key: ChunkKey, entry: _Entry) -> OpenFile | None:
-        opened = self._open(chunk, entry)
-        with self._room:
-            there = self._entries.get(key) is entry
+    def _open_entry(self, chunk: ChunkRef, key: ChunkKey, entry: _Entry) -> OpenFile | None:
+        opened = self._open_verified(chunk, entry)
+        with self._space:
+            is_cached = self._entries.get(key) is entry
             if opened is None:
-                self._closed.append(entry.ticket)
-                if there:
-                    self._forget(key)
+                self._released.append(entry.refs)
+                if is_cached:
+                    self._remove(key)
                 self._misses += 1
                 return None
             entry.verified = True
             self._hits += 1
-            closing = None
-            if there:
-                self._order.touch(key)
-                closing = self._keep_open(key, entry, opened)
-            hold = self._hold(entry, opened)
-        del closing  # without the lock
-        return hold
+            to_close = None
+            if is_cached:
+                self._eviction.touch(key)
+                to_close = self._keep_open(key, entry, opened)
+            handle = self._handle(entry, opened)
+        del to_close  # closes the descriptor without the lock
+        return handle
 
     def mark_read(self, chunk: ChunkRef) -> None:
-        """A reader has got the chunk from its fill."""
-        with self._room:
+        """Note that a reader received the chunk directly from its fill."""
+        with self._space:
             if chunk.key in self._entries:
-                self._order.touch(chunk.key)
+                self._eviction.touch(chunk.key)
 
-    def has(self, chunk: ChunkRef) -> bool:
-        with self._room:
+    def __contains__(self, chunk: ChunkRef) -> bool:
+        with self._space:
             return chunk.key in self._entries
 
     def usage(self) -> ChunkCacheReport:
-        with self._room:
-            self._settle_closed()
+        with self._space:
+            self._count_released()
             return ChunkCacheReport(
                 chunks=len(self._entries),
                 cached_bytes=self._cached,
@@ -197,106 +197,104 @@ class ChunkCache:
     # --- filling ----------------------------------------------------------------------------------
 
     def reserve(self, size_bytes: int, *, wait_s: float = 0.0) -> None:
-        """Make room. A chunk that is larger than the limit may have all of it alone: else nobody
-        could ever read it.
+        """Reserve space, evicting chunks if necessary. A chunk larger than the limit may occupy the
+        cache alone; otherwise it could never be read.
 
-        Raises Throttled where readers hold too much of it for longer than `wait_s`.
+        Raises Throttled if readers hold too much of the cache for longer than `wait_s`.
         """
         deadline = time.monotonic() + wait_s
         limit_bytes = max(self._limit_bytes, size_bytes)
         while True:
-            with self._room:
-                victims = self._make_room(limit_bytes - size_bytes)
-                enough = self._taken() + size_bytes <= limit_bytes
-                if enough:
+            with self._space:
+                victims = self._maybe_evict(limit_bytes - size_bytes)
+                fits = self._used() + size_bytes <= limit_bytes
+                if fits:
                     self._reserved += size_bytes
             self._unlink(victims)
-            if enough:
+            if fits:
                 return
             if time.monotonic() >= deadline:
                 raise Throttled(
                     f"the chunk cache ({self._limit_bytes} bytes) is full of chunks in use"
                 )
-            with self._room:
-                self._room.wait(0.05)  # a file that is closed cannot notify: look again
+            with self._space:
+                self._space.wait(0.05)  # a handle's finalizer cannot notify, so poll
 
     def unreserve(self, size_bytes: int) -> None:
-        with self._room:
+        with self._space:
             self._reserved -= size_bytes
-            self._room.notify_all()
+            self._space.notify_all()
 
-    def new_temp(self) -> Path:
-        """A name for a file to be filled. Raises DiskFull."""
+    def new_temp_path(self) -> Path:
+        """A new path to download a chunk to. Raises DiskFull."""
         folder = self._folder / FILLING
-        try:  # each time: whoever needs room may delete a cache while it is used
+        try:  # each time: an operator who needs space may delete the cache while it is in use
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_refusal(f"chunk cache {folder}", error) from error
         return folder / secrets.token_hex(12)
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
-        """Give a filled file, for which room was reserved, its name. Raises DiskFull."""
+        """Move a downloaded file, whose space was reserved, into the cache. Raises DiskFull."""
         key = chunk.key
         try:
             entry = _Entry(chunk.size_bytes, verified=True)
-            entry.ticket.open = 1
-            hold = self._hold(entry, OpenFile(temp))
+            entry.refs.count = 1
+            handle = self._handle(entry, OpenFile(temp))
             self._rename(temp, self._path(key))
         except OSError as error:
             temp.unlink(missing_ok=True)
             self.unreserve(chunk.size_bytes)
             raise disk_refusal(f"chunk cache {self._folder}", error) from error
-        with self._room:
+        with self._space:
             self._reserved -= chunk.size_bytes
             if key in self._entries:
-                self._forget(key)
+                self._remove(key)
             self._insert(key, entry)
-            self._room.notify_all()
-        return hold
+            self._space.notify_all()
+        return handle
 
-    # --- giving up room ---------------------------------------------------------------------------
+    # --- freeing disk space -----------------------------------------------------------------------
 
     def shrink(self, by_bytes: int) -> int:
-        """Evict about this many bytes, because the disk is short of space; how many were
-        evicted.
-        """
-        with self._room:
-            self._settle_closed()
+        """Evict about `by_bytes` because the disk is nearly full. Returns the bytes evicted."""
+        with self._space:
+            self._count_released()
             before = self._cached
-            victims = self._evict(max(0, self._taken() - by_bytes))
+            victims = self._evict(max(0, self._used() - by_bytes))
             freed = before - self._cached
         self._unlink(victims)
         return freed
 
-    # --- below: all with the lock held, except for what touches the disk --------------------------
+    # --- called with the lock held, except for those that touch the disk --------------------------
 
-    def _hold(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
-        """For one reader, who was counted in the entry's ticket."""
-        return _ChunkFile(opened, entry.ticket, self._closed)
+    def _handle(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
+        """A handle for a reader that is already counted in `entry.refs`."""
+        return _ChunkFile(opened, entry.refs, self._released)
 
     def _keep_open(self, key: ChunkKey, entry: _Entry, opened: OpenFile) -> OpenFile | None:
-        """What is closed for it, to be let go without the lock."""
+        """Keep a descriptor open. Returns the one to close in its place, without the lock."""
         entry.opened = opened
         self._kept_open[key] = entry
         if len(self._kept_open) <= KEPT_OPEN_MAX:
             return None
         _, other = self._kept_open.popitem(last=False)
-        closing, other.opened = other.opened, None
-        return closing
+        displaced, other.opened = other.opened, None
+        return displaced
 
-    def _distrust(self, key: ChunkKey, entry: _Entry) -> None:
-        entry.ticket.doubted = entry.verified = False
+    def _require_verification(self, key: ChunkKey, entry: _Entry) -> None:
+        entry.refs.reported_corrupt = entry.verified = False
         entry.opened = None
         self._kept_open.pop(key, None)
 
-    def _open(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
+    def _open_verified(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
         try:
             opened = OpenFile(self._name(chunk.key))
         except OSError as error:
             if error.errno in OUT_OF_FILES:
                 raise
             return None
-        if entry.size_bytes == chunk.size_bytes and (entry.verified or _is_right(opened, chunk)):
+        if entry.size_bytes == chunk.size_bytes and (entry.verified or _matches(opened, chunk)):
             return opened
         opened.path.unlink(missing_ok=True)
         return None
@@ -307,89 +305,91 @@ class ChunkCache:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temp.rename(path)
             except (FileNotFoundError, FileExistsError):
-                continue  # the last chunk of the segment was evicted, and its folder with it
+                continue  # the segment's last chunk was evicted, and its folder removed
             return
-        raise FileNotFoundError(errno.ENOENT, "its folder keeps being deleted", str(path))
+        raise FileNotFoundError(errno.ENOENT, "the folder is repeatedly deleted", str(path))
 
-    def _insert(self, key: ChunkKey, entry: _Entry, *, filled: bool = True) -> None:
+    def _insert(self, key: ChunkKey, entry: _Entry, *, is_new: bool = True) -> None:
         self._entries[key] = entry
         self._cached += entry.size_bytes
-        self._order.add(key, entry.size_bytes, filled=filled)
+        self._eviction.add(key, entry.size_bytes, is_new=is_new)
 
-    def _make_room(self, wanted: int) -> list[ChunkKey]:
-        """As `_evict`, where that leads there: none goes where all together would not do."""
-        self._settle_closed()
-        return self._evict(wanted) if self._taken() - self._cached <= wanted else []
+    def _maybe_evict(self, target: int) -> list[ChunkKey]:
+        """As `_evict`, but evicts nothing if evicting everything would not reach `target`."""
+        self._count_released()
+        return self._evict(target) if self._used() - self._cached <= target else []
 
-    def _evict(self, wanted: int) -> list[ChunkKey]:
-        """Forget chunks until no more than `wanted` is taken; none that a reader has open."""
+    def _evict(self, target: int) -> list[ChunkKey]:
+        """Remove chunks that no reader has open until at most `target` bytes are used."""
         victims: list[ChunkKey] = []
-        while self._taken() > wanted:
-            key = self._order.victim(self._is_closed)
+        while self._used() > target:
+            key = self._eviction.victim(self._is_evictable)
             if key is None:
                 break
-            self._forget(key)
+            self._remove(key)
             self._evicted += 1
             victims.append(key)
         return victims
 
-    def _is_closed(self, key: ChunkKey) -> bool:
-        """To unlink an open file gives no room back."""
-        return not self._entries[key].ticket.open
+    def _is_evictable(self, key: ChunkKey) -> bool:
+        """Unlinking an open file frees no space."""
+        return not self._entries[key].refs.count
 
-    def _forget(self, key: ChunkKey) -> None:
+    def _remove(self, key: ChunkKey) -> None:
         entry = self._entries.pop(key)
-        self._order.remove(key)
+        self._eviction.remove(key)
         self._kept_open.pop(key, None)
         self._cached -= entry.size_bytes
-        entry.ticket.gone = True
-        if entry.ticket.open:
+        entry.refs.evicted = True
+        if entry.refs.count:
             self._lingering += entry.size_bytes
 
-    def _settle_closed(self) -> None:
-        while self._closed:
-            ticket = self._closed.popleft()
-            ticket.open -= 1
-            if ticket.gone and not ticket.open:
-                self._lingering -= ticket.size_bytes
+    def _count_released(self) -> None:
+        while self._released:
+            refs = self._released.popleft()
+            refs.count -= 1
+            if refs.evicted and not refs.count:
+                self._lingering -= refs.size_bytes
 
-    def _taken(self) -> int:
+    def _used(self) -> int:
         return self._cached + self._reserved + self._lingering
 
     def _path(self, key: ChunkKey) -> Path:
         return Path(self._name(key))
 
     def _name(self, key: ChunkKey) -> str:
-        """As `_path`, for every lookup: to make a Path costs more than to open the file."""
+        """As `_path`, for lookups: building a Path costs more than opening the file."""
         return f"{self._folder}/{key[0]}/{key[1]}"
 
     def _unlink(self, keys: Iterable[ChunkKey]) -> None:
-        """Without the lock. A chunk that was filled again meanwhile loses its file: then a miss."""
+        """Called without the lock. If a chunk was cached again meanwhile, its file is unlinked too,
+        and its next lookup is a miss.
+        """
         for key in keys:
             path = self._path(key)
             path.unlink(missing_ok=True)
             try:
                 path.parent.rmdir()
             except OSError:
-                continue  # other chunks are in it
+                continue  # the folder holds other chunks
 
-    def _adopt(self) -> None:
-        """Take over what an earlier process left, unverified; surplus goes."""
+    def _load_existing(self) -> None:
+        """Load the chunks of an earlier process, unverified, and evict any above the limit."""
         for folder in self._folder.iterdir():
             if folder.name == FILLING or not folder.is_dir():
                 continue
             for file in folder.iterdir():
                 if file.name.isdecimal():
                     entry = _Entry(file.stat().st_size, verified=False)
-                    self._insert((folder.name, int(file.name)), entry, filled=False)
+                    self._insert((folder.name, int(file.name)), entry, is_new=False)
                 else:
                     file.unlink()
-        with self._room:
-            victims = self._make_room(self._limit_bytes)
+        with self._space:
+            victims = self._maybe_evict(self._limit_bytes)
         self._unlink(victims)
 
 
-def _is_right(file: OpenFile, chunk: ChunkRef) -> bool:
+def _matches(file: OpenFile, chunk: ChunkRef) -> bool:
     if os.fstat(file.fd).st_size != chunk.size_bytes:
         return False
     crc = 0

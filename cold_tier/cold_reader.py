@@ -30,7 +30,7 @@ from cold_tier.batch_finder import (
     walk_batches,
 )
 from cold_tier.chunk_cache import ChunkCache
-from cold_tier.chunk_fills import ROOM_WAIT_S, ChunkFills
+from cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills
 from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import aborted_transactions
@@ -193,7 +193,7 @@ class ColdReader:
 
     def _fetched(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
         # Who holds chunks open does not wait for room: two such could wait for each other.
-        return self._fills.get(chunk, room_wait_s=0.0 if holds_others else ROOM_WAIT_S)
+        return self._fills.get(chunk, space_wait_s=0.0 if holds_others else SPACE_WAIT_S)
 
     def _cached(self, chunk: ChunkRef, _holds_others: bool) -> OpenFile:
         file = self._fills.cached(chunk)
@@ -286,7 +286,7 @@ class ColdReader:
             raise
         except (CorruptDataError, OSError):
             self._finder.forget(ref)
-            file.doubt()
+            file.report_corrupt()
         del file  # its room is another's
         return look(open_())
 

@@ -33,18 +33,18 @@ from cold_tier.object_store import (
     PIECE_BYTES,
     RESERVED_COMPONENT,
     ChecksumRefused,
+    IncompleteUpload,
+    IncompleteUploads,
     InvalidKey,
     Names,
     ObjectStat,
     ObjectStats,
     Piece,
     Resumable,
-    Unfinished,
-    UnfinishedUploads,
     check_key,
     check_prefix,
 )
-from cold_tier.retry import OF_A_READ
+from cold_tier.retry import READ_POLICY
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ConfigurationError,
@@ -63,7 +63,7 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FolderStore:
-    read_policy = OF_A_READ
+    read_policy = READ_POLICY
 
     def __init__(self, root: Path, *, must_exist: bool = False) -> None:
         self._root = root.absolute()
@@ -86,7 +86,7 @@ class FolderStore:
         return self._root.as_uri()
 
     @property
-    def place(self) -> str:
+    def identity(self) -> str:
         return self.url
 
     @property
@@ -220,10 +220,10 @@ class FolderStore:
         keys = _walk(self._root / prefix, prefix, prefix=prefix, start_after="")
         return next(keys, None) is not None
 
-    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:  # noqa: ARG002
+    def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:  # noqa: ARG002
         return []  # nothing goes up in parts
 
-    def abort(self, upload: Unfinished) -> None:
+    def abort_upload(self, upload: IncompleteUpload) -> None:
         """There is none."""
 
     def close(self) -> None:

@@ -19,18 +19,18 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
+    IncompleteUpload,
+    IncompleteUploads,
     InvalidKey,
     Names,
     ObjectStat,
     ObjectStats,
     Resumable,
-    Unfinished,
-    UnfinishedUploads,
     check_key,
     check_prefix,
     crc32c_checksum,
 )
-from cold_tier.retry import OF_A_READ
+from cold_tier.retry import READ_POLICY
 from cold_tier.store_ledger import StoreLedger
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, MissingObject, ObjectExists
@@ -43,7 +43,7 @@ class _Object(NamedTuple):
 
 
 class MemoryStore:
-    read_policy = OF_A_READ
+    read_policy = READ_POLICY
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -57,7 +57,7 @@ class MemoryStore:
         return f"memory://{self._name}"
 
     @property
-    def place(self) -> str:
+    def identity(self) -> str:
         return self.url
 
     @property
@@ -168,10 +168,10 @@ class MemoryStore:
                 if self._objects.pop(key, None) is not None:
                     self._keys.remove(key)
 
-    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:  # noqa: ARG002
+    def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:  # noqa: ARG002
         return []  # nothing goes up in parts
 
-    def abort(self, upload: Unfinished) -> None:
+    def abort_upload(self, upload: IncompleteUpload) -> None:
         """There is none."""
 
     def close(self) -> None:

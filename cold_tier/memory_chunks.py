@@ -1,11 +1,11 @@
-"""Chunks that the disk has no room for: in memory, in unnamed files.
+"""Chunks in anonymous memory files, for when the disk has no space for them.
 
-* Only for those who wait for one: nobody else finds it here, and it is gone with its last reader.
-  It is read and sent like any file.
-* All of them together stay within the limit, or are a single chunk; beyond that a fill waits until
-  a reader lets go, and is finally Throttled. Those that are being filled count.
-* Linux has such files. Elsewhere, and if the process has no descriptor left for one, the read is
-  refused as the disk refused it.
+* A chunk serves only the readers that are waiting for it, and is freed with the last of them. It is
+  read and sent like any other file.
+* Together, including those being filled, they stay within the limit or are a single chunk. Beyond
+  that a fill waits for a reader to release one, and finally raises Throttled.
+* Memory files need Linux. On other systems, or if the process is out of file descriptors, the read
+  fails with the error of the disk.
 
 Thread-safe.
 """
@@ -31,7 +31,7 @@ class _MemoryFile(OpenFile):
     def __init__(self, chunk: ChunkRef) -> None:
         self.fd, self.name = -1, f"{chunk.log_key}, chunk {chunk.number}"
         if not hasattr(os, "memfd_create"):
-            raise OSError(errno.ENOSYS, "this system has no files in memory")
+            raise OSError(errno.ENOSYS, "this system has no memory files")
         self.fd = os.memfd_create("tierlog-chunk")
 
 
@@ -43,25 +43,25 @@ class MemoryChunks:
     def fill(
         self, chunk: ChunkRef, fetch: Callable[[ChunkRef, memoryview], object], *, wait_s: float
     ) -> OpenFile:
-        """A file that `fetch` filled. Raises Throttled, DiskFull, and as `fetch`."""
+        """A file filled by `fetch`. Raises Throttled, DiskFull, and whatever `fetch` raises."""
         deadline = time.monotonic() + wait_s
         try:
-            while (file := self._begin(chunk)) is None:
+            while (file := self._maybe_create(chunk)) is None:
                 if time.monotonic() >= deadline:
                     raise Throttled("the disk is full, and so is the memory for chunks in use")
-                time.sleep(0.05)  # a file that is closed cannot notify: look again
+                time.sleep(0.05)  # a file's finalizer cannot notify, so poll
             os.posix_fallocate(file.fd, 0, chunk.size_bytes)
-            room = mmap.mmap(file.fd, chunk.size_bytes)
+            buffer = mmap.mmap(file.fd, chunk.size_bytes)
         except OSError as error:
-            raise disk_refusal("no room on disk, nor in memory", error) from error
-        fetch(chunk, memoryview(room))
+            raise disk_refusal("no space on disk or in memory", error) from error
+        fetch(chunk, memoryview(buffer))
         return file
 
-    def _begin(self, chunk: ChunkRef) -> _MemoryFile | None:
+    def _maybe_create(self, chunk: ChunkRef) -> _MemoryFile | None:
         with self._lock:
-            self._open = [held for held in self._open if held[0]() is not None]
-            taken = sum(size_bytes for _, size_bytes in self._open)
-            if taken and taken + chunk.size_bytes > self._limit_bytes:
+            self._open = [entry for entry in self._open if entry[0]() is not None]
+            used = sum(size_bytes for _, size_bytes in self._open)
+            if used and used + chunk.size_bytes > self._limit_bytes:
                 return None
             file = _MemoryFile(chunk)
             self._open.append((ref(file), chunk.size_bytes))

@@ -1,11 +1,11 @@
-"""Names of the objects that the cold tier writes; `manifest` names its own objects.
+"""Keys of the objects that the cold tier writes; `manifest` names its own objects.
 
     <partition's segments folder>/<20-digit base offset>-<epoch>-<unique>.log
     <partition's segments folder>/<same>.indexes
-    probe/<run>/…                               gone again once the probe is over
+    probe/<run>/…                               deleted when the probe ends
 
-* Keys are relative to the store's prefix. Offsets have 20 digits, so that keys sort like offsets.
-* `<unique>` is random: a segment object's name is used once, whoever uploads and however often.
+* Keys are relative to the store's prefix. Offsets have 20 digits, so that keys sort by offset.
+* `<unique>` is random, so no two uploads ever share a key, whichever broker uploads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SegmentKeys(NamedTuple):
 
 
 class SegmentName(NamedTuple):
-    """What a segment object's key says; `suffix` is `log` or `indexes`."""
+    """The parts of a segment object's key; `suffix` is `log` or `indexes`."""
 
     base_offset: int
     leader_epoch: int
@@ -42,13 +42,13 @@ def segment_keys(folder: str, *, base_offset: int, leader_epoch: int, unique: st
     return SegmentKeys(log=f"{stem}.log", indexes=f"{stem}.indexes")
 
 
-def keys_beside(log_key: str) -> SegmentKeys:
-    """Both keys of the upload whose `.log` has this one."""
+def segment_keys_of(log_key: str) -> SegmentKeys:
+    """Both keys of the upload that `log_key` belongs to."""
     return SegmentKeys(log=log_key, indexes=log_key.removesuffix(".log") + ".indexes")
 
 
 def parse_segment(key: str) -> SegmentName | None:
-    """None if it is not a segment object's key."""
+    """None if `key` is not a segment object's key."""
     match = _SEGMENT.fullmatch(key.rpartition("/")[2])
     if match is None:
         return None

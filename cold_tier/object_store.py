@@ -1,15 +1,15 @@
-"""What a bucket can do, in eleven calls: the port that every store implements.
+"""The object store interface: the calls that every store implements.
 
-* Keys are relative to the store's prefix. A key that a file system could not hold, or that could
-  lead outside a folder, is refused by every store alike (`check_key`), so that a bucket can be
-  copied to a folder and back.
-* For every reader, an object is whole or not there; what `put` acknowledged is durable.
-* A store retries idempotent calls itself, within one deadline. It never retries a create whose
-  answer was lost: that is OutcomeUnknownError, and the caller reads back. `get_range` is one
-  attempt; `ranged_reader` retries it.
-* What a store says about an object after a write is what it stored, never what was sent.
+* Keys are relative to the store's prefix. Every store rejects keys that a file system could not
+  hold or that could lead outside a folder (`check_key`), so that a bucket can be copied to a folder
+  and back.
+* Readers see an object whole or not at all; once `put` returns, the object is durable.
+* A store retries idempotent calls itself, within one deadline. It never retries a conditional
+  create whose response was lost: that raises OutcomeUnknownError, and the caller reads back.
+  `get_range` makes one attempt; `ranged_reader` retries it.
+* What a store reports after a write describes what it stored, never what was sent.
 
-All calls are synchronous, may block, and may come from any thread.
+All calls are synchronous, may block, and may be made from any thread.
 """
 
 from __future__ import annotations
@@ -24,37 +24,39 @@ from record_format.errors import RequestError, StoreUnavailable
 
 PIECE_BYTES = 256 * 1024
 Piece: TypeAlias = bytes | memoryview
-MAX_KEY_BYTES = 900  # S3 takes 1,024; the rest is the prefix's
-MAX_COMPONENT_BYTES = 255  # what file systems take, and S3 servers that stand on them
+MAX_KEY_BYTES = 900  # S3's limit is 1,024; the rest is left to the prefix
+MAX_COMPONENT_BYTES = 255  # the limit of file systems, and of S3 servers built on them
 RESERVED_COMPONENT = ".tierlog-tmp"
 
 
 class Resumable(NamedTuple):
-    """A multipart upload that may be resumed later: its id, empty if it is still to begin, and the
-    function that notes the id that the store gives it.
+    """A multipart upload that can be resumed: its id, empty if it has not been initiated, and a
+    callback that receives the id when it is.
     """
 
     upload_id: str
-    note: Callable[[str], None]
+    on_initiated: Callable[[str], None]
 
 
-class Unfinished(NamedTuple):
-    """A multipart upload that was begun and neither completed nor aborted."""
+class IncompleteUpload(NamedTuple):
+    """A multipart upload that was initiated and neither completed nor aborted."""
 
     key: str
     upload_id: str
-    begun_ms: int
+    initiated_ms: int
 
 
 class Checksum(NamedTuple):
-    """`algorithm` in lower case (`crc32c`, `md5`, …) over the whole object; `value` in hex."""
+    """A checksum of the whole object: `algorithm` in lower case (`crc32c`, `md5`, …), `value` in
+    hex.
+    """
 
     algorithm: str
     value: str
 
 
 class ObjectStat(NamedTuple):
-    """What the store says of an object; `checksum` is None if it keeps none to compare."""
+    """An object's metadata as the store reports it; `checksum` is None if the store keeps none."""
 
     key: str
     size_bytes: int
@@ -64,21 +66,21 @@ class ObjectStat(NamedTuple):
 
 ObjectStats: TypeAlias = list[ObjectStat]
 Names: TypeAlias = list[str]
-UnfinishedUploads: TypeAlias = list[Unfinished]
+IncompleteUploads: TypeAlias = list[IncompleteUpload]
 
 
 class InvalidKey(RequestError):
-    """A key that not every store could hold, or one that is a folder of other keys."""
+    """A key that some store could not hold, or that is a folder of other keys."""
 
 
 class ChecksumRefused(StoreUnavailable):
-    """The body does not match the checksum that was sent with it: nothing was stored."""
+    """The body does not match the checksum that was sent with it; nothing was stored."""
 
-    final = True  # not repeated inside the store; the caller may read its bytes anew
+    final = True  # the store does not retry it; the caller may read its bytes again
 
 
-class UploadLost(StoreUnavailable):
-    """The store does not know an upload that was to be resumed: start over, under another name."""
+class UploadNotFound(StoreUnavailable):
+    """The upload to resume no longer exists: start over under another name."""
 
     final = True
 
@@ -86,26 +88,24 @@ class UploadLost(StoreUnavailable):
 class ObjectStore(Protocol):
     @property
     def url(self) -> str:
-        """Where it is, in the form that `open_store` takes; no secrets."""
+        """The store's URL as `open_store` accepts it, without secrets."""
         ...
 
     @property
-    def place(self) -> str:
-        """The URL, and the server that answers for it: two servers may have a bucket of the same
-        name.
-        """
+    def identity(self) -> str:
+        """The URL and the server behind it: two servers may have a bucket of the same name."""
         ...
 
     @property
     def read_policy(self) -> RetryPolicy:
-        """How long those go on who read from it; `get_range` leaves that to them."""
+        """How to retry reads. Callers of `get_range` apply it themselves."""
         ...
 
     @property
     def ledger(self) -> StoreLedger: ...
 
     def full_key(self, key: str) -> str:
-        """The key with the store's prefix: what a person sees in the bucket."""
+        """The key including the store's prefix, as it appears in the bucket."""
         ...
 
     def put(
@@ -116,10 +116,10 @@ class ObjectStore(Protocol):
         if_absent: bool = False,
         crc32c: int | None = None,
     ) -> ObjectStat:
-        """Store `body`, in one request, with a checksum: `crc32c`, if the caller already has it.
+        """Store `body` in one request, with its CRC-32C; pass `crc32c` if it is already known.
 
-        With `if_absent` exactly one of many concurrent writers wins and the others get
-        ObjectExists. Raises OutcomeUnknownError (only with `if_absent`: the answer was lost),
+        With `if_absent`, exactly one of many concurrent writers wins and the others get
+        ObjectExists. Raises OutcomeUnknownError (only with `if_absent`: the response was lost),
         StoreUnavailable, ChecksumRefused, InvalidKey, ConfigurationError.
         """
         ...
@@ -136,72 +136,71 @@ class ObjectStore(Protocol):
         pace: Callable[[int], None] | None = None,
         resumable: Resumable | None = None,
     ) -> ObjectStat:
-        """Store the first `size_bytes` of a file, of CRC-32C `crc32c`, in parts when it is large.
+        """Store the first `size_bytes` of a file, whose CRC-32C is `crc32c`; large files in parts.
 
-        Memory is about `part_bytes * concurrency`. `pace(n)` is called before `n` bytes are sent
-        and may block: a rate limit. What it returns was asked of the store after the write. A
-        failed upload leaves no object and, as far as the store answers, no parts; with `resumable`
-        it leaves the parts if another try may succeed, which then sends those that are missing. The
-        key must be new, or that of the upload being resumed: two uploads to one key are not told
-        apart. Raises UploadLost if the upload to be resumed is gone.
+        Uses about `part_bytes * concurrency` of memory. `pace(n)` is called before `n` bytes are
+        sent and may block, to limit the rate. The result comes from a HEAD after the write. A
+        failed upload leaves no object and, if the store can be reached, no parts. With `resumable`,
+        a failure that a retry may overcome keeps the parts, and the retry sends the missing ones.
+        The key must be new, or that of the upload being resumed: two uploads to one key cannot be
+        distinguished. Raises UploadNotFound if the upload to resume is gone.
         """
         ...
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object. Raises MissingObject; CorruptObject if it is above `max_bytes`, or not
-        what the checksum says that the store keeps of it, if it keeps one.
+        """The whole object. Raises MissingObject; CorruptObject if it is larger than `max_bytes` or
+        does not match the checksum that the store keeps of it, if any.
         """
         ...
 
     def get_range(
         self, key: str, start: int, end: int, *, into: memoryview | None = None
     ) -> Iterator[Piece]:
-        """The bytes [start, end) in pieces of at most 256 KiB, whole or an error; one attempt.
+        """The bytes [start, end), complete or an error, in pieces of at most 256 KiB; one attempt.
 
-        With `into`, a buffer of at least 256 KiB, a piece may be a view of it, which the next one
-        overwrites: nothing is allocated. Without, pieces are bytes and may be kept.
+        With `into`, a buffer of at least 256 KiB, a piece may be a view of it that the next piece
+        overwrites, which avoids allocation. Without it, pieces are bytes and may be kept.
 
-        Nothing is sent before the first `next`; close the iterator when leaving it early. Raises
+        The request is sent at the first `next`; close the iterator if it is not exhausted. Raises
         MissingObject; CorruptObject if the object ends before `end`; StoreUnavailable if the
-        answer broke off or was of another range.
+        response was interrupted or is of another range.
         """
         ...
 
     def head(self, key: str) -> ObjectStat | None:
-        """None if there is no such object."""
+        """The object's metadata; None if it does not exist."""
         ...
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
-        """At most `limit` objects whose keys begin with `prefix` and are above `start_after`, in
+        """At most `limit` objects whose keys begin with `prefix` and sort after `start_after`, in
         order of their UTF-8 bytes. Checksums are not filled in.
         """
         ...
 
     def folders(self, prefix: str, *, limit: int) -> Names:
-        """At most `limit` names of what lies directly below the folder `prefix` (with its slash, or
-        empty) and holds objects, in order; without slashes. One LIST per thousand names, however
-        many objects lie in them. With versioning, MinIO also names folders that once did.
+        """At most `limit` names of the folders that lie directly below `prefix` (which ends with a
+        slash or is empty) and hold objects, in order and without slashes. Costs one LIST per
+        thousand names, however many objects they hold. With versioning, MinIO also returns folders
+        whose objects were deleted.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete what is there; a missing key is not an error."""
+        """Delete these objects; a missing key is not an error."""
         ...
 
-    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:
-        """At most `limit` unfinished multipart uploads, of keys that begin with `prefix`. Some
-        stores list none.
+    def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
+        """At most `limit` incomplete multipart uploads of keys that begin with `prefix`. Some
+        stores never list any.
         """
         ...
 
-    def abort(self, upload: Unfinished) -> None:
-        """Abort an upload: its parts are gone. A missing one is not an error."""
+    def abort_upload(self, upload: IncompleteUpload) -> None:
+        """Abort an upload and delete its parts; a missing upload is not an error."""
         ...
 
     def close(self) -> None:
-        """Let go of connections. Whoever is still at work gets ShuttingDown from the next call that
-        would ask another machine.
-        """
+        """Close the connections. Later calls that would send a request raise ShuttingDown."""
         ...
 
 
@@ -210,16 +209,16 @@ def crc32c_checksum(crc: int) -> Checksum:
 
 
 def check_key(key: str) -> str:
-    """The key itself. Raises InvalidKey."""
+    """Return `key`, or raise InvalidKey."""
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        raise InvalidKey(f"key {key[:80]!r}…: longer than {MAX_KEY_BYTES} bytes")
+        raise InvalidKey(f"key {key[:80]!r}… is longer than {MAX_KEY_BYTES} bytes")
     for component in key.split("/"):
         _check_component(component, key)
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """A prefix may end inside a component, or be empty; otherwise as a key."""
+    """As `check_key`, but a prefix may be empty or end inside a component."""
     folder, slash, last = prefix.rpartition("/")
     if slash:
         check_key(folder)
@@ -230,8 +229,10 @@ def check_prefix(prefix: str) -> str:
 
 def _check_component(component: str, key: str) -> None:
     if component in {"", ".", ".."} or component == RESERVED_COMPONENT:
-        raise InvalidKey(f"key {key!r}: {component!r} cannot be part of a key")
+        raise InvalidKey(f"key {key!r}: {component!r} is not allowed as a component of a key")
     if not component.isprintable() or "\\" in component:
-        raise InvalidKey(f"key {key!r}: it has a character that some stores do not keep")
+        raise InvalidKey(f"key {key!r} contains a character that some stores do not preserve")
     if len(component.encode()) > MAX_COMPONENT_BYTES:
-        raise InvalidKey(f"key {key[:80]!r}…: a part is longer than {MAX_COMPONENT_BYTES} bytes")
+        raise InvalidKey(
+            f"key {key[:80]!r}… has a component that is longer than {MAX_COMPONENT_BYTES} bytes"
+        )

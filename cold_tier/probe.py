@@ -83,14 +83,16 @@ def probe(
             store.delete(run.keys)
 
 
-def still_holds(store: ObjectStore, traits: StoreTraits, *, there: tuple[str, bytes]) -> bool:
-    """Whether what a probe found before still holds, as far as two requests can tell: the server
-    behind a URL may have been replaced. `there`: an object's key and bytes; if the condition is
-    ignored it is overwritten with the same bytes.
+def still_has_traits(
+    store: ObjectStore, traits: StoreTraits, *, existing: tuple[str, bytes]
+) -> bool:
+    """Check with two requests that an earlier probe's result still holds: the server behind a URL
+    may have been replaced. `existing` is an object's key and bytes; a store that ignores the
+    condition overwrites it with the same bytes.
 
     Raises StoreUnavailable, ConfigurationError.
     """
-    run, (key, body) = _Run(store, new_unique()), there
+    run, (key, body) = _Run(store, new_unique()), existing
     try:
         store.put(key, body, if_absent=True)
     except ObjectExists:

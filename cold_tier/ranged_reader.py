@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
-from cold_tier.retry import RetryPolicy, WrongBytes, once_more_for_wrong_bytes
+from cold_tier.retry import ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
 from record_format.errors import StoreUnavailable, TierlogError, disk_refusal
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def read_chunk(
         return body
 
     chosen = policy or store.read_policy
-    return once_more_for_wrong_bytes(
+    return retry_on_checksum_mismatch(
         lambda: chosen.run(attempt), file=chunk.log_key, position=chunk.position
     )
 
@@ -165,7 +165,7 @@ class RangedReader:
         self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
         self._own = threading.local()
 
-    def fetch(self, chunk: ChunkRef, new_temp: Callable[[], Path]) -> Path:
+    def fetch(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:
         """A new file that holds exactly the chunk's bytes; nothing else is left behind.
 
         Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError, DiskFull.
@@ -173,9 +173,9 @@ class RangedReader:
         deadline = self._monotonic() + self._policy.deadline_s
 
         def one_round() -> Path:
-            return self._round(chunk, new_temp, deadline=deadline)
+            return self._round(chunk, new_temp_path, deadline=deadline)
 
-        return once_more_for_wrong_bytes(
+        return retry_on_checksum_mismatch(
             lambda: self._policy.run(one_round), file=chunk.log_key, position=chunk.position
         )
 
@@ -186,12 +186,14 @@ class RangedReader:
     def close(self) -> None:
         self._requests.shutdown(wait=True, cancel_futures=True)
 
-    def _round(self, chunk: ChunkRef, new_temp: Callable[[], Path], *, deadline: float) -> Path:
+    def _round(
+        self, chunk: ChunkRef, new_temp_path: Callable[[], Path], *, deadline: float
+    ) -> Path:
         """One GET, or two where the first is late; the first that is right wins."""
         self._hedging.earn()
         began = self._monotonic()
         stop = threading.Event()
-        get = partial(self._get, chunk, new_temp, stop, deadline=deadline)
+        get = partial(self._get, chunk, new_temp_path, stop, deadline=deadline)
         first = self._requests.submit(get)
         gets, done = [first], set[Future[Path]]()
         try:
@@ -209,14 +211,14 @@ class RangedReader:
     def _get(
         self,
         chunk: ChunkRef,
-        new_temp: Callable[[], Path],
+        new_temp_path: Callable[[], Path],
         stop: threading.Event,
         *,
         deadline: float,
     ) -> Path:
         if stop.is_set():
             raise _Cancelled
-        temp = new_temp()
+        temp = new_temp_path()
         try:
             self._stream(chunk, temp, stop, deadline=deadline)
             if stop.is_set():
@@ -293,7 +295,7 @@ def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
             f"{chunk.size_bytes} bytes"
         )
     if crc != chunk.crc32c:
-        raise WrongBytes(
+        raise ChecksumMismatch(
             f"chunk {chunk.number} came with CRC-32C {crc:08x}, the chunk table says "
             f"{chunk.crc32c:08x}"
         )

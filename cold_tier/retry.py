@@ -1,13 +1,13 @@
-"""Retrying what may be retried: few attempts, growing delays with full jitter, one deadline.
+"""Retries: a limited number of attempts, exponential backoff with jitter, one deadline.
 
-* Only one layer retries: whoever calls something that retries does not retry it again.
-* No attempt begins that would end after the deadline if it took as long as the one before: this
-  limits the wait for a store that accepts connections but does not answer. The last error is
+* Only one layer retries: a caller of something that retries does not retry it again.
+* An attempt is not started if it would miss the deadline when taking as long as the previous one.
+  This limits the wait for a store that accepts connections but does not respond. The last error is
   raised.
-* How long to go on is decided where a store is opened: a broker's callers wait for an answer, who
-  reads a bucket alone would rather wait than fail.
-* Wrong bytes are no silence: they are fetched once more, since the network may be at fault, and are
-  CorruptObject then, however long a policy would go on.
+* The policy is chosen where a store is opened: clients of a broker are waiting for a response,
+  while a process that reads only from the bucket would rather wait than fail.
+* A checksum mismatch is not an outage: the bytes are fetched once more, since the network may be at
+  fault, and then it is CorruptObject, whatever the policy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from record_format.errors import CorruptObject, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-ENDLESS: Final = 2**63
-TELL_AFTER_S: Final = 5.0
+UNLIMITED: Final = 2**63
+WARN_AFTER_S: Final = 5.0
 
 T = TypeVar("T")
 
@@ -40,11 +40,9 @@ class RetryPolicy:
     jitter: Callable[[], float] = field(default=random.random, repr=False)
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it answers. Errors other than StoreUnavailable, and ones marked
-        final, pass.
-        """
+        """Call `attempt` until it succeeds. Retries StoreUnavailable, unless it is marked final."""
         first = self.monotonic()
-        deadline, tell_at = first + self.deadline_s, first + TELL_AFTER_S
+        deadline, warn_at = first + self.deadline_s, first + WARN_AFTER_S
         for number in range(1, self.attempts + 1):
             began = self.monotonic()
             try:
@@ -55,45 +53,46 @@ class RetryPolicy:
                 delay_s, now = self.delay_s(number), self.monotonic()
                 if now + delay_s + (now - began) >= deadline:
                     raise
-                if now >= tell_at:
-                    log.warning("still trying after %.0f s: %s", now - first, error)
-                    tell_at = deadline
+                if now >= warn_at:
+                    log.warning("still retrying after %.0f s: %s", now - first, error)
+                    warn_at = deadline
                 self.sleep(delay_s)
         raise AssertionError("a policy has at least one attempt")
 
     def delay_s(self, failures: int) -> float:
-        """After `failures` failed attempts: between a tenth and the whole of the ceiling."""
+        """The delay after `failures` failed attempts: 10% to 100% of the ceiling, at random."""
         step = self.first_delay_s * 2.0 ** min(failures - 1, 64)
         ceiling = min(self.max_delay_s, step)
         return ceiling * (0.1 + 0.9 * self.jitter())
 
 
-# Somebody waits for it: refused at once, it fails within a second.
-OF_A_READ: Final = RetryPolicy(attempts=4, max_delay_s=2.0, deadline_s=30.0)
-# For readers of a bucket alone: by time, since a store that is down refuses at once.
-OVER_AN_OUTAGE: Final = RetryPolicy(attempts=ENDLESS, deadline_s=30.0)
+# A client waits for the result: if connections are refused, a read fails within a second.
+READ_POLICY: Final = RetryPolicy(attempts=4, max_delay_s=2.0, deadline_s=30.0)
+# For processes that read only from the bucket. Limited by time alone, since a store that is down
+# refuses connections at once.
+OUTAGE_POLICY: Final = RetryPolicy(attempts=UNLIMITED, deadline_s=30.0)
 
 
-class WrongBytes(StoreUnavailable):
-    """What arrived whole is not what its checksum says."""
+class ChecksumMismatch(StoreUnavailable):
+    """All bytes arrived, but they do not match their checksum."""
 
-    final = True  # counted apart from what the store could not do
+    final = True  # `retry_on_checksum_mismatch` retries it, not a policy
 
 
-def once_more_for_wrong_bytes(
+def retry_on_checksum_mismatch(
     fetch: Callable[[], T], *, file: str, position: int | None = None
 ) -> T:
-    """Raises CorruptObject if they are wrong again."""
+    """Call `fetch`, and once more after a ChecksumMismatch; a second one is CorruptObject."""
     try:
         return fetch()
-    except WrongBytes:
+    except ChecksumMismatch:
         pass
     try:
         return fetch()
-    except WrongBytes as error:
+    except ChecksumMismatch as error:
         raise CorruptObject(str(error), file=file, position=position) from error
 
 
 def is_final(error: StoreUnavailable) -> bool:
-    """Whether this layer should pass the error on: the same bytes would be refused again."""
+    """Whether a policy must not retry the error: the same request would fail again."""
     return getattr(error, "final", False)

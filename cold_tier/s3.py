@@ -4,8 +4,7 @@
 * Every write carries a CRC-32C of its bytes, computed here, in a header (no botocore[crt] is
   needed).
 * A ranged answer is trusted only if its Content-Range is the one asked for.
-* Ranges are received by `s3_ranges`, without boto3, which takes over where that does not lead to
-  the object.
+* Ranged GETs are received by `s3_ranged_get`, without boto3, which is the fallback.
 * Foreign exceptions are mapped in `answer_of` and `_raise` and nowhere else.
 
 Thread-safe: boto3's clients are.
@@ -25,21 +24,20 @@ from crc32c import crc32c as crc32c_of
 from cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
+    IncompleteUpload,
+    IncompleteUploads,
     Names,
     ObjectStat,
     ObjectStats,
     Piece,
     Resumable,
-    Unfinished,
-    UnfinishedUploads,
     check_key,
     check_prefix,
 )
-from cold_tier.retry import OF_A_READ, RetryPolicy, WrongBytes, once_more_for_wrong_bytes
-from cold_tier.s3_answers import check_range, checksum_of, now_of
+from cold_tier.retry import READ_POLICY, ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
 from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
 from cold_tier.s3_connection import NotPlain
-from cold_tier.s3_faults import (
+from cold_tier.s3_errors import (
     NEVER_CONNECTED,
     OF_THE_CLOCK,
     Answer,
@@ -57,7 +55,8 @@ from cold_tier.s3_multipart import (
     read_part,
 )
 from cold_tier.s3_options import S3Options
-from cold_tier.s3_ranges import Answering, Ranges, Refused
+from cold_tier.s3_ranged_get import Answering, Ranges, Refused
+from cold_tier.s3_responses import check_range, checksum_of, now_of
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockRefused,
@@ -90,7 +89,7 @@ class S3Store:
         self._bucket, self._options = bucket, options
         self._prefix = prefix + "/" if prefix else ""
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
-        self.read_policy = policy or OF_A_READ
+        self.read_policy = policy or READ_POLICY
         self._ledger = StoreLedger()
         self._is_closed = False
         try:
@@ -110,7 +109,7 @@ class S3Store:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     @property
-    def place(self) -> str:
+    def identity(self) -> str:
         return f"{self.url} at {self._client.meta.endpoint_url}"
 
     @property
@@ -203,7 +202,7 @@ class S3Store:
 
             self._repeat("delete", page[0], send)
 
-    def unfinished(self, prefix: str, *, limit: int) -> UnfinishedUploads:
+    def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
         check_prefix(prefix)
         wanted = {"Bucket": self._bucket, "Prefix": self.full_key(prefix)}
         try:
@@ -212,7 +211,7 @@ class S3Store:
             return []
         return [one._replace(key=one.key[len(self._prefix) :]) for one in found]
 
-    def abort(self, upload: Unfinished) -> None:
+    def abort_upload(self, upload: IncompleteUpload) -> None:
         with suppress(MissingObject):
             self._repeat(
                 "delete",
@@ -239,10 +238,12 @@ class S3Store:
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
                 if actual != given.value:
-                    raise WrongBytes(f"came with CRC-32C {actual}, the store says {given.value}")
+                    raise ChecksumMismatch(
+                        f"came with CRC-32C {actual}, the store says {given.value}"
+                    )
             return body
 
-        return once_more_for_wrong_bytes(lambda: self._repeat("get", key, send), file=key)
+        return retry_on_checksum_mismatch(lambda: self._repeat("get", key, send), file=key)
 
     def get_range(
         self, key: str, start: int, end: int, *, into: memoryview | None = None
@@ -426,7 +427,7 @@ class S3Store:
                 received += len(piece)
                 yield piece
         except FlexibleChecksumError as error:  # boto3 knows of checksums that are not ours
-            raise WrongBytes(str(error)) from error
+            raise ChecksumMismatch(str(error)) from error
         except FOREIGN as error:
             raise StoreUnavailable(
                 f"{key}: the response broke off after {received} bytes"

@@ -3,7 +3,7 @@
 * boto3 does not retry: its own retry of a conditional PUT would meet its own success with 412, and
   its retries cannot be counted for the bill.
 * `answer_of` gives the facts of any exception that boto3 lets out; what follows from them is in
-  `s3_faults`.
+  `s3_errors`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from cold_tier.s3_connection import NeverConnected
-from cold_tier.s3_faults import NEVER_CONNECTED, Answer
+from cold_tier.s3_errors import NEVER_CONNECTED, Answer
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import ChecksumRefused, Resumable, Unfinished, UploadLost
+from cold_tier.object_store import ChecksumRefused, IncompleteUpload, Resumable, UploadNotFound
 from cold_tier.retry import is_final
 from record_format.errors import (
     ConfigurationError,
@@ -116,10 +116,10 @@ class MultipartUpload:
             try:
                 return _Open(resumable.upload_id, self._stored(parts, resumable.upload_id))
             except (MissingObject, ConfigurationError) as error:  # ListParts may not be allowed
-                raise UploadLost(f"upload {resumable.upload_id} is not there") from error
+                raise UploadNotFound(f"upload {resumable.upload_id} is not there") from error
         upload_id = self._begin()
         if resumable is not None:
-            resumable.note(upload_id)
+            resumable.on_initiated(upload_id)
         return _Open(upload_id, {})
 
     def _stored(self, parts: PartsOfFile, upload_id: str) -> dict[int, _Part]:
@@ -232,9 +232,11 @@ class MultipartUpload:
         )
 
 
-def list_uploads(client: S3Client, wanted: Any, repeat: Repeat, limit: int) -> list[Unfinished]:
+def list_uploads(
+    client: S3Client, wanted: Any, repeat: Repeat, limit: int
+) -> list[IncompleteUpload]:
     """At most `limit` uploads that were begun and not ended; keys are the store's own."""
-    found: list[Unfinished] = []
+    found: list[IncompleteUpload] = []
     after: dict[str, Any] = {}
     while len(found) < limit:
         send = partial(
@@ -242,8 +244,8 @@ def list_uploads(client: S3Client, wanted: Any, repeat: Repeat, limit: int) -> l
         )
         answer = repeat(send)
         for one in answer.get("Uploads", []):
-            begun_ms = int(one["Initiated"].timestamp() * 1000)
-            found.append(Unfinished(one["Key"], one["UploadId"], begun_ms))
+            initiated_ms = int(one["Initiated"].timestamp() * 1000)
+            found.append(IncompleteUpload(one["Key"], one["UploadId"], initiated_ms))
         marks = {
             "KeyMarker": answer.get("NextKeyMarker", ""),
             "UploadIdMarker": answer.get("NextUploadIdMarker", ""),

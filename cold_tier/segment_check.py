@@ -23,7 +23,7 @@ from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import ParsedBundle, parse_bundle
 from cold_tier.object_store import ObjectStore, crc32c_checksum
 from cold_tier.ranged_reader import read_range
-from cold_tier.segment_indexes import NamedSegment, check_table
+from cold_tier.segment_indexes import SegmentIdentity, check_table
 from cold_tier.segment_scan import describe_chunk
 from record_format.errors import CorruptDataError, CorruptObject, MissingObject
 from record_format.findings import Findings, ProblemKind
@@ -33,7 +33,7 @@ from record_format.producer_snapshot import parse_snapshot
 PIECE_BYTES = 8 * 1024 * 1024
 
 
-class CheckedSegment(NamedSegment, Protocol):
+class CheckedSegment(SegmentIdentity, Protocol):
     """What a manifest says of a segment. Times in ms; the greatest is -1 where none is known."""
 
     @property

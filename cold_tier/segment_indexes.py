@@ -49,7 +49,7 @@ PRODUCERS: Final = -1  # what is kept of a segment's snapshot; others by the kin
 OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
 
 
-class NamedSegment(Protocol):
+class SegmentIdentity(Protocol):
     """As far as a chunk table can be compared with it."""
 
     @property
@@ -62,7 +62,7 @@ class NamedSegment(Protocol):
     def indexes_key(self) -> str: ...
 
 
-class ColdSegment(NamedSegment, Protocol):
+class ColdSegment(SegmentIdentity, Protocol):
     """What a manifest says of a segment, as far as reading it goes."""
 
     @property
@@ -259,7 +259,7 @@ def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
     )
 
 
-def check_table(table: ChunkTable, segment: NamedSegment) -> None:
+def check_table(table: ChunkTable, segment: SegmentIdentity) -> None:
     """Raise CorruptObject if the chunk table is of another segment."""
     found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
     if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):

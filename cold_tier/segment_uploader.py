@@ -1,11 +1,11 @@
-"""A sealed segment into the bucket: two objects under a name that was never used before.
+"""Uploads a sealed segment as two objects, under a name that was never used before.
 
-* The `.log` goes up as it is, the `.indexes` bundle beside it. Nothing counts before a manifest
-  names them; that is the caller's to commit. What was uploaded and not committed is an orphan.
-* Both are confirmed before `upload` returns: the store's own word on size and CRC-32C where it is
-  known to check checksums, else the whole object is read back.
-* A name is used for one upload. One that was broken off goes on with what the store has of it,
-  where a note tells of it and all agrees; else the next try begins under a new name.
+* The `.log` file is uploaded unchanged, with an `.indexes` bundle beside it. Neither counts until
+  the caller commits a manifest that names them; objects that are never committed are orphans.
+* Both are verified before `upload` returns: by the size and CRC-32C that the store reports if it is
+  known to check checksums, otherwise by reading the whole object back.
+* A name is used for one upload. An interrupted upload resumes from the parts that the store has if
+  a matching checkpoint exists; otherwise the next attempt starts under a new name.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from typing import NamedTuple, Protocol
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.index_bundle import IndexBundle, pack_bundle
-from cold_tier.object_keys import SegmentKeys, keys_beside, new_unique, segment_keys
-from cold_tier.object_store import ObjectStat, ObjectStore, Resumable, UploadLost, crc32c_checksum
+from cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
+from cold_tier.object_store import (
+    ObjectStat,
+    ObjectStore,
+    Resumable,
+    UploadNotFound,
+    crc32c_checksum,
+)
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
-from cold_tier.upload_notes import LogContent, UploadNotes
+from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
 from record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024
@@ -51,7 +57,7 @@ class SegmentFiles(Protocol):
 
 
 class UploadedSegment(NamedTuple):
-    """What a manifest entry is made of. Both objects were confirmed."""
+    """The contents of a manifest entry. Both objects have been verified."""
 
     base_offset: int
     last_offset: int
@@ -70,7 +76,7 @@ class UploadedSegment(NamedTuple):
 
 
 class UploadLimits(NamedTuple):
-    """`parts` of a large segment are in flight at once, of `part_bytes` each."""
+    """A large segment is sent in parts of `part_bytes`, `parts` of them in flight at once."""
 
     part_bytes: int = PART_BYTES
     parts: int = 4
@@ -84,10 +90,10 @@ class _Log(NamedTuple):
 
 
 class SegmentUploader:
-    """`read_back_whole`: the store was found not to check checksums, or to give none back.
+    """`read_back_whole`: the store does not check checksums, or does not return them.
 
-    `pace(n)` is called before `n` bytes are sent, and may block. `notes`: where uploads are noted
-    that may go on after they were broken off.
+    `pace(n)` is called before `n` bytes are sent and may block. With `checkpoints`, interrupted
+    uploads can be resumed.
     """
 
     def __init__(
@@ -97,13 +103,13 @@ class SegmentUploader:
         limits: UploadLimits = UploadLimits(),  # noqa: B008  immutable
         read_back_whole: bool = False,
         pace: Callable[[int], None] | None = None,
-        notes: UploadNotes | None = None,
+        checkpoints: UploadCheckpoints | None = None,
     ) -> None:
-        self._store, self._limits, self._notes = store, limits, notes
+        self._store, self._limits, self._checkpoints = store, limits, checkpoints
         self._read_back_whole, self._pace = read_back_whole, pace
 
     def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
-        """Scan, upload, confirm. `folder` is the partition's `…/segments/` in the store.
+        """Scan, upload and verify. `folder` is the partition's `…/segments/` in the store.
 
         Raises CorruptBatch, StoreUnavailable, ConfigurationError.
         """
@@ -116,7 +122,7 @@ class SegmentUploader:
         )
         if table.chunks and table.chunks[-1].last_offset > files.last_offset:
             raise CorruptBatch(
-                f"reaches above its last offset {files.last_offset}",
+                f"extends past its last offset {files.last_offset}",
                 file=str(files.log),
                 offset=table.chunks[-1].last_offset,
             )
@@ -157,12 +163,13 @@ class SegmentUploader:
         )
 
     def _upload_log(self, log: _Log, keys: SegmentKeys) -> SegmentKeys:
-        """The keys that it went up under: `keys`, or those of an upload that was broken off."""
-        note = self._notes.find(log.folder, log.content) if self._notes is not None else None
-        if note is not None:
-            with suppress(UploadLost):
-                self._put_log(log, note.log_key, upload_id=note.upload_id)
-                return keys_beside(note.log_key)
+        """The keys that were used: `keys`, or those of the interrupted upload that was resumed."""
+        if self._checkpoints is not None:
+            resumed = self._checkpoints.find(log.folder, log.content)
+            if resumed is not None:
+                with suppress(UploadNotFound):
+                    self._put_log(log, resumed.log_key, upload_id=resumed.upload_id)
+                    return segment_keys_of(resumed.log_key)
         self._put_log(log, keys.log, upload_id="")
         return keys
 
@@ -178,17 +185,17 @@ class SegmentUploader:
             pace=self._pace,
             resumable=self._resumable(log, log_key, upload_id),
         )
-        if self._notes is not None:
-            self._notes.forget(log.folder)  # a name that a manifest may hold is not taken up again
-        self._confirm(stat, size_bytes=size_bytes, crc32c=crc32c)
+        if self._checkpoints is not None:
+            self._checkpoints.delete(log.folder)  # never resume an object that a manifest may name
+        self._verify(stat, size_bytes=size_bytes, crc32c=crc32c)
 
     def _resumable(self, log: _Log, log_key: str, upload_id: str) -> Resumable | None:
-        notes = self._notes
-        if notes is None:
+        checkpoints = self._checkpoints
+        if checkpoints is None:
             return None
         return Resumable(
             upload_id,
-            lambda begun: notes.write(log.folder, log_key, log.content, upload_id=begun),
+            lambda new_id: checkpoints.save(log.folder, log_key, log.content, upload_id=new_id),
         )
 
     def _upload_indexes(self, keys: SegmentKeys, bundle: IndexBundle) -> None:
@@ -198,10 +205,10 @@ class SegmentUploader:
         stat = self._store.head(keys.indexes)
         if stat is None:
             raise StoreUnavailable(f"{keys.indexes}: the store accepted it but does not have it")
-        self._confirm(stat, size_bytes=len(bundle.body), crc32c=bundle.crc32c)
+        self._verify(stat, size_bytes=len(bundle.body), crc32c=bundle.crc32c)
 
-    def _confirm(self, stat: ObjectStat, *, size_bytes: int, crc32c: int) -> None:
-        confirm_object(
+    def _verify(self, stat: ObjectStat, *, size_bytes: int, crc32c: int) -> None:
+        verify_object(
             self._store,
             stat,
             size_bytes=size_bytes,
@@ -210,7 +217,7 @@ class SegmentUploader:
         )
 
 
-def confirm_object(
+def verify_object(
     store: ObjectStore,
     stat: ObjectStat,
     *,
@@ -220,8 +227,8 @@ def confirm_object(
 ) -> None:
     """Raise StoreUnavailable unless the store holds exactly these bytes.
 
-    Its own CRC-32C decides where it is trusted to have computed it; what else it may say (an ETag
-    that may be an MD5) decides nothing, and the object is read.
+    The store's own CRC-32C is accepted if the store is trusted to compute it. Any other checksum
+    (an ETag that may be an MD5) is not, and the object is read back.
     """
     if stat.size_bytes != size_bytes:
         raise StoreUnavailable(f"{stat.key}: stored with {stat.size_bytes} of {size_bytes} bytes")
@@ -232,16 +239,16 @@ def confirm_object(
                 f"{stat.key}: stored with CRC-32C {given.value}, not {crc32c:08x}"
             )
         return
-    found = 0
+    actual = 0
     for start in range(0, size_bytes, READ_BACK_BYTES):
         end = min(start + READ_BACK_BYTES, size_bytes)
-        found = store.read_policy.run(partial(_crc_on, store, stat.key, start, end, found))
-    if found != crc32c:
-        raise StoreUnavailable(f"{stat.key}: read back with CRC-32C {found:08x}, not {crc32c:08x}")
+        actual = store.read_policy.run(partial(_extend_crc, store, stat.key, start, end, actual))
+    if actual != crc32c:
+        raise StoreUnavailable(f"{stat.key}: read back with CRC-32C {actual:08x}, not {crc32c:08x}")
 
 
-def _crc_on(store: ObjectStore, key: str, start: int, end: int, crc: int) -> int:
-    """The CRC-32C up to `end` of an object whose CRC-32C up to `start` is `crc`."""
+def _extend_crc(store: ObjectStore, key: str, start: int, end: int, crc: int) -> int:
+    """The CRC-32C of the object's bytes up to `end`, given `crc` over those up to `start`."""
     for piece in store.get_range(key, start, end):
         crc = crc32c_of(piece, crc)
     return crc

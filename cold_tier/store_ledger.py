@@ -1,11 +1,10 @@
-"""Requests and bytes to the store, by purpose: what the bill will be made of.
+"""Counts requests and bytes by purpose, for metrics and to estimate the store's bill.
 
-* Every attempt is counted, also those that fail: the store charges for them. One that never reached
-  the store is a failure and no request.
-* The purpose follows from the operation and the key, so that no caller has to name it and none can
-  forget to.
-* Prices are a table that comes from settings; the defaults are S3 Standard's list prices in
-  us-east-1, and nothing for a store that is no `s3://`.
+* Every attempt is counted, including failed ones: the store charges for them. An attempt that never
+  reached the store counts as a failure but not as a request.
+* The purpose follows from the operation and the key, so callers need not state it.
+* Prices come from settings; the defaults are S3 Standard's list prices in us-east-1, and zero for
+  stores other than `s3://`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
 
 PROBE_PREFIX = "probe/"
 
-
 Outcome = Literal["done", "missing", "exists", "failed", "unreachable"]
 
 
 class StoreRequest(NamedTuple):
-    """One that ended, as a watcher is told of it. `error`: if it failed."""
+    """A finished request, as passed to `StoreLedger.watch`. `error` is empty unless it failed."""
 
     operation: Operation
     key: str
@@ -51,7 +49,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True)
 class PriceTable:
-    """Dollars. Deletes are free on S3; transfer inside a region too."""
+    """Prices in US dollars. On S3, deletes and transfer within a region are free."""
 
     put_per_1000: float = 0.005
     get_per_1000: float = 0.0004
@@ -69,13 +67,13 @@ FREE = PriceTable(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def default_prices(store_url: str | None) -> PriceTable:
-    """Nobody sends a bill for a folder of this machine or for memory."""
+    """Only S3 is billed: folders and memory cost nothing."""
     is_s3 = store_url is None or store_url.startswith("s3:")
     return PriceTable() if is_s3 else FREE
 
 
 def purpose_of(operation: Operation, key: str) -> Purpose:
-    """A read of a segment object is a cold read, a write (or its HEAD) is offload."""
+    """Reads of segment objects are cold reads; their writes, and HEADs of them, are offload."""
     if key.startswith(PROBE_PREFIX):
         return "probe"
     if operation in {"list", "delete"}:
@@ -86,8 +84,8 @@ def purpose_of(operation: Operation, key: str) -> Purpose:
 
 
 class StoreLedger:
-    """Counts since the store was opened. Thread-safe. `watch`: told of each request, if anybody
-    wants to know.
+    """Counts since the store was opened. Thread-safe. `watch`, if set, is called after each
+    request.
     """
 
     watch: Callable[[StoreRequest], None] | None = None
@@ -113,7 +111,7 @@ class StoreLedger:
 
     @contextmanager
     def counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
-        """One request. That an object is not there, or there already, is an answer, no failure."""
+        """Count one request. A missing or already existing object is an outcome, not a failure."""
         began_s, error = time.monotonic(), ""
         outcome: Outcome = "failed"
         try:

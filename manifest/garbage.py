@@ -39,7 +39,7 @@ from manifest.pins import Pin, Pins
 from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import PageSource, forget_removed
-from manifest.versions import LIST_LIMIT, Stat, Unfinished, VersionStat
+from manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
 from record_format.errors import (
     CorruptDataError,
     CorruptManifest,
@@ -70,7 +70,7 @@ class GarbagePlan(NamedTuple):
     orphans: tuple[str, ...]
     versions: tuple[int, ...]
     pins: tuple[str, ...]
-    uploads: tuple[Unfinished, ...] = ()
+    uploads: tuple[IncompleteUpload, ...] = ()
     pins_seen: frozenset[str] = frozenset()  # their nonces
 
 
@@ -137,18 +137,19 @@ class Collector:
             orphans=self._orphans(manifest, is_pinned, now_ms=now_ms),
             versions=self._versions(manifest, active, now_ms=now_ms),
             pins=tuple(pin.name for pin in pins if not pin.is_active(now_ms)),
-            uploads=self._unfinished(now_ms=now_ms),
+            uploads=self._stale_uploads(now_ms=now_ms),
             pins_seen=frozenset(pin.nonce for pin in pins),
         )
 
-    def _unfinished(self, *, now_ms: int) -> tuple[Unfinished, ...]:
-        found = self._manifests.objects.unfinished(
+    def _stale_uploads(self, *, now_ms: int) -> tuple[IncompleteUpload, ...]:
+        found = self._manifests.objects.incomplete_uploads(
             self._manifests.keys.segments, limit=self._policy.limit
         )
         return tuple(
             one
             for one in found
-            if now_ms - one.begun_ms >= self._policy.grace_ms and not self._is_uploading(one.key)
+            if now_ms - one.initiated_ms >= self._policy.grace_ms
+            and not self._is_uploading(one.key)
         )
 
     def _is_uploading(self, key: str) -> bool:
@@ -183,7 +184,7 @@ class Collector:
         for keys in _batches(tuple(gone)):
             self._manifests.objects.delete(keys)
         for upload in plan.uploads:
-            self._manifests.objects.abort(upload)
+            self._manifests.objects.abort_upload(upload)
         return forgotten
 
     def _pinned_since(self, plan: GarbagePlan) -> list[Pin]:

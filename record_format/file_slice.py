@@ -29,7 +29,7 @@ class OpenFile:
     def fileno(self) -> int:
         return self.fd
 
-    def doubt(self) -> None:
+    def report_corrupt(self) -> None:
         """Its bytes proved bad: whoever keeps it for others should check it again."""
 
     def __del__(self) -> None:

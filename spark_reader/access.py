@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import open_store
-from cold_tier.retry import OVER_AN_OUTAGE
+from cold_tier.retry import OUTAGE_POLICY
 from cold_tier.s3_options import S3Options
 from cold_tier.segment_indexes import SegmentIndexes
 
@@ -57,7 +57,7 @@ class _Clients:
         assert access.store is not None
         with self._lock:
             if access not in self._buckets:
-                store = open_store(access.store, access.s3, must_exist=True, policy=OVER_AN_OUTAGE)
+                store = open_store(access.store, access.s3, must_exist=True, policy=OUTAGE_POLICY)
                 indexes = SegmentIndexes(store, limit_bytes=INDEXES_BYTES, loads_max=INDEX_LOADS)
                 self._buckets[access] = _Bucket(store, indexes)
             return self._buckets[access]

@@ -82,7 +82,7 @@ class ReadOnlyStore:
             "the broker once"
         )
 
-    put_file = delete = abort = _refuse
+    put_file = delete = abort_upload = _refuse
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> N
     if read_probe(folder.path) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
-            place=store.place,
+            place=store.identity,
             traits=StoreTraits(checks_checksums=False),  # then none are tried
             probed_ms=wall_clock_ms(),
         )

@@ -40,7 +40,7 @@ class PlainStat(NamedTuple):
 
 class PlainUpload(NamedTuple):
     key: str
-    begun_ms: int
+    initiated_ms: int
 
 
 Faults = Callable[[str, str], Fault | None]
@@ -59,10 +59,10 @@ class PlainStore:
         self._lock = threading.RLock()
         self._delayed: list[tuple[str, bytes]] = []
 
-    def unfinished(self, prefix: str, *, limit: int) -> list[PlainUpload]:
+    def incomplete_uploads(self, prefix: str, *, limit: int) -> list[PlainUpload]:
         return [one for one in self.uploads if one.key.startswith(prefix)][:limit]
 
-    def abort(self, upload: PlainUpload) -> None:
+    def abort_upload(self, upload: PlainUpload) -> None:
         self.uploads.remove(upload)
 
     def put(

@@ -96,9 +96,9 @@ class BucketOptions:
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:
         """For whoever reads it alone."""
-        from cold_tier.retry import OVER_AN_OUTAGE
+        from cold_tier.retry import OUTAGE_POLICY
 
-        store = self.open(OVER_AN_OUTAGE)
+        store = self.open(OUTAGE_POLICY)
         try:
             yield store
         except StoreUnavailable as error:

@@ -16,7 +16,7 @@ from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.open import open_store
 from cold_tier.ranged_reader import read_range
-from cold_tier.retry import OVER_AN_OUTAGE
+from cold_tier.retry import OUTAGE_POLICY
 
 BUNDLE = ".indexes"
 PART_BYTES = 8 * 1024 * 1024
@@ -36,7 +36,7 @@ def bring(
     """
     where, _, name = url.rpartition("/")
     store = open_store(
-        where, endpoint=endpoint, region=region, must_exist=True, policy=OVER_AN_OUTAGE
+        where, endpoint=endpoint, region=region, must_exist=True, policy=OUTAGE_POLICY
     )
     try:
         file = _download(store, name, folder, url=url)

@@ -53,7 +53,7 @@ def _header_at(piece: FileSlice, position: int) -> BatchHeader:
     try:
         return parse_header(os.pread(piece.file.fileno(), HEADER_SIZE, position))
     except CorruptBatch as error:
-        piece.file.doubt()
+        piece.file.report_corrupt()
         raise CorruptBatch(error.detail, file=str(piece.file.path), position=position) from error
 
 

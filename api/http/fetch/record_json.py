@@ -201,7 +201,7 @@ def _decode(data: bytes, header: BatchHeader, piece: FileSlice, offset: int) -> 
 
 
 def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
-    piece.file.doubt()
+    piece.file.report_corrupt()
     return CorruptBatch(
         error.detail,
         file=str(piece.file.path),

@@ -14,8 +14,8 @@ from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
 from broker.ownership.taken_epochs import read_epochs
 from broker.segment_listing import iter_segments, open_segment
-from cold_tier.object_store import Unfinished
-from cold_tier.upload_notes import LogContent, UploadNotes
+from cold_tier.object_store import IncompleteUpload
+from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
 from hot_tier import durable_file, open_files
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
@@ -88,14 +88,14 @@ def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, 
     topic_id = house.broker.create_topic("t").topic_id
     house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
     folder = f"topics/t/{topic_id}/0/"
-    left = [Unfinished(f"{folder}segments/{n}.log", f"u{n}", 0) for n in range(5)]
-    aborted: list[Unfinished] = []
+    left = [IncompleteUpload(f"{folder}segments/{n}.log", f"u{n}", 0) for n in range(5)]
+    aborted: list[IncompleteUpload] = []
 
-    def unfinished(prefix: str, *, limit: int) -> list[Unfinished]:
+    def incomplete_uploads(prefix: str, *, limit: int) -> list[IncompleteUpload]:
         there = [one for one in left if not go or one not in aborted]
         return [one for one in there if one.key.startswith(prefix)][:limit]
 
-    house.store.unfinished, house.store.abort = unfinished, aborted.append
+    house.store.incomplete_uploads, house.store.abort_upload = incomplete_uploads, aborted.append
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())
     assert aborted == (left if go else left[:2])
@@ -301,8 +301,10 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
     house.offload("gone")
     keys = PartitionKeys("gone", gone, 1)
     content = LogContent(size_bytes=1, crc32c=2, part_bytes=3)
-    notes = UploadNotes(house.broker.folder.uploads, kept_ms=1000, clock=house.broker.clock)
-    notes.write(keys.segments, f"{keys.segments}broken-off.log", content, upload_id="u")
+    checkpoints = UploadCheckpoints(
+        house.broker.folder.uploads, max_age_ms=1000, clock=house.broker.clock
+    )
+    checkpoints.save(keys.segments, f"{keys.segments}broken-off.log", content, upload_id="u")
     house.broker.delete_topic("gone")
     house.wait_for(lambda: not house.broker.registry.deleted())
     house.wait_for(lambda: list(read_epochs(house.broker.folder.path)) == [f"{kept}-0"])

@@ -21,8 +21,8 @@ from record_format.errors import FencedError
 from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
-CHANGES = ("put", "delete", "abort")
-LOOKS = ("get", "head", "list", "unfinished")
+CHANGES = ("put", "delete", "abort_upload")
+LOOKS = ("get", "head", "list", "incomplete_uploads")
 
 
 class StandingStill:

@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 
 import tierlog
-from cold_tier.object_store import Resumable, UploadLost
+from cold_tier.object_store import Resumable, UploadNotFound
 from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
 from record_format.encode import encode_batch
@@ -78,8 +78,8 @@ def upload(s3, options, line, prefix, file):
     through = dataclasses.replace(options, endpoint=line.url)
     store = S3Store(s3["BUCKET"], prefix, through, policy=RetryPolicy(attempts=1))
     yield Upload(store, file)
-    for left in store.unfinished("", limit=100):
-        store.abort(left)
+    for left in store.incomplete_uploads("", limit=100):
+        store.abort_upload(left)
     store.delete([KEY])
     store.close()
 
@@ -94,7 +94,7 @@ def test_only_missing_parts_are_sent_after_an_outage(upload, line):
     assert len(upload.ids) == 1
     assert stat.checksum.value == f"{crc32c(upload.body):08x}"
     assert upload.store.get(KEY, max_bytes=1 << 30) == upload.body
-    assert upload.store.unfinished("", limit=100) == []
+    assert upload.store.incomplete_uploads("", limit=100) == []
 
 
 def test_a_part_of_other_bytes_is_sent_again(upload, line, file):
@@ -114,11 +114,11 @@ def test_an_upload_that_somebody_ended_is_lost(upload, line):
     with pytest.raises(StoreUnavailable):
         upload.put()
     line.mend()
-    (left,) = upload.store.unfinished(KEY, limit=100)
+    (left,) = upload.store.incomplete_uploads(KEY, limit=100)
     assert (left.key, left.upload_id) == (KEY, upload.ids[0])
-    upload.store.abort(left)
-    upload.store.abort(left)
-    with pytest.raises(UploadLost):
+    upload.store.abort_upload(left)
+    upload.store.abort_upload(left)
+    with pytest.raises(UploadNotFound):
         upload.put()
     assert upload.store.head(KEY) is None
 

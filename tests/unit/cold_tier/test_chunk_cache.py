@@ -26,7 +26,7 @@ def ref(number, unique="seg"):
 def fill(cache, number, unique="seg", *, read=True):
     chunk = ref(number, unique)
     cache.reserve(SIZE)
-    temp = cache.new_temp()
+    temp = cache.new_temp_path()
     temp.write_bytes(body_of(number, unique))
     opened = cache.publish(chunk, temp)
     if read:
@@ -108,7 +108,7 @@ def test_a_chunk_forgotten_while_it_is_open_counts_until_it_is_closed(tmp_path):
     cache = make(tmp_path, chunks=2)
     held = fill(cache, 0)
     (tmp_path / "seg" / "0").write_bytes(bytes(SIZE))
-    held.doubt()
+    held.report_corrupt()
     assert cache.lookup(ref(0)) is None
     assert cache.usage().lingering_bytes == SIZE
     fill(cache, 1)
@@ -151,7 +151,7 @@ def test_a_folder_that_vanished_is_made_again(tmp_path):
     shutil.rmtree(tmp_path / "cache")
     assert cache.lookup(ref(0)) is None
     assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
-    chunk, temp = ref(1), cache.new_temp()
+    chunk, temp = ref(1), cache.new_temp_path()
     cache.reserve(SIZE)
     temp.write_bytes(body_of(1))
     temp.rename(tmp_path / "filled")
@@ -184,7 +184,7 @@ def test_a_restart_sweeps_what_was_being_filled_and_what_is_above_the_limit(tmp_
     cache = make(tmp_path, chunks=8)
     for number in range(8):
         fill(cache, number)
-    cache.new_temp().write_bytes(b"half")
+    cache.new_temp_path().write_bytes(b"half")
     again = make(tmp_path, chunks=3)
     assert again.usage().chunks == 3
     assert list((tmp_path / ".filling").iterdir()) == []
@@ -201,7 +201,7 @@ def test_a_scan_does_not_push_out_what_is_read_again_and_again(tmp_path):
             fill(cache, round_number * 100 + number, "warm")
     for number in range(200):
         fill(cache, number, "scan")
-    assert all(cache.has(ref(number, "hot")) for number in range(4))
+    assert all(ref(number, "hot") in cache for number in range(4))
 
 
 def test_a_scan_larger_than_the_cache_hits_some_of_it_the_next_time(tmp_path):

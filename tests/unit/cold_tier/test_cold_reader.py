@@ -106,7 +106,7 @@ def test_bytes_that_a_reader_doubts_are_checked_before_they_are_served_again(
     rot(cache, position=len(written.body) // len(read.slices) // 2)
     assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) != written.body, "nobody knows"
     for piece in read.slices:
-        piece.file.doubt()
+        piece.file.report_corrupt()
     del read, piece
     assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
 
@@ -114,7 +114,7 @@ def test_bytes_that_a_reader_doubts_are_checked_before_they_are_served_again(
 def test_a_cached_chunk_that_the_disk_cannot_open_is_a_miss(reader, cache, segment, written):
     read = reader.read(segment, 0, max_bytes=1 << 20)
     for piece in read.slices:
-        piece.file.doubt()
+        piece.file.report_corrupt()
         piece.file.path.unlink(missing_ok=True)
         piece.file.path.symlink_to(piece.file.path)  # a loop
     del read, piece
@@ -732,4 +732,4 @@ def test_cached_reads_without_waiting_are_read_ahead_of_all_the_same(store, cach
         first = reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None
         following = reader._indexes.get(segment).chunks[1]
-        assert cache.has(following) or following.key in reader._fills._filling
+        assert following in cache or following.key in reader._fills._filling

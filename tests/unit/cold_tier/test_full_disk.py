@@ -121,9 +121,9 @@ def test_memory_is_bounded_and_a_reader_waits_until_another_lets_go(
     ):
         held = [fills.get(chunks[0]), fills.get(chunks[1])]
         with pytest.raises(Throttled):
-            fills.get(chunks[2], room_wait_s=0)
+            fills.get(chunks[2], space_wait_s=0)
         threading.Timer(0.1, held.clear).start()
-        assert os.pread(fills.get(chunks[2], room_wait_s=30).fd, 1, 0)
+        assert os.pread(fills.get(chunks[2], space_wait_s=30).fd, 1, 0)
         assert not held
 
 
@@ -136,9 +136,9 @@ def test_a_chunk_above_the_limit_has_the_memory_alone(disk, store, cache, reader
     ):
         held = fills.get(chunks[0])
         with pytest.raises(Throttled):
-            fills.get(chunks[1], room_wait_s=0)
+            fills.get(chunks[1], space_wait_s=0)
         del held
-        fills.get(chunks[1], room_wait_s=0)
+        fills.get(chunks[1], space_wait_s=0)
 
 
 def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):

@@ -6,7 +6,7 @@ import pytest
 from cold_tier.folder import FolderStore
 from cold_tier.memory import MemoryStore
 from cold_tier.object_store import ObjectStat
-from cold_tier.probe import StoreTraits, probe, still_holds
+from cold_tier.probe import StoreTraits, probe, still_has_traits
 from record_format.errors import (
     ConfigurationError,
     ObjectExists,
@@ -143,6 +143,6 @@ def test_two_requests_tell_a_store_that_is_another_behind_the_same_url(
     store = kind("again")
     store.put("there", b"bytes")
     traits = StoreTraits(checks_checksums=checks_checksums)
-    assert still_holds(store, traits, there=("there", b"bytes")) == holds
+    assert still_has_traits(store, traits, existing=("there", b"bytes")) == holds
     assert store.get("there", max_bytes=100) == b"bytes"
     assert [stat.key for stat in store.list("", limit=9)] == ["there"]

@@ -11,12 +11,12 @@ import pytest
 from crc32c import crc32c
 
 from cold_tier import s3 as s3_module
-from cold_tier.object_store import Resumable, UploadLost
+from cold_tier.object_store import Resumable, UploadNotFound
 from cold_tier.open import open_store
 from cold_tier.ranged_reader import ChunkRef, read_chunk
-from cold_tier.retry import OF_A_READ, OVER_AN_OUTAGE, RetryPolicy
+from cold_tier.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
 from cold_tier.s3 import S3Store
-from cold_tier.s3_faults import Answer, Fault, advice, classify
+from cold_tier.s3_errors import Answer, Fault, advice, classify
 from cold_tier.s3_multipart import encode_crc32c
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable
@@ -246,8 +246,8 @@ def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
 def test_a_store_that_is_silent_is_waited_for_once_by_a_read(call, monkeypatch):
     """For 20 s: a client that waits for half a minute is to see what came of it."""
     now_s = [0.0]
-    policy = replace(OF_A_READ, monotonic=lambda: now_s[0], sleep=lambda _: None)
-    monkeypatch.setattr(s3_module, "OF_A_READ", policy)
+    policy = replace(READ_POLICY, monotonic=lambda: now_s[0], sleep=lambda _: None)
+    monkeypatch.setattr(s3_module, "READ_POLICY", policy)
 
     def silent(_):
         now_s[0] += S3Options.read_timeout_s
@@ -265,7 +265,7 @@ def over_an_outage(now_s):
     def sleep(seconds):
         now_s[0] += seconds
 
-    return replace(OVER_AN_OUTAGE, monotonic=lambda: now_s[0], sleep=sleep)
+    return replace(OUTAGE_POLICY, monotonic=lambda: now_s[0], sleep=sleep)
 
 
 CRC = "x-amz-checksum-crc32c"
@@ -397,7 +397,7 @@ def test_an_upload_whose_parts_are_not_told_is_lost(tmp_path, refusal):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
     path.write_bytes(body)
-    with s3(refusal) as (store, asked), pytest.raises(UploadLost):
+    with s3(refusal) as (store, asked), pytest.raises(UploadNotFound):
         store.put_file(
             "k.log",
             path,
@@ -411,7 +411,7 @@ def test_an_upload_whose_parts_are_not_told_is_lost(tmp_path, refusal):
 
 def test_a_store_that_tells_of_no_uploads_has_none():
     with s3(Say(403, "AccessDenied")) as (store, _):
-        assert store.unfinished("topics/", limit=10) == []
+        assert store.incomplete_uploads("topics/", limit=10) == []
 
 
 def test_no_credentials_is_one_clear_line(no_credentials):

@@ -112,7 +112,7 @@ def test_a_rotten_segment_is_not_uploaded(store, written):
 def test_a_segment_that_reaches_above_its_last_offset_is_not_uploaded(store, written):
     short = {"last_offset": written.files.last_offset - 1}
     files = written.files.__class__(**(written.files.__dict__ | short))
-    with pytest.raises(CorruptBatch, match="reaches above"):
+    with pytest.raises(CorruptBatch, match="extends past"):
         uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
 
 

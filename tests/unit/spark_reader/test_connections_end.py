@@ -7,7 +7,7 @@ from contextlib import closing
 import httpx
 
 import tierlog.client
-from cold_tier.retry import OF_A_READ, OVER_AN_OUTAGE
+from cold_tier.retry import OUTAGE_POLICY, READ_POLICY
 from cold_tier.s3_options import S3Options
 from spark_reader.access import Access, Connections
 from tests.fakes.two_tiers import two_tiers
@@ -37,12 +37,12 @@ def test_a_process_that_read_leaves_no_connection_open(tmp_path):
 
 def test_the_bucket_is_opened_by_who_would_rather_wait_than_fail():
     access = Access(store="s3://bucket/prefix", s3=S3Options(region="us-east-1"))
-    assert Connections(access).store.read_policy is OVER_AN_OUTAGE
+    assert Connections(access).store.read_policy is OUTAGE_POLICY
     command = BucketOptions(store="s3://bucket/prefix", region="us-east-1")
     with command.opened() as store:
-        assert store.read_policy is OVER_AN_OUTAGE
+        assert store.read_policy is OUTAGE_POLICY
     with closing(command.open()) as store:
-        assert store.read_policy is OF_A_READ, "a broker's"
+        assert store.read_policy is READ_POLICY, "a broker's"
 
 
 def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypatch):

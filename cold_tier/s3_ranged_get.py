@@ -26,7 +26,7 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from cold_tier.s3_connection import Connection, Head, NotPlain
-from cold_tier.s3_faults import Answer
+from cold_tier.s3_errors import Answer
 from cold_tier.s3_options import S3Options
 
 URL_KEPT_S: Final = 300.0  # a third of what it is good for

@@ -1,0 +1,125 @@
+"""Upload checkpoints are used only if everything in them matches."""
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.object_store import UploadNotFound
+from cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from record_format.errors import StoreUnavailable
+from tests.fakes.cold_segments import FOLDER
+from tests.fakes.faulty_object_store import FailsBefore
+
+KEY = f"{FOLDER}00000000000000000000-3-earlier.log"
+CONTENT = LogContent(size_bytes=100, crc32c=7, part_bytes=10)
+MAX_AGE_MS = 1000
+
+
+@pytest.fixture
+def now():
+    return [5000]
+
+
+@pytest.fixture
+def checkpoints(tmp_path, now):
+    return UploadCheckpoints(tmp_path / "uploads", max_age_ms=MAX_AGE_MS, clock=lambda: now[0])
+
+
+def test_a_checkpoint_is_found_by_another_process(checkpoints, tmp_path, now):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    found = UploadCheckpoints(
+        tmp_path / "uploads", max_age_ms=MAX_AGE_MS, clock=lambda: now[0]
+    ).find(FOLDER, CONTENT)
+    assert (found.log_key, found.upload_id) == (KEY, "u1")
+    checkpoints.delete(FOLDER)
+    checkpoints.delete(FOLDER)
+    assert checkpoints.find(FOLDER, CONTENT) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        LogContent(size_bytes=101, crc32c=7, part_bytes=10),
+        LogContent(size_bytes=100, crc32c=8, part_bytes=10),
+        LogContent(size_bytes=100, crc32c=7, part_bytes=11),
+    ],
+)
+def test_a_save_checkpoint_something_else_says_nothing(checkpoints, other):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find(FOLDER, other) is None
+
+
+def test_a_checkpoint_belongs_to_one_partition(checkpoints):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find(FOLDER.replace("/0/", "/1/"), CONTENT) is None
+
+
+@pytest.mark.parametrize(("later_ms", "is_found"), [(-1, False), (999, True), (1000, False)])
+def test_an_expired_checkpoint_is_ignored(checkpoints, now, later_ms, is_found):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    now[0] += later_ms
+    assert (checkpoints.find(FOLDER, CONTENT) is not None) is is_found
+
+
+def test_a_truncated_checkpoint_is_ignored(checkpoints, tmp_path):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    (path,) = (tmp_path / "uploads").iterdir()
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert checkpoints.find(FOLDER, CONTENT) is None
+
+
+def test_a_corrupt_checkpoint_is_ignored(checkpoints, tmp_path):
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    (path,) = (tmp_path / "uploads").iterdir()
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + b"\xff" + whole[position + 1 :])
+        assert checkpoints.find(FOLDER, CONTENT) is None
+
+
+def test_a_checkpoint_that_cannot_be_written_is_skipped(checkpoints, tmp_path):
+    (tmp_path / "uploads").write_text("in the way")
+    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find(FOLDER, CONTENT) is None
+
+
+def upload(store, written, checkpoints):
+    limits = UploadLimits(chunk_bytes=4096)
+    uploader = SegmentUploader(store, limits=limits, checkpoints=checkpoints)
+    return uploader.upload(written.files, folder=FOLDER, leader_epoch=7)
+
+
+def save_checkpoint(written, checkpoints):
+    body = written.body
+    content = LogContent(
+        size_bytes=len(body), crc32c=crc32c(body), part_bytes=UploadLimits().part_bytes
+    )
+    checkpoints.save(FOLDER, KEY, content, upload_id="u1")
+    return content
+
+
+def test_a_resumed_upload_keeps_its_name_and_its_checkpoint_is_deleted(store, written, checkpoints):
+    content = save_checkpoint(written, checkpoints)
+    done = upload(store, written, checkpoints)
+    assert (done.log_key, done.leader_epoch) == (KEY, 7)
+    assert done.indexes_key == KEY.removesuffix(".log") + ".indexes"
+    assert checkpoints.find(FOLDER, content) is None
+
+
+def test_an_upload_that_the_store_lost_restarts_under_a_new_name(store, written, checkpoints):
+    save_checkpoint(written, checkpoints)
+    store.fail("put_file", FailsBefore(error=UploadNotFound))
+    done = upload(store, written, checkpoints)
+    assert done.log_key != KEY
+    assert store.head(KEY) is None
+
+
+def test_an_outage_leaves_the_checkpoint(store, written, checkpoints):
+    content = save_checkpoint(written, checkpoints)
+    store.fail("put_file", FailsBefore())
+    with pytest.raises(StoreUnavailable):
+        upload(store, written, checkpoints)
+    assert checkpoints.find(FOLDER, content) is not None
+    assert upload(store, written, checkpoints).log_key == KEY
