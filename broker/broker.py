@@ -17,24 +17,24 @@ from pathlib import Path
 import structlog
 
 from broker import reports
-from broker.background.chores import Chores
+from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder, new_id, refused
-from broker.disk_reserve import refusing_when_full
-from broker.groups.cuts import Cuts
+from broker.disk_reserve import raising_disk_full
 from broker.groups.groups import Groups
+from broker.groups.truncations import Truncations
 from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
-from broker.mending.repair_step import RepairStep
+from broker.maintenance import Maintenance
 from broker.partition import Partition
-from broker.remedies import telling_what_helps
+from broker.remedies import adding_remedies
+from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
-from broker.store_standing import check_has_no_bucket
+from broker.store_status import check_has_no_bucket
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
-from broker.upkeep import Upkeep
 from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
 from hot_tier.disk import Disk
@@ -68,7 +68,7 @@ class Broker:
         self._topics = LiveTopics(
             folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
         )
-        self._cuts = Cuts(folder)
+        self._cuts = Truncations(folder)
         self.groups = Groups(
             find_topic=self._topics.find,
             make_topic=self._topic_of_ours,
@@ -76,7 +76,7 @@ class Broker:
             commits_max=settings.group_commits_max,
             cuts=self._cuts,
         )
-        self.chores = Chores(
+        self.background = BackgroundTasks(
             folder,
             settings,
             bucket,
@@ -92,15 +92,15 @@ class Broker:
             bucket,
             self._appenders,
             clock=clock,
-            check_room=self.chores.reserve.refuse_when_breached,
+            check_room=self.background.reserve.check_not_breached,
             disk=disk,
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             folder,
             self.registry,
             bucket,
             opener=self._opener,
-            chores=self.chores,
+            background=self.background,
             clock=clock,
             before_cut=self._note_cut,
             on_cut=self._follow_cut,
@@ -125,7 +125,7 @@ class Broker:
         return broker
 
     @classmethod
-    @telling_what_helps()
+    @adding_remedies()
     def open_idle(
         cls,
         settings: BrokerSettings,
@@ -161,7 +161,7 @@ class Broker:
         """Start the background work of a broker that was opened idle. A broker that lost a
         partition to another folder knows it when this returns, if the store answers.
         """
-        self.chores.start()
+        self.background.start()
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Broker:
     ) -> TopicDescription:
         """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
         topic = self._topics.create(name, partitions=partitions, config=config or {})
-        self.chores.copying.wake()
+        self.background.copying.wake()
         return topic
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
@@ -188,7 +188,7 @@ class Broker:
         """All of them, as they are now."""
         return self._topics.partitions()
 
-    def damaged_partitions(self) -> Iterator[Damaged]:
+    def damaged_partitions(self) -> Iterator[DamagedPartition]:
         """Those whose logs could not be opened when the broker started."""
         return self._topics.damaged()
 
@@ -201,14 +201,14 @@ class Broker:
     ) -> TopicDescription:
         """None as a value restores the default. Raises InvalidConfig, InvalidPartitionCount."""
         topic = self._topics.alter(name, config=config or {}, partitions=partitions)
-        self.chores.copying.wake()
+        self.background.copying.wake()
         return topic
 
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; its files and objects go in the background."""
         self._topics.delete(name)
         self.groups.forget_topic(name)
-        self.chores.deleting.wake()
+        self.background.deleting.wake()
 
     # --- the log start ----------------------------------------------------------------------------
 
@@ -223,21 +223,21 @@ class Broker:
             )
         if before_offset <= now.log_start_offset:
             return now.log_start_offset
-        with refusing_when_full(self.folder.path), target.refusing_when_over():
-            return self.chores.janitor.trim(target, before_offset)
+        with raising_disk_full(self.folder.path), target.reporting_defunct():
+            return self.background.janitor.trim(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------
 
     def offload(self, topic: str, *, wait_ms: int | None = None) -> Offloaded:
         """Roll the active segments and upload all rolled segments; then apply retention."""
-        return self._upkeep.offload(self.topic(topic), wait_ms=wait_ms)
+        return self._maintenance.offload(self.topic(topic), wait_ms=wait_ms)
 
     def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
         """Check both tiers of a topic against the manifest; what is wrong is in the answer.
 
         Raises UnknownTopic, StoreUnavailable, Throttled (another verification is under way).
         """
-        return self._upkeep.verify(self.topic(topic), deep=deep)
+        return self._maintenance.verify(self.topic(topic), deep=deep)
 
     def repair(
         self, topic: str, *, apply: bool = False, deep: bool = False, accept_loss: bool = False
@@ -248,11 +248,11 @@ class Broker:
         FencedError, StoreUnavailable, CorruptDataError.
         """
         found = self.topic(topic)
-        return self._upkeep.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
+        return self._maintenance.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, what no manifest version needs any more; with `apply` it is deleted."""
-        return self._upkeep.collect_garbage(self.topic(topic), apply=apply)
+        return self._maintenance.collect_garbage(self.topic(topic), apply=apply)
 
     # --- what it says of itself -------------------------------------------------------------------
 
@@ -262,9 +262,9 @@ class Broker:
             self.damaged_partitions(),
             self.bucket,
             self._diverged(),
-            held_up=self.chores.copier.held_up(),
-            holes=self.chores.holes.told(),
-            disk_refusal=self.chores.reserve.refusal,
+            blocked=self.background.copier.blocked(),
+            holes=self.background.holes.told(),
+            disk_refusal=self.background.reserve.refusal,
         )
 
     def storage_report(self) -> reports.StorageReport:
@@ -293,7 +293,7 @@ class Broker:
         """
         if not self._topics.close():
             return
-        self.chores.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 5000)
+        self.background.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 5000)
         self._opener.close_timer()
         for partition in self.partitions():  # first: what was taken still hands work over
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
@@ -315,8 +315,8 @@ class Broker:
     def _part_from_bucket(self) -> None:
         if self.bucket is not None:
             self.bucket.close()
-        self.chores.copier.close()
-        self.chores.janitor.close()
+        self.background.copier.close()
+        self.background.janitor.close()
 
     def _close_logs(self) -> None:
         """And say for the next start whether it may trust what it finds."""
@@ -324,7 +324,7 @@ class Broker:
         with ThreadPoolExecutor(LOGS_CLOSED_AT_ONCE, thread_name_prefix="close") as threads:
             clean = all(list(threads.map(_close_log, self.partitions()))) and clean
         try:
-            self.chores.checkpoints.save()
+            self.background.checkpoints.save()
             if clean:
                 self.folder.note_clean_stop()
         except OSError as error:  # what is there holds, and costs a longer check
@@ -332,16 +332,16 @@ class Broker:
 
     def _forget_rows(self, name: str) -> None:
         """Before a topic is made: that it finds none of an older one of its name after a crash."""
-        self.chores.checkpoints.forget(name)
-        self.chores.compactor.forget_topic(name)
+        self.background.checkpoints.forget(name)
+        self.background.compactor.forget_topic(name)
 
     def _note_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
-        self.chores.compactor.follow_cut(topic.name, partition, end_offset)
+        self.background.compactor.follow_truncation(topic.name, partition, end_offset)
         self._cuts.begin((topic.topic_id, partition))
 
     def _follow_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
         self._cuts.end((topic.topic_id, partition), end_offset)
-        self.groups.follow_cuts()
+        self.groups.follow_truncations()
 
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._set_apart)
@@ -349,9 +349,9 @@ class Broker:
     def _open_topics(self) -> None:
         self._topics.open_all(self._opener, take_over=self.settings.take_over)
         self._set_apart = self.folder.diverged()  # only a start sets records apart
-        self.chores.compactor.look_at_start({record.name for record in self.registry.live()})
+        self.background.compactor.look_at_start({record.name for record in self.registry.live()})
         self._cuts.look(self.partitions(), self.registry.ids())
-        self.chores.checkpoints.save()
+        self.background.checkpoints.save()
         self._opener.forget_take_overs()
 
     def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:

@@ -1,6 +1,6 @@
 """The bucket as the broker sees it: its topics, its partitions' cold sides.
 
-* Nothing is written below the prefix before it is known to be this cluster's (`store_standing`).
+* Nothing is written below the prefix before it is known to be this cluster's (`store_status`).
 * `topics.json` is ahead of the bucket; `settle` brings the bucket up to it, topic by topic.
 """
 
@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.bucket_notes import BucketNotes
+from broker.bucket_state import BucketState
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder
-from broker.ownership.own_partition import OwnPartition
-from broker.pace import Pace
+from broker.ownership.owned_partition import OwnedPartition
 from broker.settings import BrokerSettings
-from broker.store_standing import StoreStanding
+from broker.store_status import StoreStatus
 from broker.topic_deletion import TopicDeletion
 from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.upload_throttle import UploadThrottle
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
@@ -62,9 +62,9 @@ class Bucket:
         self._uploads = UploadCheckpoints(
             folder.uploads, max_age_ms=settings.gc_grace_ms // 2, clock=clock
         )
-        self._pace = Pace(settings.offload_bandwidth or None)
+        self._throttle = UploadThrottle(settings.offload_bandwidth or None)
         self._uploader: SegmentUploader | None = None
-        self.standing = StoreStanding(
+        self.store_status = StoreStatus(
             folder, store, settings, clock=clock, on_checked=self._make_uploader
         )
         self._of_others: set[str] = set()  # ids of topics
@@ -85,7 +85,7 @@ class Bucket:
         prefix.
         """
         bucket = cls(folder, store, settings, clock=clock)
-        bucket.standing.check_first(timeout_s=settings.store_start_timeout_ms / 1000)
+        bucket.store_status.check_first(timeout_s=settings.store_start_timeout_ms / 1000)
         return bucket
 
     def _make_uploader(self, traits: StoreTraits) -> None:
@@ -97,7 +97,7 @@ class Bucket:
             self.store,
             limits=limits,
             read_back_whole=traits.read_back_whole,
-            pace=self._pace,
+            pace=self._throttle,
             checkpoints=self._uploads,
         )
 
@@ -107,13 +107,13 @@ class Bucket:
 
     # --- partitions -------------------------------------------------------------------------------
 
-    def cold_side(self, record: TopicRecord, partition: int) -> ColdLog | None:
+    def find_cold_log(self, record: TopicRecord, partition: int) -> ColdLog | None:
         """None if the partition has no side in the bucket: nothing was, or will be, written
         there.
         """
         cold = self.cold_log(record, partition)
         offloads = LogConfig.parse(record.config).remote_storage_enable
-        return cold if offloads or cold.notes.has_asked else None
+        return cold if offloads or cold.bucket_state.was_ever_used else None
 
     def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         manifests = self._manifests(record, partition)
@@ -121,8 +121,8 @@ class Bucket:
             manifests,
             self.reader,
             self._upload,
-            notes=self._notes_of(manifests.keys),
-            standing=self.standing,
+            bucket_state=self._bucket_state_of(manifests.keys),
+            store_status=self.store_status,
             clock=self._clock,
         )
 
@@ -130,14 +130,14 @@ class Bucket:
         keys = PartitionKeys(record.name, record.topic_id, partition)
         return ManifestStore(self.store, keys, self._options, cache=self._pages)
 
-    def _notes_of(self, keys: PartitionKeys) -> BucketNotes:
-        return BucketNotes(self._folder.path, keys, write=self._folder.write)
+    def _bucket_state_of(self, keys: PartitionKeys) -> BucketState:
+        return BucketState(self._folder.path, keys, write=self._folder.write)
 
     # --- topics -----------------------------------------------------------------------------------
 
     def settle(self, registry: TopicRegistry) -> bool:
         """Write what the bucket lacks; whether it is ours to write to."""
-        if not self.standing.is_usable():
+        if not self.store_status.is_usable():
             return False
         for record in registry.live():
             if record.dirty and record.topic_id not in self._of_others:
@@ -171,11 +171,11 @@ class Bucket:
         with self._telling:
             pass  # who told it of this topic has ended, and nobody begins
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
-            deletion = TopicDeletion(self.store, self._topics, self._own_partitions(record))
+            deletion = TopicDeletion(self.store, self._topics, self._owned_partitions(record))
             deletion.run(record.as_object())
         for partition in range(record.partitions):
             keys = PartitionKeys(record.name, record.topic_id, partition)
-            self._notes_of(keys).forget()
+            self._bucket_state_of(keys).forget()
             self._uploads.delete(keys.segments)
 
     def _publish(self, record: TopicRecord) -> None:
@@ -183,24 +183,24 @@ class Bucket:
 
     def _check_not_foreign(self, record: TopicRecord) -> None:
         """A topic object has no owner: those of the topic's partitions decide who may change it."""
-        for partition in self._own_partitions(record):
+        for partition in self._owned_partitions(record):
             partition.check()
 
-    def _own_partitions(self, record: TopicRecord) -> list[OwnPartition]:
-        return [self._own_partition(record, number) for number in range(record.partitions)]
+    def _owned_partitions(self, record: TopicRecord) -> list[OwnedPartition]:
+        return [self._owned_partition(record, number) for number in range(record.partitions)]
 
-    def _own_partition(self, record: TopicRecord, number: int) -> OwnPartition:
+    def _owned_partition(self, record: TopicRecord, number: int) -> OwnedPartition:
         manifests = self._manifests(record, number)
-        return OwnPartition(
+        return OwnedPartition(
             manifests,
-            recorded=lambda: self._notes_of(manifests.keys).recorded,
-            seen=self._notes_of(manifests.keys).version,
+            recorded=lambda: self._bucket_state_of(manifests.keys).recorded,
+            seen=self._bucket_state_of(manifests.keys).version,
             clock=self._clock,
         )
 
-    def break_off_uploads(self) -> None:
+    def stop_uploads(self) -> None:
         """Uploads end with the part in progress; none begins any more."""
-        self._pace.stop()
+        self._throttle.stop()
 
     def close(self) -> None:
         self.store.close()  # first: who is at work ends with the request under way

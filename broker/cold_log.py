@@ -1,7 +1,7 @@
 """The cold side of one partition: what goes to its bucket, and what is read there (`ColdReads`).
 
 * Nothing is uploaded, committed or deleted before the claim (`Ownership`), nor after a foreign
-  epoch ended the leadership; the manifest in force is changed only within `Ownership.alone`.
+  epoch ended the leadership; the manifest in force is changed only within `Ownership.exclusive`.
 * A commit is noted in the folder before the next is made, and before anything local is deleted
   because of it. One whose answer was lost may have landed: it is looked for first.
 * Everything here except the properties may block on the store.
@@ -15,11 +15,11 @@ from typing import Protocol
 
 import msgspec
 
-from broker.bucket_notes import BucketNotes
+from broker.bucket_state import BucketState
 from broker.cold_reads import ColdReads
-from broker.disk_reserve import refusing_when_full
+from broker.disk_reserve import raising_disk_full
 from broker.ownership.ownership import Ownership
-from broker.store_standing import StoreStanding
+from broker.store_status import StoreStatus
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.log_config import LogConfig
@@ -48,14 +48,14 @@ class ColdLog(ColdReads):
         reader: ColdReader,
         upload: Upload,
         *,
-        notes: BucketNotes,
-        standing: StoreStanding,
+        bucket_state: BucketState,
+        store_status: StoreStatus,
         clock: Callable[[], int],
     ) -> None:
-        super().__init__(manifests, reader, notes=notes, standing=standing)
+        super().__init__(manifests, reader, bucket_state=bucket_state, store_status=store_status)
         self._upload, self._clock = upload, clock
         self._pins = Pins(manifests, clock=clock)
-        self.ownership = Ownership(manifests, notes, clock=clock)
+        self.ownership = Ownership(manifests, bucket_state, clock=clock)
         self._unsure = False  # whether the bucket may be a commit ahead of what is known
         self._uploading: list[int] = []  # base offsets
 
@@ -97,7 +97,7 @@ class ColdLog(ColdReads):
         DiskFull if the process has no descriptor for it.
         """
         try:
-            with refusing_when_full(files.log):
+            with raising_disk_full(files.log):
                 uploaded = self._upload(
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
@@ -170,20 +170,20 @@ class ColdLog(ColdReads):
         if not self.ownership.claimed:
             return 0
         collector = self._collector(policy)
-        with self.ownership.alone():
+        with self.ownership.exclusive():
             self._catch_up()
             assert self.manifest is not None, "a claimed partition has a manifest"
             plan = collector.plan(self.manifest, now_ms=self._clock())
             gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
             if gone or plan.pins:
                 self._unsure = True
-                self.notes.note(collector.apply(self.manifest, plan))
+                self.bucket_state.note(collector.apply(self.manifest, plan))
                 self._unsure = False
         return gone
 
     def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
         """Commit, and note it. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
-        with self.ownership.alone():
+        with self.ownership.exclusive():
             assert self.manifest is not None, "only a claimed partition commits"
             if self._unsure:
                 self._catch_up()  # each is noted before the next one: see `is_older`
@@ -191,7 +191,7 @@ class ColdLog(ColdReads):
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:
                 self._manifests.confirm(manifest)
-                self.notes.note(manifest)
+                self.bucket_state.note(manifest)
             self._unsure = False
             return manifest
 
@@ -199,7 +199,7 @@ class ColdLog(ColdReads):
         """See what became of a commit that failed: it may have landed. Done before anything is
         uploaded that relies on what is known. Raises FencedError, StoreUnavailable.
         """
-        with self.ownership.alone():
+        with self.ownership.exclusive():
             if self._unsure:
                 self._catch_up()
 
@@ -208,7 +208,7 @@ class ColdLog(ColdReads):
         assert self.manifest is not None, "only a claimed partition commits"
         newest = self._manifests.check_fence(self.manifest)
         if newest is not self.manifest:
-            self.notes.note(newest)
+            self.bucket_state.note(newest)
         self._unsure = False
 
     def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 
 import structlog
 
-from broker.bucket_notes import BucketNotes
 from broker.bucket_producers import producers_at_end, producers_below
-from broker.store_standing import StoreStanding
+from broker.bucket_state import BucketState
+from broker.store_status import StoreStatus
 from cold_tier.cold_reader import ColdReader
 from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
@@ -37,11 +37,11 @@ class ColdReads:
         manifests: ManifestStore,
         reader: ColdReader,
         *,
-        notes: BucketNotes,
-        standing: StoreStanding,
+        bucket_state: BucketState,
+        store_status: StoreStatus,
     ) -> None:
-        self._manifests, self._reader, self.notes = manifests, reader, notes
-        self._standing = standing
+        self._manifests, self._reader, self.bucket_state = manifests, reader, bucket_state
+        self._store_status = store_status
         self._oldest: tuple[PageRef | LoosePage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
@@ -50,25 +50,25 @@ class ColdReads:
     @property
     def manifest(self) -> Manifest | None:
         """The one in force, as it was last seen: readers take it once."""
-        return self.notes.manifest
+        return self.bucket_state.manifest
 
     @property
     def store_answers(self) -> bool:
-        return self._standing.answers
+        return self._store_status.answers
 
     def check_clock(self) -> None:
         """Raises ClockRefused if the store refuses this machine's, as far as it answers."""
-        self._standing.check_clock()
+        self._store_status.check_clock()
 
     @property
     def end_offset(self) -> int:
         """All below it, from the log start on, is in the bucket; 0 if nothing is known."""
-        manifest = self.notes.manifest
+        manifest = self.bucket_state.manifest
         return manifest.end_offset if manifest else 0
 
     @property
     def size_bytes(self) -> int:
-        manifest = self.notes.manifest
+        manifest = self.bucket_state.manifest
         return live_size_bytes(manifest) if manifest else 0
 
     # --- records ----------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ class ColdReads:
                 following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
             )
         except StoreUnavailable as error:
-            self._standing.note_unavailable(error)
+            self._store_status.note_unavailable(error)
             raise
         except MissingObject as error:
-            if self._standing.is_ours:
+            if self._store_status.is_verified:
                 raise
             # Not known to be ours: an empty mount point lacks everything and lost nothing.
             raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
@@ -188,7 +188,7 @@ class ColdReads:
 
     def load_newest(self) -> Manifest | None:
         """The manifest in force, asked of the bucket; None if there is none. Not noted."""
-        return self._manifests.load(at_least=self.notes.version)
+        return self._manifests.load(at_least=self.bucket_state.version)
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)
@@ -201,8 +201,8 @@ class ColdReads:
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
         try:
-            if not self._standing.answers:
-                raise StoreUnavailable(f"{self}: {self._standing.unavailable}")
+            if not self._store_status.answers:
+                raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
             found = producers_below(self._manifests, manifest, offset)
         except StoreUnavailable as error:
             log.error("producers are not known", partition=str(self), error=str(error))
@@ -224,7 +224,7 @@ class ColdReads:
         return self._manifests.history(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
-        return self._standing.store.full_key(key)
+        return self._store_status.store.full_key(key)
 
     def _manifest_for_reading(self) -> Manifest:
         if self.manifest is None:

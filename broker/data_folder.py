@@ -8,15 +8,15 @@ crash.
     <data>/replication-offset-checkpoint        high watermarks (Kafka reads it; we recompute)
     <data>/log-start-offset-checkpoint          log starts, in either tier
     <data>/tierlog/owner                        who owns its partitions: a random id, this inode
-    <data>/tierlog/epochs.json                  the epochs it took: `taken_epochs`
+    <data>/tierlog/epochs.json                  the epochs it took: `allocated_epochs`
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/compaction-reached           how far rounds of compaction may have come
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/cuts.json                    logs that were cut, until groups have followed
-    <data>/tierlog/store.json                   what a probe found of the store: `store_standing`
+    <data>/tierlog/store.json                   what a probe found of the store: `store_status`
     <data>/tierlog/restoring                    a restore into it has not ended: it is no broker's
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
-    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_notes`
+    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_state`
     <data>/tierlog/uploads/                     uploads that may go on after a crash
     <data>/tierlog/scratch/                     what nothing of outlives the process
     <data>/tierlog/cache/                       chunks of cold segments
@@ -83,12 +83,12 @@ def new_id() -> str:
             return text
 
 
-def place_name(topic_id: str, partition: int) -> str:
+def format_topic_id_partition(topic_id: str, partition: int) -> str:
     """What files below `tierlog/` call a place."""
     return f"{topic_id}-{partition}"
 
 
-def parse_place(name: str) -> TopicIdPartition:
+def parse_topic_id_partition(name: str) -> TopicIdPartition:
     topic_id, _, partition = name.rpartition("-")
     return topic_id, int(partition)
 

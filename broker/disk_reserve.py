@@ -27,7 +27,7 @@ Relief = Callable[[int], bool]
 
 
 @contextmanager
-def refusing_when_full(path: Path) -> Iterator[None]:
+def raising_disk_full(path: Path) -> Iterator[None]:
     """If the disk has no room, or the process no descriptor, the write is refused (`DiskFull`)."""
     try:
         yield
@@ -82,11 +82,11 @@ class DiskReserve:
             else:
                 log.info("disk reserve is back: writes are taken again")
 
-    def refuse_when_breached(self) -> None:
+    def check_not_breached(self) -> None:
         if refusal := self.refusal:
             raise DiskFull(refusal, retry_after_s=CHECK_S)
 
-    def refuse_without_room(self, size_bytes: int) -> None:
+    def check_fits(self, size_bytes: int) -> None:
         """For a file that is written in one go: refused before it breaches the reserve."""
         if self._missing() + size_bytes > 0:
             raise DiskFull(

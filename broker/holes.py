@@ -76,7 +76,7 @@ class Holes:
     def look(self, partition: Partition) -> None:
         """Look at the next segments that were not looked at yet."""
         cold = partition.cold
-        if partition.is_over or (cold is not None and not cold.ownership.claimed):
+        if partition.is_defunct or (cold is not None and not cold.ownership.claimed):
             return  # the gaps that the bucket knows may not be known here
         self._forget_mended(partition)
         start = self._looked.get(partition, 0)
@@ -121,7 +121,7 @@ class Holes:
         return {
             partition: missing(there[0])
             for partition, gaps in self._found.items()
-            if not partition.is_over
+            if not partition.is_defunct
             and not partition.offloads
             and (there := [gap for gap in gaps.values() if not self._is_explained(partition, gap)])
         }

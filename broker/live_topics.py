@@ -5,7 +5,7 @@
 * One that is being created is listed there as deleted until it is whole: what a refusal (a full
   disk) or a crash leaves of it is removed like any other.
 * There is one lock for whatever changes the set of topics, and for whatever removes folders:
-  nothing is created under a name whose old folder is just being removed. Looking takes no lock.
+  nothing is created under a name whose old folder is just being removed. Lookups take no lock.
 * The broker tells whatever else has to know of a change (checkpoints, groups, the copier).
 """
 
@@ -21,9 +21,9 @@ import structlog
 
 from broker import deleted_folders
 from broker.adoption import adopt
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder
-from broker.disk_reserve import refusing_when_full
+from broker.disk_reserve import raising_disk_full
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -110,7 +110,7 @@ class LiveTopics:
         for topic in self:
             yield from topic.partitions.values()
 
-    def damaged(self) -> Iterator[Damaged]:
+    def damaged(self) -> Iterator[DamagedPartition]:
         """Those whose logs could not be opened when the broker started."""
         for topic in self:
             yield from list(topic.damaged.values())
@@ -180,12 +180,12 @@ class LiveTopics:
             for partition in topic.partitions.values():
                 partition.log.update_config(changed)
                 if partition.cold is None:  # until remote storage is turned on
-                    partition.cold = self._opener.cold_side(record, partition.number)
+                    partition.cold = self._opener.find_cold_log(record, partition.number)
         return topic.describe()
 
     def _added_partitions(
         self, topic: Topic, record: TopicRecord
-    ) -> dict[int, Partition | Damaged]:
+    ) -> dict[int, Partition | DamagedPartition]:
         """All that the topic gains, or none: folders that no record knows of would be adopted."""
         new = [number for number in record.partition_numbers() if number not in topic.numbers]
         if not new:
@@ -281,7 +281,7 @@ class LiveTopics:
 
     def _open_partitions(
         self, record: TopicRecord, numbers: Iterable[int]
-    ) -> dict[int, Partition | Damaged]:
+    ) -> dict[int, Partition | DamagedPartition]:
         wanted = list(numbers)
         opened = self._opener.open_partitions((record, number) for number in wanted)
         return dict(zip(wanted, opened, strict=True))
@@ -289,7 +289,7 @@ class LiveTopics:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """One change at a time. Raises ShuttingDown, and DiskFull if nothing was changed."""
-        with self._lock, refusing_when_full(self._folder.path):
+        with self._lock, raising_disk_full(self._folder.path):
             if self._closed:
                 raise ShuttingDown("the broker is shutting down")
             yield

@@ -1,4 +1,4 @@
-"""Opens the logs of a data folder, each under a new leader epoch (`taken_epochs`).
+"""Opens the logs of a data folder, each under a new leader epoch (`allocated_epochs`).
 
 * What a checkpoint says was flushed, and what the bucket holds, was once in the log. A log that
   ends below that lost files, or is an older copy, and is refused (`_check_reaches`): continuing
@@ -20,17 +20,17 @@ import structlog
 
 from broker.bucket import Bucket
 from broker.cold_log import ColdLog
-from broker.damaged import Damaged, reason_of
+from broker.damaged_partition import DamagedPartition, reason_of
 from broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
-    place_name,
+    format_topic_id_partition,
 )
 from broker.holes import lost_before
 from broker.opened_log import OpenedLog
-from broker.ownership.take_over import ATTEMPTS, Pending, Reopen, TakeOver, TakeOvers
-from broker.ownership.taken_epochs import TakenEpochs
+from broker.ownership.allocated_epochs import AllocatedEpochs
+from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, Reopen, TakeOver
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord
@@ -85,9 +85,9 @@ class LogOpener:
         self._files = OpenFiles()
         self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
         self._log_starts = folder.read_checkpoint(LOG_STARTS)
-        self.epochs = TakenEpochs(folder)
+        self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
-        self._take_overs = TakeOvers(folder)
+        self._take_overs = PendingTakeOvers(folder)
         self._taken: list[str] = []
 
     def forget_checkpoints(self) -> None:
@@ -107,37 +107,39 @@ class LogOpener:
 
     def open_partitions(
         self, wanted: Iterable[Wanted], *, at_start: bool = False
-    ) -> list[Partition | Damaged]:
+    ) -> list[Partition | DamagedPartition]:
         """Open or make them, side by side, and give each its epoch; in the order of `wanted`.
 
         At the start of a broker those of another owner are taken over, where that was told.
-        A log that is there and cannot be opened is Damaged; the others go on.
+        A log that is there and cannot be opened is DamagedPartition; the others go on.
         """
         opened = self._open_side_by_side(wanted, at_start=at_start)
         whole = [one for one in opened if isinstance(one, OpenedLog)]
         with _closed_on_failure(whole):
             self.epochs.take(whole)
             self._take_over([one for one in whole if one.take_over is not None])
-        return [one if isinstance(one, Damaged) else self._partition(one) for one in opened]
+        return [
+            one if isinstance(one, DamagedPartition) else self._partition(one) for one in opened
+        ]
 
     def _open_side_by_side(
         self, wanted: Iterable[Wanted], *, at_start: bool
-    ) -> list[OpenedLog | Damaged]:
+    ) -> list[OpenedLog | DamagedPartition]:
         with ThreadPoolExecutor(OPENED_AT_ONCE, thread_name_prefix="open") as threads:
             opening = [threads.submit(self._open, one, at_start=at_start) for one in wanted]
         with _closed_on_failure(one.result() for one in opening if one.exception() is None):
             return [one.result() for one in opening]
 
-    def cold_side(self, record: TopicRecord, number: int) -> ColdLog | None:
+    def find_cold_log(self, record: TopicRecord, number: int) -> ColdLog | None:
         """That of a partition that is open without one, and may have one now."""
-        cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
+        cold = self._bucket.find_cold_log(record, number) if self._bucket is not None else None
         if cold is not None:
-            self.epochs.prepare(cold, place_name(record.topic_id, number))
+            self.epochs.prepare(cold, format_topic_id_partition(record.topic_id, number))
         return cold
 
     def reopen(
-        self, record: TopicRecord, damaged: Damaged, *, end_offset: int
-    ) -> Partition | Damaged:
+        self, record: TopicRecord, damaged: DamagedPartition, *, end_offset: int
+    ) -> Partition | DamagedPartition:
         """Try again after a repair; what is at or above `end_offset` may be cut off."""
         place = (record.name, damaged.number)
         self._recovery_points[place] = min(damaged.recovery_point or 0, end_offset)
@@ -150,7 +152,7 @@ class LogOpener:
         commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
         return Partition(one.log, commits, one.cold, check_room=self._check_room)
 
-    def _open(self, wanted: Wanted, *, at_start: bool) -> OpenedLog | Damaged:
+    def _open(self, wanted: Wanted, *, at_start: bool) -> OpenedLog | DamagedPartition:
         record, number = wanted
         place = (record.name, number)
         known = self._recovery_points.get(place), self._log_starts.get(place)
@@ -162,14 +164,14 @@ class LogOpener:
             if is_new or (reason := reason_of(error, name)) is None:
                 raise
             log.error("partition is damaged", partition=name, error=str(reason))
-            return Damaged(*place, reason, *known)
+            return DamagedPartition(*place, reason, *known)
 
     def _open_whole(self, wanted: Wanted, *, at_start: bool) -> OpenedLog:
         record, number = wanted
         config = LogConfig.parse(record.config)
-        cold = self._bucket.cold_side(record, number) if self._bucket is not None else None
+        cold = self._bucket.find_cold_log(record, number) if self._bucket is not None else None
         cold_end = cold.end_offset if cold else 0
-        place, name = (record.name, number), place_name(record.topic_id, number)
+        place, name = (record.name, number), format_topic_id_partition(record.topic_id, number)
         checkpoint = flushed_end = self._recovery_points.pop(place, 0)
         # In the midst of a take-over files may have been cut since: everything is checked.
         recovery_point = 0 if self._take_overs.get(name) is not None else checkpoint
@@ -239,7 +241,7 @@ class LogOpener:
         """
         record, number = wanted
         folder = self._folder.partition_folder(record.name, number)
-        was_opened = bool(self.epochs.of(place_name(record.topic_id, number)))
+        was_opened = bool(self.epochs.of(format_topic_id_partition(record.topic_id, number)))
         if self._folder.was_clean or not was_opened or has_segments(folder):
             return
         raise CorruptBatch(
@@ -284,7 +286,7 @@ class LogOpener:
     ) -> TakeOver | None:
         """What is to be taken over: begun already, or another's and `--take-over` was given."""
         record, number = wanted
-        name = place_name(record.topic_id, number)
+        name = format_topic_id_partition(record.topic_id, number)
         pending = self._take_overs.get(name)
         may_begin = at_start and self._settings.take_over and cold is not None
         if pending is None and not may_begin:
@@ -294,7 +296,7 @@ class LogOpener:
                 f"{record.name}-{number} was restored from a bucket: start with that --store"
             )
         self._require_store(f"{record.name}-{number}")
-        noted = pending or Pending(gap=self._settings.restore_offset_gap)
+        noted = pending or PendingTakeOver(gap=self._settings.restore_offset_gap)
         found = TakeOver(
             cold,
             noted,
@@ -314,7 +316,7 @@ class LogOpener:
     def _require_store(self, partition: str) -> None:
         assert self._bucket is not None, "a cold log is of a bucket"
         try:
-            self._bucket.standing.checked_store()
+            self._bucket.store_status.require_store()
         except StoreUnavailable as error:
             raise ConfigurationError(
                 f"{partition}: a take-over begins with the bucket, which does not answer: {error}"
@@ -358,7 +360,7 @@ def _tell_of_recovery(opened: PartitionLog) -> None:
 
 
 @contextmanager
-def _closed_on_failure(opened: Iterable[OpenedLog | Damaged]) -> Iterator[None]:
+def _closed_on_failure(opened: Iterable[OpenedLog | DamagedPartition]) -> Iterator[None]:
     """All of them go on, or none stays open."""
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.cold_log import ColdLog
-from broker.data_folder import place_name
+from broker.data_folder import format_topic_id_partition
 from broker.ownership.take_over import TakeOver
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart
@@ -19,7 +19,7 @@ class OpenedLog:
 
     @property
     def name(self) -> str:
-        return place_name(self.log.topic_id, self.log.partition)
+        return format_topic_id_partition(self.log.topic_id, self.log.partition)
 
     @property
     def next_offset(self) -> int:

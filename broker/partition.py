@@ -102,7 +102,7 @@ class Partition:
         return self.cold.ownership.leadership_lost if self.cold else None
 
     @property
-    def is_over(self) -> bool:
+    def is_defunct(self) -> bool:
         """Nothing will be served any more: whoever waits should ask again, and will be told why."""
         return self.is_deleted or self.leadership_lost is not None
 
@@ -122,7 +122,7 @@ class Partition:
             raise FencedError(f"leadership lost: {reason}")
 
     @contextmanager
-    def refusing_when_over(self) -> Iterator[None]:
+    def reporting_defunct(self) -> Iterator[None]:
         """A failure because the topic was deleted, or taken over, meanwhile is reported as that;
         and what is found nevertheless, by file name, may belong to the next topic of the same name.
         """
@@ -163,7 +163,7 @@ class Partition:
         for _ in range(READ_ATTEMPTS):
             now = self.offsets()
             try:
-                with self.refusing_when_over():
+                with self.reporting_defunct():
                     return self._read(offset, now, max_bytes=max_bytes, committed=committed)
             except OffsetTrimmed:
                 if offset < self.log.log_start_offset:
@@ -274,7 +274,7 @@ class Partition:
             self.check_leadership()
             now = self.offsets()
             try:
-                with self.refusing_when_over():
+                with self.reporting_defunct():
                     found = self._offset_for_timestamp(timestamp, now)
             except OffsetTrimmed:  # a segment left the disk just now: the other tier may have it
                 if attempt == READ_ATTEMPTS:
@@ -298,7 +298,7 @@ class Partition:
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
         """Call `callback` once, from any thread, when the high watermark is above `offset`, or the
-        partition `is_over`.
+        partition `is_defunct`.
 
         It is called at once if that is already so. Returns a function that cancels it; a cancelled
         callback may still be running.
@@ -306,7 +306,7 @@ class Partition:
         cancel = self._waiters.add(offset, callback)
         # Looked at after it is on record, so that no rise in between is missed; and only its own
         # offset: thousands may wait already.
-        if (offset < self.log.high_watermark or self.is_over) and cancel():
+        if (offset < self.log.high_watermark or self.is_defunct) and cancel():
             callback()
         return cancel
 
@@ -318,7 +318,7 @@ class Partition:
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Because `is_over`: nobody should wait in vain until a timeout."""
+        """Because `is_defunct`: nobody should wait in vain until a timeout."""
         self._waiters.wake(MAX_OFFSET)
 
 

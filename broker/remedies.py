@@ -70,7 +70,7 @@ def with_remedy(error: CorruptDataError) -> CorruptDataError:
 
 
 @contextmanager
-def telling_what_helps() -> Iterator[None]:
+def adding_remedies() -> Iterator[None]:
     try:
         yield
     except CorruptDataError as error:

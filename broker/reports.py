@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker.bucket import Bucket
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.partition import Partition
 from broker.tier_sizes import offload_lag_ms, tier_sizes
 from broker.topics import Topic
@@ -77,11 +77,11 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def readiness(
     partitions: Iterable[Partition],
-    damaged: Iterable[Damaged],
+    damaged: Iterable[DamagedPartition],
     bucket: Bucket | None,
     diverged: Iterable[DivergedLog],
     *,
-    held_up: Mapping[Partition, str],
+    blocked: Mapping[Partition, str],
     holes: Mapping[Partition, str],
     disk_refusal: str | None,
 ) -> Readiness:
@@ -90,7 +90,7 @@ def readiness(
     helps = "`tierlog storage repair --deep` says what helps"
     degraded += [
         f"nothing of {one} is offloaded any more: {why}; {helps}"
-        for one, why in sorted(held_up.items(), key=lambda item: str(item[0]))
+        for one, why in sorted(blocked.items(), key=lambda item: str(item[0]))
     ]
     degraded += sorted(f"{one}: {why}; {helps}" for one, why in holes.items())
     if disk_refusal is not None:
@@ -100,10 +100,10 @@ def readiness(
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
-    if bucket is not None and bucket.standing.refusal:
-        degraded.append(f"store refused: {bucket.standing.refusal}")
-    elif bucket is not None and bucket.standing.unavailable:
-        degraded.append(f"store unavailable: {bucket.standing.unavailable}")
+    if bucket is not None and bucket.store_status.refusal:
+        degraded.append(f"store refused: {bucket.store_status.refusal}")
+    elif bucket is not None and bucket.store_status.unavailable:
+        degraded.append(f"store unavailable: {bucket.store_status.unavailable}")
     return Readiness(reasons, degraded)
 
 

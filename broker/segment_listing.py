@@ -57,11 +57,11 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
     Facts that are known neither here nor to the manifest are counted now: it may read the segment.
     If one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
     """
-    with partition.refusing_when_over():
+    with partition.reporting_defunct():
         yield from _listed(partition, from_offset, count=True)
 
 
-def glance_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
+def peek_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
     """As `iter_segments`, but what was never counted here or for the manifest stays None."""
     return _listed(partition, from_offset, count=False)
 
@@ -156,7 +156,7 @@ def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     CorruptDataError.
     """
     partition.check_leadership()
-    with partition.refusing_when_over():
+    with partition.reporting_defunct():
         return _open(partition, base_offset)
 
 

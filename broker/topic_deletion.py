@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.ownership.own_partition import OwnPartition
+from broker.ownership.owned_partition import OwnedPartition
 from cold_tier.object_store import IncompleteUpload, ObjectStore
 from manifest.topic_objects import TopicObject, TopicObjects
 from record_format.errors import StoreUnavailable
@@ -39,7 +39,7 @@ class TopicDeletion:
     """
 
     def __init__(
-        self, store: ObjectStore, topics: TopicObjects, partitions: Sequence[OwnPartition]
+        self, store: ObjectStore, topics: TopicObjects, partitions: Sequence[OwnedPartition]
     ) -> None:
         self._store, self._topics, self._partitions = store, topics, partitions
 
@@ -56,7 +56,7 @@ class TopicDeletion:
         for partition in self._partitions:
             partition.check()
 
-    def _clear(self, partition: OwnPartition) -> None:
+    def _clear(self, partition: OwnedPartition) -> None:
         keys = partition.keys
         self._abort_uploads(partition)
         if len(self._store.list(keys.folder, limit=PAGE)) == PAGE:
@@ -65,7 +65,7 @@ class TopicDeletion:
                 self._delete_below(folder, partition)
         self._delete_below(keys.folder, partition)
 
-    def _abort_uploads(self, partition: OwnPartition) -> None:
+    def _abort_uploads(self, partition: OwnedPartition) -> None:
         """Page by page; a store that goes on listing what was aborted ends it."""
         aborted: set[IncompleteUpload] = set()
         for _ in range(UPLOAD_PAGES_MAX):
@@ -79,7 +79,7 @@ class TopicDeletion:
             aborted.update(left)
         log.warning("incomplete uploads stay in the bucket", folder=partition.keys.folder)
 
-    def _delete_below(self, folder: str, partition: OwnPartition) -> None:
+    def _delete_below(self, folder: str, partition: OwnedPartition) -> None:
         deleted = ""
         while found := self._store.list(folder, limit=PAGE):
             if found[0].key == deleted:

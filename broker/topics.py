@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.partition import Partition
 from broker.tier_sizes import tier_sizes
 from broker.topic_registry import TopicRecord
@@ -65,7 +65,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     offload_lag_bytes: int
 
 
-class DamagedPartition(NamedTuple):
+class DamagedPartitionState(NamedTuple):
     partition: int
     detail: str
 
@@ -76,26 +76,28 @@ class TopicDescription(NamedTuple):
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
     partitions: list[PartitionState]
-    damaged_partitions: list[DamagedPartition]
+    damaged_partitions: list[DamagedPartitionState]
 
 
 class Topic:
     """One live topic and its partitions, the open and the damaged ones."""
 
-    def __init__(self, record: TopicRecord, partitions: Mapping[int, Partition | Damaged]) -> None:
+    def __init__(
+        self, record: TopicRecord, partitions: Mapping[int, Partition | DamagedPartition]
+    ) -> None:
         self.record = record
         self.config = LogConfig.parse(record.config)
         self.partitions: dict[int, Partition] = {}
-        self.damaged: dict[int, Damaged] = {}
+        self.damaged: dict[int, DamagedPartition] = {}
         self.turns = itertools.count()  # of requests: records without a key stick to one partition
         self.add(partitions)
 
-    def add(self, partitions: Mapping[int, Partition | Damaged]) -> None:
+    def add(self, partitions: Mapping[int, Partition | DamagedPartition]) -> None:
         """The maps are replaced whole: whoever is iterating over them continues with the old
         ones.
         """
-        opened = {n: one for n, one in partitions.items() if not isinstance(one, Damaged)}
-        damaged = {n: one for n, one in partitions.items() if isinstance(one, Damaged)}
+        opened = {n: one for n, one in partitions.items() if not isinstance(one, DamagedPartition)}
+        damaged = {n: one for n, one in partitions.items() if isinstance(one, DamagedPartition)}
         self.partitions = {**self.partitions, **opened}
         rest = {n: one for n, one in self.damaged.items() if n not in opened}
         self.damaged = {**rest, **damaged}
@@ -136,7 +138,7 @@ class Topic:
             effective_config=self.config.effective(),
             partitions=[_describe(partition) for _, partition in sorted(self.partitions.items())],
             damaged_partitions=[
-                DamagedPartition(number, str(one.reason))
+                DamagedPartitionState(number, str(one.reason))
                 for number, one in sorted(self.damaged.items())
             ],
         )

@@ -15,7 +15,7 @@ import structlog
 from botocore.loaders import JSONFileLoader
 from xdist.scheduler import LoadScopeScheduling
 
-from broker import store_standing
+from broker import store_status
 
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
@@ -42,7 +42,7 @@ def short_race() -> Iterator[None]:
     lets two writers win: fewer and smaller bodies ask the same.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_standing, "FOLDER_RACE_S", 0.0)
+        patch.setattr(store_status, "FOLDER_RACE_S", 0.0)
         yield
 
 

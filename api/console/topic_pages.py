@@ -16,7 +16,7 @@ from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
 from broker.groups.groups import lag_of
 from broker.partition import Partition
-from broker.segment_listing import SegmentListing, glance_segments
+from broker.segment_listing import SegmentListing, peek_segments
 from broker.tier_sizes import TierSizes, tier_sizes
 from broker.topics import Topic
 from hot_tier.log_state import Offsets
@@ -190,7 +190,7 @@ def _places(partition: Partition) -> Places:
 
 def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
     """Looks up one more than shown: it says where the next page begins."""
-    found = list(islice(glance_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
+    found = list(islice(peek_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
     shown = found[:SEGMENTS_A_PAGE]
     axis = Axis.over((one.base_offset, one.last_offset + 1) for one in shown)
     boxes = [SegmentBox(one, axis.extent(one.base_offset, one.last_offset + 1)) for one in shown]

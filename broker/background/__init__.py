@@ -1,5 +1,5 @@
-"""What a broker does by itself: `chores` says who and when.
+"""What a broker does by itself: `background_tasks` says who and when.
 
 `copier` uploads, `janitor` deletes by what `retention` decides, `compactor` and `mirror` compact
-both tiers, `bring_back` fetches what compaction wants local.
+both tiers, `rehydration` fetches what compaction wants local.
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from broker.damaged import Damaged, with_log_starts, with_recovery_points
+from broker.damaged_partition import DamagedPartition, with_log_starts, with_recovery_points
 from broker.data_folder import (
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -27,7 +27,7 @@ class Checkpoints:
         self,
         folder: DataFolder,
         partitions: Callable[[], Iterable[Partition]],
-        damaged: Callable[[], Iterable[Damaged]],
+        damaged: Callable[[], Iterable[DamagedPartition]],
     ) -> None:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
         self._lock = threading.RLock()

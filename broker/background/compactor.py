@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from broker.background.bring_back import BringBack, has_cold_only
+from broker.background.rehydration import Rehydrator, has_cold_only
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
@@ -68,10 +68,10 @@ class Compactor:
         *,
         clock: Callable[[], int],
         save_recovery_points: Callable[[], None],
-        bring_back: BringBack | None,
+        rehydrate: Rehydrator | None,
     ) -> None:
         self._partitions, self._settings = partitions, settings
-        self._bring_back = bring_back
+        self._rehydrate = rehydrate
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._checkpoints = _Marks(folder, CLEANER_CHECKPOINT)
         self._reached = _Marks(folder, COMPACTION_REACHED)
@@ -89,13 +89,13 @@ class Compactor:
         return max(one.offsets.get(place, 0) for one in (self._checkpoints, self._reached))
 
     def look_at_start(self, topics: Collection[str]) -> None:
-        """As `follow_cut`, for cuts that a crash interrupted; and forget what belongs to no
+        """As `follow_truncation`, for cuts that a crash interrupted; and forget what belongs to no
         topic.
         """
         self._cut({_place(one): one.log.log_end_offset for one in self._partitions()})
         self._keep(lambda place: place[0] in topics)
 
-    def follow_cut(self, topic: str, partition: int, end_offset: int) -> None:
+    def follow_truncation(self, topic: str, partition: int, end_offset: int) -> None:
         """Durably, before anything is appended: nothing above the end of a log that was cut is
         clean, because its offsets are assigned again. Otherwise a tombstone there would go without
         what it deletes. Raises OSError.
@@ -133,14 +133,14 @@ class Compactor:
     def _complete_logs(self) -> None:
         """Bring back what the disk lacks. Its log is cleaned from the start again afterwards."""
         for partition in list(self._partitions()):
-            if self._bring_back is None or self._stopping.is_set():
+            if self._rehydrate is None or self._stopping.is_set():
                 return
             try:
                 if not self._may_work_on(partition) or not has_cold_only(partition):
                     continue
                 self._save_recovery_points()
                 self._forget(partition)
-                self._bring_back(partition, stopping=self._stopping.is_set)
+                self._rehydrate(partition, stopping=self._stopping.is_set)
             except Interrupted:
                 return
             except Exception as error:  # noqa: BLE001  it is reported, and holds up no other

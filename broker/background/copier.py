@@ -4,7 +4,7 @@
   side by side. After each segment it is the next partition's turn: one that is written to as fast
   as it uploads does not keep a quiet one from the bucket. A partition that fails waits with
   back-off and jitter and does not hold up the others. One whose next segment rotted on local disk,
-  or is missing, waits until it is repaired; that is reported (`held_up`). That the store is
+  or is missing, waits until it is repaired; that is reported (`blocked`). That the store is
   away, for which all wait, is told once, and not by the copier.
 * Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
   names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
@@ -58,8 +58,8 @@ class _Work:
     """What the copier knows of one partition. Guarded by the copier's lock."""
 
     __slots__ = (
+        "blocked",
         "failures",
-        "held_up",
         "not_before",
         "replaced_below",
         "running",
@@ -69,7 +69,7 @@ class _Work:
 
     def __init__(self) -> None:
         self.failures = 0
-        self.held_up: str | None = None  # by what does not check
+        self.blocked: str | None = None  # by what does not check
         self.not_before = 0.0
         self.replaced_below: tuple[int, int] | None = None  # see `_may_follow`
         self.running: Future[None] | None = None
@@ -109,17 +109,17 @@ class Copier:
                 if due and _has_work(partition):
                     work.running = self._pool.submit(self._copy, partition, work)
 
-    def hurry(self, partitions: Iterable[Partition]) -> None:
+    def reset_backoff(self, partitions: Iterable[Partition]) -> None:
         """Forget the back-off of these: somebody asked."""
         with self._changed:
             for partition in partitions:
                 if partition in self._work:
                     self._work[partition].not_before = 0.0
 
-    def held_up(self) -> dict[Partition, str]:
+    def blocked(self) -> dict[Partition, str]:
         """The partitions of which nothing is uploaded before they are repaired, and why."""
         with self._changed:
-            return {one: work.held_up for one, work in self._work.items() if work.held_up}
+            return {one: work.blocked for one, work in self._work.items() if work.blocked}
 
     def progress(self, partitions: Iterable[Partition]) -> Offloaded:
         """Uploaded since the start of the process, and what is still rolled and local only."""
@@ -180,7 +180,7 @@ class Copier:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
                 if failure is None or isinstance(failure, _OF_FILES):  # else nobody looked
-                    work.held_up = str(failure) if failure else None
+                    work.blocked = str(failure) if failure else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:

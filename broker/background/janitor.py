@@ -108,7 +108,7 @@ class Janitor:
             except Exception:
                 log.exception("retention failed: a bug", partition=str(partition))
 
-    def look_after(self, partition: Partition) -> None:
+    def maintain(self, partition: Partition) -> None:
         """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
         tidy the bucket.
         """
@@ -116,7 +116,7 @@ class Janitor:
         self._look_after_bucket(partition)
 
     def _look_after_disk(self, partition: Partition) -> None:
-        if partition.is_over:
+        if partition.is_defunct:
             return
         partition.log.maybe_roll()
         self._finish_deletion(partition)
@@ -127,7 +127,7 @@ class Janitor:
             self._retain(partition)
 
     def _look_after_bucket(self, partition: Partition) -> None:
-        if partition.is_over or partition.cold is None:
+        if partition.is_defunct or partition.cold is None:
             return
         if not partition.cold.store_answers:
             self._retain(partition)
@@ -204,7 +204,7 @@ class Janitor:
         last_ms = self._collected_ms.setdefault(partition, now_ms)
         # Also after a clock was set back, that had been ahead.
         is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
-        if partition.cold is None or partition.is_over or not is_due:
+        if partition.cold is None or partition.is_defunct or not is_due:
             return
         self._collected_ms[partition] = now_ms
         try:

@@ -6,10 +6,10 @@
   restored.
 * The view is rebuilt from the log in the background at startup. If that needs a store that is down,
   calls on groups are refused as retriable; nothing else waits for it.
-* A topic's offsets are deleted with it. Tombstones that could not be written then are owed: they
-  are written with the next commit, or at the next start, which knows that the topic is gone.
+* A topic's offsets are deleted with it. Tombstones that could not be written then are kept:
+  they are written with the next commit, or at the next start, which knows that the topic is gone.
 * If a log was cut, groups that had read further go back to its end, as soon as there is a view;
-  what could not be written of that is owed too, and the cut stays noted until it is (`cuts`).
+  what could not be written of that is kept too, and the cut stays noted until it is (`cuts`).
 
 Thread-safe. Every call may block: on the flush, or on the first rebuild.
 """
@@ -24,9 +24,9 @@ import msgspec
 import structlog
 
 from broker.data_folder import TopicIdPartition, TopicPartition
-from broker.groups.cuts import Cuts
-from broker.groups.offset_log import OffsetLog, Row, home_of
+from broker.groups.offset_log import OffsetLog, Row, home_partition
 from broker.groups.requests import NewOffset, check_group_name, check_offsets
+from broker.groups.truncations import Truncations
 from broker.groups.view import Committed, GroupView
 from broker.partition import Partition
 from broker.topics import Topic
@@ -79,7 +79,7 @@ class Groups:
         make_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
         clock: Callable[[], int],
         commits_max: int,
-        cuts: Cuts,
+        cuts: Truncations,
     ) -> None:
         self._find_topic, self._make_topic, self._clock = find_topic, make_topic, clock
         self._commits_max, self._cuts = commits_max, cuts
@@ -103,10 +103,10 @@ class Groups:
             self._rebuilding.release()
 
     def run_round(self) -> None:
-        """In the background: the first rebuild, and what is owed."""
+        """In the background: the first rebuild, and what is unwritten yet."""
         self.rebuild()
-        if self._offsets.owed:
-            self._offsets.settle_debts()
+        if self._offsets.unwritten:
+            self._offsets.write_unwritten()
         self._forget_cuts()
 
     def _replay(self) -> GroupView:
@@ -124,7 +124,7 @@ class Groups:
             gone = {key for key, commit in view.commits() if self._is_gone(key.topic, commit)}
             for key in gone:
                 view.remove(key)
-            self._offsets.view, self._offsets.owed = view, dict.fromkeys(gone)
+            self._offsets.view, self._offsets.unwritten = view, dict.fromkeys(gone)
             self._gone.clear()
             self._take_back(view)
 
@@ -138,7 +138,7 @@ class Groups:
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
         if (topic := self._topic_or_none(TOPIC)) is not None:
-            home_of(group, topic).check_leadership()  # whoever took it over has newer ones
+            home_partition(group, topic).check_leadership()  # whoever took it over has newer ones
         with self._offsets.lock:
             return sorted(self._offsets.known.groups.get(group, {}).items())
 
@@ -154,14 +154,14 @@ class Groups:
         check_offsets(offsets)
         self.rebuild()
         self._rows(group, offsets)  # a refused commit does not make the topic
-        home = home_of(group, self._make_topic(TOPIC, CONFIG))
+        home = home_partition(group, self._make_topic(TOPIC, CONFIG))
         with self._offsets.lock:
             rows = self._rows(group, offsets)  # looks again: a topic may have been deleted since
             self._check_room(rows)
             pending = self._offsets.append(home, rows)
         self._offsets.settle(pending)
-        if self._offsets.owed:
-            self._offsets.settle_debts()
+        if self._offsets.unwritten:
+            self._offsets.write_unwritten()
 
     def group(self, name: str) -> list[OffsetState]:
         """By topic and partition. Raises UnknownGroup."""
@@ -190,7 +190,7 @@ class Groups:
             if not found or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
             rows = [Row(CommitKey(group, *place), None) for place in found]
-            pending = self._offsets.append(home_of(group, topic), rows)
+            pending = self._offsets.append(home_partition(group, topic), rows)
         self._offsets.settle(pending)
 
     def forget_topic(self, name: str) -> None:
@@ -205,7 +205,7 @@ class Groups:
             self._offsets.settle_all()
             view = self._offsets.view
             if name == TOPIC:
-                self._offsets.view, self._offsets.owed = self._replay(), {}
+                self._offsets.view, self._offsets.unwritten = self._replay(), {}
                 return
             present = self._topic_or_none(name)
             since = parse_topic_id(present.record.topic_id) if present is not None else None
@@ -216,10 +216,10 @@ class Groups:
             }
             for key in gone:
                 view.remove(key)
-            self._offsets.owed.update(dict.fromkeys(gone))
-        self._offsets.settle_debts()
+            self._offsets.unwritten.update(dict.fromkeys(gone))
+        self._offsets.write_unwritten()
 
-    def follow_cuts(self) -> None:
+    def follow_truncations(self) -> None:
         """Set back groups that had read further than a log that was cut now reaches: they would
         skip what is written in place of what was lost. If that cannot be looked up, or written, it
         is done later.
@@ -229,13 +229,13 @@ class Groups:
             with self._offsets.lock:
                 self._offsets.settle_all()
                 self._take_back(self._offsets.known)
-            self._offsets.settle_debts()
+            self._offsets.write_unwritten()
             self._forget_cuts()
         except (TierlogError, OSError) as error:
             log.error("groups not set back yet", error=str(error))
 
     def _take_back(self, view: GroupView) -> None:
-        """In the view, of the cuts that it does not know of yet; the records are owed."""
+        """In the view, of the cuts that it does not know of yet; the records are unwritten."""
         ends = {cut for cut in self._cuts.ends.items() if cut not in self._followed}
         self._followed |= ends
         for key, commit in list(view.commits()) if ends else ():
@@ -244,13 +244,13 @@ class Groups:
             for end in (end for cut, end in ends if cut == place and end < commit.offset):
                 back = commit._replace(offset=end, leader_epoch=NO_EPOCH)
                 view.set_back(key, back)
-                self._offsets.owed[key] = back
+                self._offsets.unwritten[key] = back
                 log.warning("group set back", group=key.group, topic=key.topic, offset=end)
 
     def _forget_cuts(self) -> None:
         """Those that groups have followed durably. Raises ShuttingDown, OSError."""
         with self._offsets.lock:
-            owes_offsets = any(commit is not None for commit in self._offsets.owed.values())
+            owes_offsets = any(commit is not None for commit in self._offsets.unwritten.values())
             if self._followed and not owes_offsets:
                 self._cuts.forget(self._followed)
                 self._followed.clear()

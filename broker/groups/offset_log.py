@@ -1,9 +1,9 @@
-"""What is written to `__consumer_offsets`: in the order of the log, and what is owed to it.
+"""What is written to `__consumer_offsets`: in the order of the log, and what is yet to be written.
 
 * Appends are made under `lock`, and applied to the view in their order once they are flushed, never
   in the order in which threads wake up.
-* What could not be written is owed: it is tried again until it succeeds, or until a later commit
-  has settled it.
+* What could not be written is `unwritten`: it is tried again until it succeeds, or until a later
+  commit has settled it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     commit: Commit | None
 
 
-class Pending(NamedTuple):
+class PendingAppend(NamedTuple):
     """An append in progress; its rows are applied in the order of appends."""
 
     rows: Sequence[Row]
@@ -49,15 +49,15 @@ class Pending(NamedTuple):
 
 class OffsetLog:
     """`topic`: None if there is none yet. `view`: None before the log was read; changed, as
-    `owed`, under `lock`.
+    `unwritten`, under `lock`.
     """
 
     def __init__(self, topic: Callable[[], Topic | None], *, clock: Callable[[], int]) -> None:
         self._topic, self._clock = topic, clock
         self.lock = threading.RLock()
         self.view: GroupView | None = None
-        self.owed: dict[CommitKey, Commit | None] = {}  # None: a tombstone
-        self._pending: deque[Pending] = deque()
+        self.unwritten: dict[CommitKey, Commit | None] = {}  # None: a tombstone
+        self._pending: deque[PendingAppend] = deque()
 
     @property
     def known(self) -> GroupView:
@@ -65,7 +65,7 @@ class OffsetLog:
         assert self.view is not None, "the log was not read yet"
         return self.view
 
-    def append(self, home: Partition, rows: Sequence[Row]) -> Pending:
+    def append(self, home: Partition, rows: Sequence[Row]) -> PendingAppend:
         """Under the lock: the order of appends is the order of `_pending`."""
         batches = build_produced(
             [None if row.commit is None else encode_value(row.commit) for row in rows],
@@ -73,11 +73,11 @@ class OffsetLog:
             timestamps=[self._clock()] * len(rows),
             max_message_bytes=home.log.config.max_message_bytes,
         )
-        pending = Pending(rows, home.append(batches, acks=Acks.ALL))
+        pending = PendingAppend(rows, home.append(batches, acks=Acks.ALL))
         self._pending.append(pending)
         return pending
 
-    def settle(self, pending: Pending) -> None:
+    def settle(self, pending: PendingAppend) -> None:
         """Wait for the flush, then apply all that was appended up to there, in order."""
         try:
             pending.future.result()
@@ -98,40 +98,42 @@ class OffsetLog:
             return  # who appended it is told
         record_offset = pending.future.result().base_offset
         for key, commit in pending.rows:
-            self.owed.pop(key, None)
+            self.unwritten.pop(key, None)
             if commit is None:
                 self.known.remove(key)
             else:
                 self.known.put(key, commit, record_offset=record_offset)
 
-    def settle_debts(self) -> None:
-        """Write what is owed; what cannot be written stays owed."""
+    def write_unwritten(self) -> None:
+        """Write what is unwritten; what cannot be written stays unwritten."""
         with self.lock:
-            started = self._start_debts()
+            started = self._append_unwritten()
         for pending in started:
             try:
                 self.settle(pending)
             except TierlogError as error:
-                log.warning("offsets owed", error=str(error))
+                log.warning("offsets not written yet", error=str(error))
 
-    def _start_debts(self) -> list[Pending]:
+    def _append_unwritten(self) -> list[PendingAppend]:
         self.settle_all()  # a commit that came since has settled its key's debt
         topic = self._topic()
         if topic is None:
             return []
         by_home: dict[Partition, list[Row]] = {}
-        for key in sorted(self.owed):
-            by_home.setdefault(home_of(key.group, topic), []).append(Row(key, self.owed[key]))
+        for key in sorted(self.unwritten):
+            by_home.setdefault(home_partition(key.group, topic), []).append(
+                Row(key, self.unwritten[key])
+            )
         started = []
         for home, rows in by_home.items():
             try:
                 started.append(self.append(home, rows))
             except TierlogError as error:
-                log.warning("offsets owed", partition=str(home), error=str(error))
+                log.warning("offsets not written yet", partition=str(home), error=str(error))
         return started
 
 
-def home_of(group: str, topic: Topic) -> Partition:
+def home_partition(group: str, topic: Topic) -> Partition:
     """The partition that Kafka would choose; in an adopted folder that lacks it, the first one
     there.
     """

@@ -1,6 +1,6 @@
-"""Who may write a partition: `ownership` claims it in the bucket, `fences` checks whether that
-still holds.
+"""Who may write a partition: `ownership` claims it in the bucket, and `fence_checker` checks that
+the claim still holds.
 
-`take_over` takes it from another folder, as `parting_plan` decides; `taken_epochs` are the leader
-epochs that this folder gave its logs.
+`take_over` takes a partition over from another data folder, as `take_over_plan` decides;
+`allocated_epochs` holds the leader epochs that this folder allocated to its logs.
 """

@@ -3,8 +3,8 @@
 * Until the claim is committed nothing is uploaded, committed or deleted. A foreign epoch ends that
   for good: `leadership_lost` says why, and the partition answers with it.
 * Only one caller at a time changes the manifest in force: claims, commits and collections run
-  within `alone`. Looking at it needs no lock, nor does a take-over, which comes before anything
-  else.
+  within `exclusive`. Reading it needs no lock, nor does a take-over, which comes before
+  everything else.
 * Nothing of a deleted topic is changed any more (`retire`), so that what its deletion left empty
   stays empty.
 * Everything here except the properties may block on the store.
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from broker.bucket_notes import BucketNotes, Pairs
+from broker.bucket_state import BucketState, OwnerEpochs
 from manifest import transitions
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from manifest.store import ManifestStore
@@ -37,9 +37,9 @@ class Ownership:
     """Thread-safe. `prepare` comes before everything else except `recorded` and `is_older_than`."""
 
     def __init__(
-        self, manifests: ManifestStore, notes: BucketNotes, *, clock: Callable[[], int]
+        self, manifests: ManifestStore, bucket_state: BucketState, *, clock: Callable[[], int]
     ) -> None:
-        self._manifests, self._notes, self._clock = manifests, notes, clock
+        self._manifests, self._bucket_state, self._clock = manifests, bucket_state, clock
         self._lock = threading.Lock()
         self._claim: Claim | None = None
         self.claimed = False
@@ -50,7 +50,7 @@ class Ownership:
         return str(self._manifests.keys)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Nobody else changes the manifest in force within. A FencedError ends the leadership.
 
         Raises UnknownTopic once it is retired.
@@ -87,8 +87,8 @@ class Ownership:
 
     def prepare(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
         """What `claim` will say; it is sent once the epochs are durable in the data folder."""
-        seen = self._notes.manifest
-        self._claim = Claim(owner, epochs, self._notes.recorded, take_over, seen=seen)
+        seen = self._bucket_state.manifest
+        self._claim = Claim(owner, epochs, self._bucket_state.recorded, take_over, seen=seen)
 
     @property
     def _prepared(self) -> Claim:
@@ -101,12 +101,12 @@ class Ownership:
         return self._prepared.epoch
 
     @property
-    def recorded(self) -> Pairs:
-        return self._notes.recorded
+    def recorded(self) -> OwnerEpochs:
+        return self._bucket_state.recorded
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> bool:
         """Become the owner in the bucket; False if that is done already. Raises FencedError."""
-        with self.alone():  # an operator may ask for it while the copier does
+        with self.exclusive():  # an operator may ask for it while the copier does
             if self.claimed:
                 return False
 
@@ -118,17 +118,17 @@ class Ownership:
             manifest = self._manifests.claim(
                 self._prepared,
                 log_start_offset=log_start_offset,
-                at_least=self._notes.version,
+                at_least=self._bucket_state.version,
                 before_commit=before_commit,
             )
-            self._notes.note(manifest)
+            self._bucket_state.note(manifest)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self.epoch)
         return True
 
     def _note_sent(self) -> None:
-        self._notes.note_sent(self._prepared.owner, self.epoch)
-        self._claim = self._prepared._replace(recorded=self._notes.recorded)
+        self._bucket_state.note_sent(self._prepared.owner, self.epoch)
+        self._claim = self._prepared._replace(recorded=self._bucket_state.recorded)
 
     def take_over(
         self,
@@ -174,7 +174,7 @@ class Ownership:
         if seen is None and manifest.version > 1:
             raise ManifestConflict(f"{self}: another folder made the first manifest meanwhile")
         if not tail:
-            self._notes.note(manifest)
+            self._bucket_state.note(manifest)
             self.claimed = True
         log.info("partition taken over", partition=str(self), epoch=claim.epoch)
         return manifest
@@ -191,30 +191,30 @@ class Ownership:
 
     def check_fence(self, *, log_end_offset: int) -> None:
         """Look for a foreign epoch; before the claim, for anything that will refuse it."""
-        seen = self._notes.manifest
+        seen = self._bucket_state.manifest
         if self.claimed and seen is not None:
             with self._fencing():
                 self._manifests.check_fence(seen)
             return
-        with self.alone():
+        with self.exclusive():
             newest = None if self.claimed else self._newest_of_ours()
             if newest is not None:
                 self._refuse_beyond(newest, log_end_offset)
 
     def is_older_than(self, in_force: Manifest) -> bool:
         """Whether the folder is an older copy of one that continued under the same epoch."""
-        return self._manifests.is_older(self._notes.manifest, in_force)
+        return self._manifests.is_older(self._bucket_state.manifest, in_force)
 
     def _newest_of_ours(self) -> Manifest | None:
         """Raises FencedError where what is in force is of another folder."""
         try:
-            newest = self._manifests.load(at_least=self._notes.version)
+            newest = self._manifests.load(at_least=self._bucket_state.version)
         except CorruptDataError:
             return None
         if newest is not None:
             transitions.check_recorded(newest, self._prepared.recorded)
             # Once it is claimed what came since is this folder's own.
-            seen = self._notes.manifest if self.claimed else self._prepared.seen
+            seen = self._bucket_state.manifest if self.claimed else self._prepared.seen
             self._manifests.check_not_older(seen, newest)
         return newest
 
@@ -222,7 +222,7 @@ class Ownership:
         """As `_check_reaches`, and the next start knows how far the log had reached."""
         if newest.end_offset > log_end_offset:
             try:
-                self._notes.note(newest)
+                self._bucket_state.note(newest)
             except OSError as error:  # it is refused all the same
                 log.warning("manifest not noted", partition=str(self), error=str(error))
         self._check_reaches(newest, log_end_offset)

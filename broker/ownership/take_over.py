@@ -8,7 +8,7 @@
 * No local record is removed before the manifest in force names it. After the commit that names the
   tail everything is looked at again, as a start after a crash does: what is in force is then ours,
   and leaves no gap.
-* What is to be done is decided in `parting_plan`; this file acts on it.
+* What is to be done is decided in `take_over_plan`; this file acts on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import structlog
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, topic_id_of
-from broker.ownership.parting_plan import LocalLog, history_of, plan_parting
+from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log import PartitionLog
@@ -46,7 +46,7 @@ Reopen = Callable[[int, int | None], PartitionLog]
 """Open the log as after a crash: (the recovery point at most, the log start at least)."""
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingTakeOver(msgspec.Struct, frozen=True, kw_only=True):
     """One partition that is being taken over.
 
     `gap`: how many offsets to skip above the last that another may have assigned. `whole_tail_of`:
@@ -62,25 +62,25 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.whole_tail_of == in_force else self.gap
 
 
-class TakeOvers:
+class PendingTakeOvers:
     """The partitions under way. Thread-safe; each change is durable when the call returns."""
 
     def __init__(self, folder: DataFolder) -> None:
         self._path = marker_path(folder.path)
         self._lock = threading.Lock()
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingTakeOver] = {}
         if self._path.exists():
             self._pending = sealed_json.decode(
                 self._path.read_bytes(),
                 kind=KIND,
                 file=str(self._path),
-                document=dict[str, Pending],
+                document=dict[str, PendingTakeOver],
             )
 
-    def get(self, name: str) -> Pending | None:
+    def get(self, name: str) -> PendingTakeOver | None:
         return self._pending.get(name)
 
-    def add(self, name: str, pending: Pending) -> None:
+    def add(self, name: str, pending: PendingTakeOver) -> None:
         with self._lock:
             self._save({**self._pending, name: pending})
 
@@ -90,7 +90,7 @@ class TakeOvers:
             if kept != self._pending:
                 self._save(kept)
 
-    def _save(self, pending: dict[str, Pending]) -> None:
+    def _save(self, pending: dict[str, PendingTakeOver]) -> None:
         write_marker(self._path, pending)
         self._pending = pending
 
@@ -99,7 +99,7 @@ def marker_path(data_dir: Path) -> Path:
     return data_dir / "tierlog" / "take-over.json"
 
 
-def write_marker(path: Path, pending: Mapping[str, Pending]) -> None:
+def write_marker(path: Path, pending: Mapping[str, PendingTakeOver]) -> None:
     if pending:
         write_durably(path, sealed_json.encode(pending, kind=KIND))
     elif path.exists():
@@ -115,7 +115,7 @@ class TakeOver:
     def __init__(
         self,
         cold: ColdLog,
-        pending: Pending,
+        pending: PendingTakeOver,
         own: tuple[EpochStart, ...],
         *,
         owner: str,
@@ -173,7 +173,7 @@ class TakeOver:
             opened.log_end_offset,
             opened.log_start_offset,
         )
-        plan = plan_parting(local, self.manifest, gap=self.gap)
+        plan = plan_take_over(local, self.manifest, gap=self.gap)
         self.resume_at = plan.resume_at
         if plan[:3] in ((None, None, None), (None, local.end_offset, None)):
             return self._trimmed(opened)

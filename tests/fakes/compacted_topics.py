@@ -43,7 +43,7 @@ def compacted(house, topic):
     log = house.broker.partition(topic, 0).log
     log.roll()
     before = log.size_bytes
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     assert log.size_bytes < before
     return log
 

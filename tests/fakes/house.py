@@ -100,22 +100,22 @@ class House:
 
     def claim(self) -> None:
         """Run one round of the copier's background work, which begins with claims."""
-        self.broker.chores.copy_round()
-        assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
+        self.broker.background.copy_round()
+        assert self.broker.background.copier.wait_until_idle(timeout_s=20)
 
     def stop_copying(self) -> None:
         """From now on only calls upload, and uploads in progress have ended: a new topic is just
         being claimed, and segments sealed meanwhile would be uploaded too.
         """
-        self.broker.chores.copying.stop(10)
-        assert self.broker.chores.copier.wait_until_idle(timeout_s=20)
+        self.broker.background.copying.stop(10)
+        assert self.broker.background.copier.wait_until_idle(timeout_s=20)
 
     def copy_sealed(self) -> Partition:
         """Upload sealed segments at once, even if nothing copies in the background. Failures are
         ignored; returns the first partition of `t`.
         """
-        copier = self.broker.chores.copier
-        copier.hurry(self.broker.partitions())
+        copier = self.broker.background.copier
+        copier.reset_backoff(self.broker.partitions())
         copier.run_round()
         assert copier.wait_until_idle(timeout_s=20)
         return self.broker.partition("t", 0)
@@ -146,17 +146,17 @@ class House:
 
 def tidy(broker: Broker) -> None:
     """Run the janitor's rounds."""
-    broker.chores.janitor.disk_round()
-    broker.chores.janitor.bucket_round()
+    broker.background.janitor.disk_round()
+    broker.background.janitor.bucket_round()
 
 
 def copy_now(broker: Broker) -> None:
     """Upload what is due of all partitions at once; failures are left to the next round."""
-    chores = broker.chores
+    background = broker.background
     with suppress(TierlogError, OSError):
-        chores.copy_round()
-        chores.deletion_round()
-    chores.copier.hurry(broker.partitions())
+        background.copy_round()
+        background.deletion_round()
+    background.copier.reset_backoff(broker.partitions())
     with suppress(TierlogError):
-        chores.copier.run_round()
-    assert chores.copier.wait_until_idle(timeout_s=30)
+        background.copier.run_round()
+    assert background.copier.wait_until_idle(timeout_s=30)

@@ -24,7 +24,7 @@ from broker.background import janitor
 from broker.broker import Broker
 from broker.cold_reads import ColdReads, uses_bucket
 from broker.groups.requests import NewOffset
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks
@@ -308,7 +308,7 @@ class World:
         self.broker.groups.commit(key[0], [NewOffset(name, 0, offset)])
         self.committed[key] = {offset}
 
-    # --- chores -----------------------------------------------------------------------------------
+    # --- background work --------------------------------------------------------------------------
 
     def roll_and_copy(self) -> None:
         self._one()[2].log.roll()
@@ -318,14 +318,14 @@ class World:
         copy_now(self.broker)
 
     def compact(self) -> None:
-        self.broker.chores.compactor._waits.clear()
-        self.broker.chores.compactor.run_round()
+        self.broker.background.compactor._waits.clear()
+        self.broker.background.compactor.run_round()
 
     def retain(self) -> None:
         tidy(self.broker)
 
     def relieve(self) -> None:
-        self.broker.chores.janitor.relieve_disk(self.random.choice((1, 1 << 20)))
+        self.broker.background.janitor.relieve_disk(self.random.choice((1, 1 << 20)))
 
     def let_go(self) -> None:
         _, _, partition = self._one()
@@ -334,7 +334,7 @@ class World:
             partition.log.reap(at_once=True)
 
     def save(self) -> None:
-        self.broker.chores.checkpoints.save()
+        self.broker.background.checkpoints.save()
 
     def collect(self) -> None:
         partition = self._one()[2]
@@ -406,7 +406,7 @@ class World:
             for step in self.random.choices(CHANGES, k=4):
                 print("  ", step.__name__)
                 step(self)
-        assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
+        assert self.broker.background.copier.wait_until_idle(timeout_s=30)
         self._start_again(power_fails=self.random.random() < 0.6)
 
     def _plan_a_crash(self, *, after: int) -> None:

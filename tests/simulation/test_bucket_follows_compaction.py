@@ -51,7 +51,7 @@ class World(House):
         return self.broker.partition("t", 0)
 
     def _watch(self):
-        notes = self.partition.cold.notes
+        notes = self.partition.cold.bucket_state
         publish = notes.note
 
         def published(manifest):
@@ -93,8 +93,8 @@ class World(House):
         self.partition.log.roll()
 
     def compact(self):
-        self.broker.chores.compactor._waits.clear()
-        self.broker.chores.compactor.run_round()
+        self.broker.background.compactor._waits.clear()
+        self.broker.background.compactor.run_round()
 
     def follow(self):
         if self.random.random() < 0.4:
@@ -121,13 +121,13 @@ class World(House):
             mirror._follow = one
 
     def copy(self):
-        self.broker.chores.copier.hurry([self.partition])
-        self.broker.chores.copier.run_round()
-        assert self.broker.chores.copier.wait_until_idle(timeout_s=30)
+        self.broker.background.copier.reset_backoff([self.partition])
+        self.broker.background.copier.run_round()
+        assert self.broker.background.copier.wait_until_idle(timeout_s=30)
 
     def crash(self):
         if self.random.random() < 0.5:
-            self.broker.chores.checkpoints.save()
+            self.broker.background.checkpoints.save()
         died, broker = self.folder, self.broker
         self.folder = self.root / f"{died.name}+"
         self.wear.crash_broker(

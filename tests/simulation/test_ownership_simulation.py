@@ -30,8 +30,8 @@ import pytest
 
 from broker.background.janitor import removable_end
 from broker.broker import Broker
-from broker.mending.restore import RestoreOptions, restore
 from broker.ownership import take_over
+from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.append import Acks
@@ -77,7 +77,7 @@ class Owner(House):
             take_over=take_over,
         )
         self.broker = Broker.open_idle(settings, store=self.store)
-        self.broker.chores.fences.look()
+        self.broker.background.fence_checker.look()
 
     @property
     def partition(self):
@@ -512,7 +512,7 @@ def test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(seed, tmp_pat
 
 
 def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch, wear):
-    plan = take_over.plan_parting
-    monkeypatch.setattr(take_over, "plan_parting", lambda *facts, gap: plan(*facts, gap=0))
+    plan = take_over.plan_take_over
+    monkeypatch.setattr(take_over, "plan_take_over", lambda *facts, gap: plan(*facts, gap=0))
     with pytest.raises(Wrong, match="given twice"):
         run(World(0, tmp_path, wear), WEIGHTS, STEPS)

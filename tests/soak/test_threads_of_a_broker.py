@@ -299,7 +299,7 @@ class Storm:
         elif kind == 5:
             broker.collect_garbage(name, apply=dice.random() < 0.5)
         else:
-            broker.chores.janitor.relieve_disk(1000)
+            broker.background.janitor.relieve_disk(1000)
 
     def alter(self, number: int, change: dict[str, object]) -> None:
         for life in list(self.lives.values()) if change is COMPACTED else ():

@@ -19,7 +19,7 @@ from tierlog.setting_table import OFFSET_GAP_MAX
 
 if TYPE_CHECKING:
     from broker.broker import Broker
-    from broker.mending.repair_step import RepairStep
+    from broker.repair.repair_step import RepairStep
     from cold_tier.object_store import ObjectStore
     from manifest.garbage import GarbagePolicy
 
@@ -125,13 +125,13 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """What a repair would do; changes nothing. Raises ConfigurationError."""
-        from broker.mending.repair_plan import plan_repair
+        from broker.repair.offline_plan import plan_repair
 
         settings, store = self._asked(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
 
     def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
-        from broker.store_standing import check_has_no_bucket
+        from broker.store_status import check_has_no_bucket
         from record_format import native
         from record_format.errors import ConfigurationError
         from tierlog.cli.logs import configure_logs

@@ -27,7 +27,7 @@ import structlog
 from api.app import create_app
 from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
-from broker.store_standing import refuse_early
+from broker.store_status import refuse_early
 from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError

@@ -101,7 +101,7 @@ def _by_broker(client: Client, topic: str, *, deep: bool) -> Report:
 
 @contextmanager
 def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
-    from broker.mending.verify import size_of, verify_bucket
+    from broker.repair.verify import size_of, verify_bucket
     from manifest.topic_objects import TopicObjects
 
     def check(topic: str) -> Report:

@@ -22,7 +22,7 @@ from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_t
 from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
 
 if TYPE_CHECKING:
-    from broker.mending.restore import RestoreReport
+    from broker.repair.restore import RestoreReport
     from manifest.garbage import GarbagePlan
 
 app = typer.Typer()
@@ -164,8 +164,8 @@ def restore(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a data folder from a bucket; the first serve on it takes the partitions over."""
-    from broker.mending.restore import RestoreOptions
-    from broker.mending.restore import restore as restore_folder
+    from broker.repair.restore import RestoreOptions
+    from broker.repair.restore import restore as restore_folder
     from tierlog.cli.logs import configure_logs
 
     configure_logs()

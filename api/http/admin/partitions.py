@@ -99,7 +99,7 @@ def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
     if cold is None:
         raise UnknownManifestVersion(f"{partition}: this broker has no object store")
     version = None if isinstance(query.version, UnsetType) else query.version
-    with partition.refusing_when_over():
+    with partition.reporting_defunct():
         manifest = cold.version(version)
         entries = cold.entries_of(manifest, from_offset=query.from_offset)
         return _shown_manifest(cold, manifest, entries, limit=query.limit)

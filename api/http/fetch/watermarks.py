@@ -61,7 +61,7 @@ class _Waiting:
 
     def add(self, offset: int, wake: Wake) -> int:
         number = next(self._numbers)
-        if offset < self._partition.log.high_watermark or self._partition.is_over:
+        if offset < self._partition.log.high_watermark or self._partition.is_defunct:
             wake()
             return number
         self._waiters[number] = (offset, wake)
@@ -106,8 +106,10 @@ class _Waiting:
         if of_round != self._round or self._cancel is None:
             return  # a callback of an earlier round, already running when that was cancelled
         self._cancel = None
-        high_watermark, is_over = self._partition.log.high_watermark, self._partition.is_over
-        due = [n for n, (offset, _) in self._waiters.items() if is_over or offset < high_watermark]
+        high_watermark, is_defunct = self._partition.log.high_watermark, self._partition.is_defunct
+        due = [
+            n for n, (offset, _) in self._waiters.items() if is_defunct or offset < high_watermark
+        ]
         wakes = [self._waiters.pop(number)[1] for number in due]
         if self._waiters:
             self._ask(min(offset for offset, _ in self._waiters.values()))

@@ -68,9 +68,11 @@ class BrokerMetrics(Collector):
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
         yield gauge("tierlog_degraded", {(): len(broker.readiness().degraded)})
-        yield gauge("tierlog_offload_held_up_partitions", {(): len(broker.chores.copier.held_up())})
-        yield gauge("tierlog_disk_free_bytes", {(): broker.chores.reserve.free_bytes})
-        yield gauge("tierlog_disk_reserve_bytes", {(): broker.chores.reserve.reserve_bytes})
+        yield gauge(
+            "tierlog_offload_held_up_partitions", {(): len(broker.background.copier.blocked())}
+        )
+        yield gauge("tierlog_disk_free_bytes", {(): broker.background.reserve.free_bytes})
+        yield gauge("tierlog_disk_reserve_bytes", {(): broker.background.reserve.reserve_bytes})
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)
@@ -122,8 +124,8 @@ def _offsets(partitions: Sequence[Partition]) -> Iterator[Family]:
 def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
     if broker.bucket is None:
         return
-    standing = broker.bucket.standing
-    yield gauge("tierlog_store_available", {(): int(standing.answers and not standing.refusal)})
+    status = broker.bucket.store_status
+    yield gauge("tierlog_store_available", {(): int(status.answers and not status.refusal)})
     for metric, value_of in _STORE_COUNTERS.items():
         values: dict[Labels, float] = {
             (use.purpose, use.operation): value_of(use) for use in report.store_requests

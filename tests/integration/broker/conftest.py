@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import store_standing
+from broker import store_status
 from tests.fakes.house import House
 
 
@@ -12,7 +12,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a store answers again is looked at after seconds: here at once. The copier keeps its
     second, in which tests stop it.
     """
-    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.background import mirror
 from broker.broker import Broker
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier import cleaner
@@ -61,7 +61,7 @@ def test_a_segment_whose_seal_is_yet_to_be_flushed_is_sound_once_it_is_compacted
     house.broker.create_topic("t", config={**COMPACT, "flush.ms": 86_400_000})
     put(house, "t", [(b"key", b"v" * 100)] * 10)
     put(house, "t", [(b"key", b"v" * 4096)], acks=Acks.LEADER)
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     log = house.broker.partition("t", 0).log
     assert (log.high_watermark, log.log_end_offset, log.sealed.swap_sequence > 0) == (10, 11, True)
     assert house.broker.verify("t", deep=True).ok
@@ -94,7 +94,7 @@ def test_the_next_rounds_keep_both_tiers_together(house):
         if seed % 2:
             offload(house, "t")
         house.broker.partition("t", 0).log.roll()
-        house.broker.chores.compactor.run_round()
+        house.broker.background.compactor.run_round()
     offload(house, "t")
     assert last_of(house.records("t")) == last
     assert cold_records(house, "t") == house.records("t")
@@ -159,7 +159,7 @@ def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
     last = fill(house, "t", 600, keys=200)
     log = compacted(house, "t")
     cleaned_to = log.active_base_offset
-    assert house.broker.chores.compactor._checkpoints.offsets["t", 0] == cleaned_to
+    assert house.broker.background.compactor._checkpoints.offsets["t", 0] == cleaned_to
     assert last_of(house.records("t")) == last
     assert len(house.records("t")) == len(last)
 
@@ -185,7 +185,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
     for seed in range(3):
         last |= fill(house, "t", 100, seed=seed)
         house.broker.partition("t", 0).log.roll()
-        house.broker.chores.compactor.run_round()
+        house.broker.background.compactor.run_round()
         house.broker.partition("t", 0).log.reap(at_once=True)
     stop.set()
     for thread in threads:
@@ -199,12 +199,12 @@ def test_where_compaction_came_to_survives_a_restart(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     compacted(house, "t")
-    at = house.broker.chores.compactor._checkpoints.offsets["t", 0]
+    at = house.broker.background.compactor._checkpoints.offsets["t", 0]
     house.restart()
     log = house.broker.partition("t", 0).log
     assert (
         log.sealed.cleanable(
-            house.broker.chores.compactor._checkpoints.offsets["t", 0]
+            house.broker.background.compactor._checkpoints.offsets["t", 0]
         ).first_dirty_offset
         == at
     )
@@ -231,7 +231,7 @@ def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, resta
 def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp_path):
     """Else a topic that is no longer compacted is cut there after a crash."""
     house.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
-    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
+    log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     save, last = compactor._save_recovery_points, fill(house, "t", 100)
     log.roll()
 
@@ -267,8 +267,8 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     sealed(house, [(b"kept", b"k" * 2000)])
     sealed(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
     sealed(house, [(b"deleted", None), (b"last", b"k" * 2500)])
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     compacted(house, "t")  # the value goes from the disk, the tombstone gets its horizon
     sealed(house, [(b"new", b"n")])
     follow, rounds = mirror._follow, []
@@ -276,7 +276,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     def overtaken(*view, **seen):
         found = follow(*view, **seen)
         if not rounds:
-            rounds.append(house.broker.chores.compactor.run_round())
+            rounds.append(house.broker.background.compactor.run_round())
             held = [record.key for record in house.records("t")]
             assert (b"deleted" in held) == tombstone_stays
         return found
@@ -299,8 +299,8 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     mirror.follow_compaction(partition, stopping=lambda: False)
     assert rounds
     assert in_bucket() is None
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     assert cold_records(house, "t") == house.records("t")
 
 
@@ -317,7 +317,7 @@ def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house,
         return put_file(*given, **options)
 
     monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
-    copier = house.broker.chores.copier
+    copier = house.broker.background.copier
     copier.run_round()
     assert copier.wait_until_idle(timeout_s=20)
     assert house.broker.readiness().degraded == []
@@ -337,7 +337,7 @@ def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeyp
 
     monkeypatch.setattr(cleaner, "expand", trim_and_expand)
     with capture_logs() as logs:
-        house.broker.chores.compactor.run_round()
+        house.broker.background.compactor.run_round()
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
     assert log.first_local_offset == log.active_base_offset
 
@@ -351,11 +351,11 @@ def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     house.broker.bucket.settle(house.broker.registry)
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     sealed(house, [(b"deleted", None), (b"last", b"k")])
     for number in range(2):
-        compacted(house, "t") if not number else house.broker.chores.compactor.run_round()
+        compacted(house, "t") if not number else house.broker.background.compactor.run_round()
         sealed(house, [(b"new", b"n%d" % number)])
     assert last_of(house.records("t"))[b"deleted"][1] is None
     house.broker.close()
@@ -407,12 +407,12 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
     settings = {"cleanup.policy": "delete", "local.retention.bytes": 1}
     house.broker.alter_topic("t", config=settings)
     partition = house.broker.partition("t", 0)
-    house.broker.chores.janitor.look_after(partition)
-    house.broker.chores.janitor.relieve_disk(1 << 40)
+    house.broker.background.janitor.maintain(partition)
+    house.broker.background.janitor.relieve_disk(1 << 40)
     house.set_down(False)
     assert house.records("t") == before
     offload(house, "t")
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     assert log.first_local_offset > 0
     assert house.records("t") == before
 
@@ -424,7 +424,7 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     last = fill(house, "t", 800, keys=300)
     house.broker.partition("t", 0).log.roll()
 
-    compactor = house.broker.chores.compactor
+    compactor = house.broker.background.compactor
     note = compactor._note
 
     def stopped(marks, *noted):
@@ -440,9 +440,9 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     partition = house.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
     assert any(partition.log.sealed.gap_after(base) for base in bases)
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
-    assert not house.broker.chores.copier.held_up()
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    assert not house.broker.background.copier.blocked()
     assert last_of(house.records("t")) == last
 
 
@@ -459,7 +459,7 @@ def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
     """It, or the next of its name, would wait for a minute."""
     house.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": remote})
     fill(house, "t", 300)
-    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
+    log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     log.roll()
     clean = type(log.sealed).clean
 
@@ -481,8 +481,8 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     sealed(house, [(b"deleted", b"d"), (b"kept", b"k")])
     for number in range(4):
         sealed(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
-    house.broker.chores.compactor.run_round()
-    assert house.broker.chores.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
+    house.broker.background.compactor.run_round()
+    assert house.broker.background.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
     house.broker.close()
     for path in (house.root / "data" / "t-0").glob("*.log"):
         if int(path.stem) > 0:
@@ -498,12 +498,14 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     sealed(house, [(b"deleted", None), (b"more", b"m")])
     for number in range(8):
         sealed(house, [(b"new", b"m%d" % number)])
-    house.broker.chores.copier.run_round()
-    house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.background.copier.run_round()
+    house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     for number in range(3):
-        house.broker.chores.compactor.run_round()
-        house.broker.chores.copier.run_round()
-        assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+        house.broker.background.compactor.run_round()
+        house.broker.background.copier.run_round()
+        assert house.broker.background.copier.wait_until_done(
+            house.broker.partitions(), timeout_s=20
+        )
         sealed(house, [(b"new", b"o%d" % number)])
     assert last_of(house.records("t")).get(b"deleted", (0, None))[1] is None
 
@@ -511,7 +513,7 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
 def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 100)
-    log, compactor = house.broker.partition("t", 0).log, house.broker.chores.compactor
+    log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     log.roll()
     compactor._clock = lambda: 10**12
     compactor._put_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
@@ -529,22 +531,22 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     house.stop_copying()
     partition, missing = house.broker.partition("t", 0), []
     sealed(house, [(b"key", b"older"), (b"other", b"o" * 100)])
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     for number in range(3):
         sealed(house, [(b"more-%d" % number, b"m" * 3000)])
     sealed(house, [(b"key", b"newer"), (b"other", b"p")])
     compacted(house, "t")
     sealed(house, [(b"another", b"a")])
-    publish = partition.cold.notes.note
+    publish = partition.cold.bucket_state.note
 
     def published(manifest):
         publish(manifest)
         missing.append({b"key", b"other"} - last_of(cold_records(house, "t")).keys())
 
-    monkeypatch.setattr(partition.cold.notes, "note", published)
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+    monkeypatch.setattr(partition.cold.bucket_state, "note", published)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     assert missing == [set()] * len(missing)
     assert len(missing) > 4
     assert cold_records(house, "t") == house.records("t")

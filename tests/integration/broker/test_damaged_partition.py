@@ -56,7 +56,7 @@ def test_its_checkpoints_and_files_stay_as_they_were(damaged):
     log = damaged.root / "data" / "t-1" / "00000000000000000000.log"
     before = log.read_bytes()
     for _ in range(2):  # a clean stop of the others makes nothing of it clean
-        damaged.broker.chores.checkpoints.save()
+        damaged.broker.background.checkpoints.save()
         damaged.restart()
         assert damaged.broker.topic("t").damaged[1].recovery_point == 5
     assert log.read_bytes() == before
@@ -216,7 +216,7 @@ def test_what_the_bucket_has_is_set_aside_and_read_from_there(house):
     """The last checkpoint lies in the middle of a segment that was sealed and uploaded since."""
     house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
     house.produce("t", [b"first"])
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     checkpoint = (house.root / "data" / "recovery-point-offset-checkpoint").read_bytes()
     for number in range(40):
         house.produce("t", [b"%d" % number * 40])
@@ -265,7 +265,7 @@ def test_a_log_that_lost_flushed_records_is_refused_and_gives_no_offset_twice(
     if is_clean:
         filled.broker.close()
     else:
-        filled.broker.chores.checkpoints.save()
+        filled.broker.background.checkpoints.save()
         crash(filled)
     lose(filled)
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_a_log_that_a_crash_took_as_a_whole_gives_no_offset_twice(house):
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.fill(20)
     house.offload()
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     checkpoint = house.root / "data" / "recovery-point-offset-checkpoint"
     before = checkpoint.read_bytes()
     house.stop_copying()
@@ -335,14 +335,14 @@ def test_offsets_that_a_trim_took_are_not_told_as_lost(filled):
 def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, tmp_path):
     """It knows the epoch in force, and all but one commit under it."""
     data = filled.root / "data"
-    filled.broker.chores.copier.run_round()
-    assert filled.broker.chores.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
-    filled.broker.chores.checkpoints.save()
+    filled.broker.background.copier.run_round()
+    assert filled.broker.background.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
+    filled.broker.background.checkpoints.save()
     shutil.copytree(data, tmp_path / "older")
     filled.produce("t", [b"4" * 60] * 10)
     filled.broker.partition("t", 0).log.roll()
-    filled.broker.chores.copier.run_round()
-    assert filled.broker.chores.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
+    filled.broker.background.copier.run_round()
+    assert filled.broker.background.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
     filled.broker.close()
     shutil.rmtree(data)
     shutil.copytree(tmp_path / "older", data)
@@ -360,10 +360,10 @@ def test_an_older_copy_of_a_folder_is_refused_once_the_bucket_was_asked(filled, 
 
 
 def test_a_folder_that_went_is_begun_anew_where_the_bucket_has_all_of_it(filled):
-    filled.broker.chores.copier.run_round()
+    filled.broker.background.copier.run_round()
     assert filled.broker.offload("t", wait_ms=10_000)
-    filled.broker.chores.copier.run_round()
-    assert filled.broker.chores.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
+    filled.broker.background.copier.run_round()
+    assert filled.broker.background.copier.wait_until_done(filled.broker.partitions(), timeout_s=20)
     filled.broker.close()
     lose_the_folder(filled)
     filled.broker = filled.open()

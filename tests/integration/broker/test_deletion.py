@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from broker import segment_listing, topic_deletion
 from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
-from broker.ownership.taken_epochs import read_epochs
+from broker.ownership.allocated_epochs import read_epochs
 from broker.segment_listing import iter_segments, open_segment
 from cold_tier.object_store import IncompleteUpload
 from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
@@ -67,7 +67,7 @@ def test_a_trim_that_a_deletion_overtook_moves_no_log_start_of_the_next_topic(ho
     house.broker.create_topic("t")
     house.produce("t", [b"new"] * 3)
     with pytest.raises(LogOfflineError, match="was closed"):
-        house.broker.chores.janitor.trim(old, 10)
+        house.broker.background.janitor.trim(old, 10)
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
@@ -191,7 +191,7 @@ def test_a_start_goes_well_where_a_crash_left_the_next_topic_of_a_name_half_made
 ) -> None:
     house.broker.create_topic("t", partitions=2)
     house.produce("t", [b"old"])
-    house.broker.chores.deleting.stop(10)
+    house.broker.background.deleting.stop(10)
     house.broker.delete_topic("t")
 
     class Killed(BaseException):
@@ -328,7 +328,7 @@ def fill(house, mark: bytes) -> None:
         house.produce("t", [mark * 100])
 
 
-@pytest.mark.parametrize("call", ["look_after", "relieve_disk", "roll", "snapshot"])
+@pytest.mark.parametrize("call", ["maintain", "relieve_disk", "roll", "snapshot"])
 def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call) -> None:
     """A round over all partitions takes its time; a topic may go, and come again, meanwhile."""
     house.broker.create_topic("t", config={**ON_DISK, "retention.bytes": 1})
@@ -341,8 +341,8 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
     before = sorted(path.name for path in folder.iterdir())
     with suppress(LogOfflineError):
         match call:
-            case "look_after":
-                house.broker.chores.janitor.look_after(old)
+            case "maintain":
+                house.broker.background.janitor.maintain(old)
             case "relieve_disk":
                 old.log.delete_local(10)
                 old.log.reap(at_once=True)
@@ -446,8 +446,8 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
     house.stop_copying()
-    house.broker.chores.deleting.stop(10)
-    assert house.broker.chores.copier.wait_until_idle(
+    house.broker.background.deleting.stop(10)
+    assert house.broker.background.copier.wait_until_idle(
         timeout_s=20
     )  # a claim under way holds a topic up
     for name in ("a-fails", "b-goes"):
@@ -461,7 +461,7 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
 
     monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
-        house.broker.chores.deletion_round()
+        house.broker.background.deletion_round()
     assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
 
 
@@ -482,14 +482,14 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
             def refused(*_, **__):
                 raise OSError(errno.EIO, "the disk refuses")
 
-            house.broker.chores.deleting.stop(10)
+            house.broker.background.deleting.stop(10)
             failing.setattr("broker.deleted_folders.set_aside", refused)
         house.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()
         house.restart()
     house.offload("whole")
-    house.broker.chores.deletion_round()
+    house.broker.background.deletion_round()
     assert not list(folder.parent.glob("rotten-0*"))
 
 
@@ -517,7 +517,7 @@ def test_files_that_a_crash_left_below_the_log_start_go_all_the_same(house) -> N
     house.restart()  # the log start was durable, the deletion had not begun
     partition = house.broker.partition("t", 0)
     assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     assert partition.log.first_local_offset == 4
 
 
@@ -549,7 +549,7 @@ def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> 
 
     monkeypatch.setattr(partition.log, "reap", refuse)
     house.broker.alter_topic("t", config={"retention.bytes": 8192})
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     assert partition.offsets().log_start_offset > 0
 
 
@@ -583,14 +583,14 @@ def test_who_commits_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(
 def test_no_object_goes_before_the_manifest_that_drops_it_was_read_back(offloaded) -> None:
     """Where it did not arrive, the one before it is in force, for whoever takes the topic over."""
     offloaded.stop_copying()
-    offloaded.broker.chores.deleting.stop(10)
+    offloaded.broker.background.deleting.stop(10)
     segments = [name for name in in_bucket(offloaded) if "/segments/" in name]
     offloaded.store.fail("put", WrongBytes(), when=lambda key: "/manifest/" in key)
     offloaded.broker.delete_topic("t")
     with pytest.raises(CorruptManifest):
-        offloaded.broker.chores.deletion_round()
+        offloaded.broker.background.deletion_round()
     assert set(segments) <= set(in_bucket(offloaded))
-    offloaded.broker.chores.deletion_round()
+    offloaded.broker.background.deletion_round()
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
@@ -603,14 +603,14 @@ def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypa
         if "/pins/" in prefix and not deletions:
             deletions.append(prefix)
             offloaded.broker.delete_topic("t")
-            offloaded.broker.chores.deleting.stop(10)
-            offloaded.broker.chores.deletion_round()
+            offloaded.broker.background.deleting.stop(10)
+            offloaded.broker.background.deletion_round()
             assert offloaded.broker.registry.deleted()
         return listed(prefix, **limits)
 
     monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
     assert partition.cold.collect(NO_GRACE) > 0
-    offloaded.broker.chores.deletion_round()
+    offloaded.broker.background.deletion_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
 
@@ -621,13 +621,13 @@ def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch, by
     house.broker.create_topic("t")
     house.claim()
     house.stop_copying()
-    house.broker.chores.deleting.stop(10)
+    house.broker.background.deleting.stop(10)
     put = house.store.put_file
 
     def delete_meanwhile(key, path, **options):
         monkeypatch.undo()
         house.broker.delete_topic("t")
-        house.broker.chores.deletion_round()
+        house.broker.background.deletion_round()
         return put(key, path, **options)
 
     house.produce("t", [b"v"])
@@ -640,20 +640,20 @@ def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch, by
     with pytest.raises(UnknownTopic):
         house.broker.repair("t", apply=True) if by == "a repair" else house.copy_sealed()
     assert house.broker.registry.deleted()
-    house.broker.chores.deletion_round()
+    house.broker.background.deletion_round()
     assert in_bucket(house) == ["cluster.json"]
 
 
 def test_a_deletion_from_a_store_that_does_not_delete_ends_and_is_tried_again(
     offloaded, monkeypatch
 ) -> None:
-    offloaded.broker.chores.deleting.stop(10)
+    offloaded.broker.background.deleting.stop(10)
     offloaded.broker.delete_topic("t")
     monkeypatch.setattr(offloaded.store, "delete", lambda keys: None, raising=False)
     with pytest.raises(StoreUnavailable, match=r"/t/.*: still listed after the store deleted it"):
-        offloaded.broker.chores.deletion_round()
+        offloaded.broker.background.deletion_round()
     monkeypatch.undo()
-    offloaded.broker.chores.deletion_round()
+    offloaded.broker.background.deletion_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
 

@@ -12,7 +12,7 @@ import pytest
 from broker import topic_deletion
 from broker.bucket import Bucket
 from broker.data_folder import DataFolder
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRegistry
 from cold_tier.open import open_store
@@ -110,7 +110,7 @@ class Scene:
     def check(self, data_dir):
         """Nothing that the new owner wrote is gone, and a restore finds all of it."""
         assert records_of(self.new) == self.written
-        self.new.broker.chores.copy_round()
+        self.new.broker.background.copy_round()
         report = self.new.broker.verify("t", deep=True)
         assert report.ok, report.problems
         (topic,) = TopicObjects(open_store(f"file://{self.bucket}")).scan()

@@ -54,10 +54,10 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
             fill(two, topic, 10)
             two.broker.offload(topic, wait_ms=None if topic == "a-broken" else 20_000)
         two.wait_for(lambda: any("a bug" in line["event"] for line in lines))
-        assert two.broker.chores.copier.wait_until_idle(timeout_s=10)
+        assert two.broker.background.copier.wait_until_idle(timeout_s=10)
     cold = two.broker.partition("b-whole", 0).cold
     assert cold.end_offset == 110
-    broken = two.broker.chores.copier._work[two.broker.partition("a-broken", 0)]
+    broken = two.broker.background.copier._work[two.broker.partition("a-broken", 0)]
     assert broken.failures > 0
     assert broken.not_before > 0
 
@@ -66,12 +66,12 @@ def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monke
     wrap = breaking(lambda _self, _marks, partition, *_: partition)
     monkeypatch.setattr(compactor.Compactor, "_note", wrap(compactor.Compactor._note))
     with capture_logs() as lines:
-        two.broker.chores.compactor.run_round()
+        two.broker.background.compactor.run_round()
     assert [line["partition"] for line in lines if line["event"] == "compaction waits"] == [
         "a-broken-0"
     ]
-    assert ("b-whole", 0) in two.broker.chores.compactor._checkpoints.offsets
-    assert two.broker.chores.compactor._waits.keys() == {("a-broken", 0)}
+    assert ("b-whole", 0) in two.broker.background.compactor._checkpoints.offsets
+    assert two.broker.background.compactor._waits.keys() == {("a-broken", 0)}
 
 
 def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
@@ -88,14 +88,14 @@ def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
 
 def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, monkeypatch):
     monkeypatch.setattr(janitor, "MIN_COLLECT_MS", 0)
-    two.broker.chores.janitor.policy = GarbagePolicy(grace_ms=0)
-    two.broker.chores.janitor._settings = replace(two.broker.settings, gc_grace_ms=0)
+    two.broker.background.janitor.policy = GarbagePolicy(grace_ms=0)
+    two.broker.background.janitor._settings = replace(two.broker.settings, gc_grace_ms=0)
     partition = two.broker.partition("a-broken", 0)
     assert two.broker.offload("a-broken", wait_ms=20_000).remaining_segments == 0
     two.stop_copying()
     two.broker.trim("a-broken", 0, 50)
     full = OSError(errno.ENOSPC, "no space left on device")
-    monkeypatch.setattr(partition.cold.notes, "_write", raising(full))
+    monkeypatch.setattr(partition.cold.bucket_state, "_write", raising(full))
     with capture_logs() as lines:
         tidy(two.broker)
     events = [line["event"] for line in lines if line.get("partition") == str(partition)]

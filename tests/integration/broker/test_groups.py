@@ -3,12 +3,12 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from broker.groups.cuts import Cuts
 from broker.groups.groups import Groups, OffsetState
 from broker.groups.requests import NewOffset
+from broker.groups.truncations import Truncations
 from broker.groups.view import GroupView
-from broker.mending.restore import RestoreOptions, restore
 from broker.partition import Partition
+from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.checkpoint_files import parse_topic_id
@@ -234,7 +234,12 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
 
 @pytest.mark.parametrize(
     "failing",
-    [(GroupView, "replay"), (Partition, "append"), (Cuts, "end"), (Groups, "follow_cuts")],
+    [
+        (GroupView, "replay"),
+        (Partition, "append"),
+        (Truncations, "end"),
+        (Groups, "follow_truncations"),
+    ],
 )
 def test_groups_that_could_not_be_set_back_are_as_soon_as_that_goes(
     house, topic, monkeypatch, failing
@@ -255,9 +260,9 @@ def test_groups_that_could_not_be_set_back_are_as_soon_as_that_goes(
         house.broker = house.open()
         with suppress(StoreUnavailable):
             house.broker.repair("t", apply=True, accept_loss=True)
-        if failing[1] in ("end", "follow_cuts"):
+        if failing[1] in ("end", "follow_truncations"):
             house.broker.close()
-    if failing[1] in ("end", "follow_cuts"):
+    if failing[1] in ("end", "follow_truncations"):
         house.broker = house.open()
     house.produce("t", [b"new"] * 10)
     house.broker.groups.run_round()
@@ -299,7 +304,7 @@ def test_who_lost_the_offsets_to_another_broker_shows_none(house, topic, tmp_pat
     house.claim()
     copy = House(house.copy_to(tmp_path / "copy"))
     copy.claim()
-    house.broker.chores.fences.look()
+    house.broker.background.fence_checker.look()
     with pytest.raises(FencedError):
         house.broker.groups.group("g")
     with pytest.raises(FencedError):

@@ -79,14 +79,14 @@ def files_of(partition, view):
 def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, restarted):
     log = unsure.broker.partition("t", 0).log
     before = log.size_bytes
-    unsure.broker.chores.compactor.run_round()
+    unsure.broker.background.compactor.run_round()
     assert log.size_bytes < before
     if restarted:
         unsure.restart()
     else:
         unsure.set_down(False)
-    unsure.broker.chores.copier.run_round()
-    assert unsure.broker.chores.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
+    unsure.broker.background.copier.run_round()
+    assert unsure.broker.background.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
     assert last_of(unsure.records("t")) == last_of(cold_records(unsure, "t")) == unsure.last
     assert not unsure.broker.verify("t", deep=True).problems
 
@@ -104,7 +104,7 @@ def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(
             with_no_answers(house, lambda v=view: partition.cold.offload(files_of(partition, v)))
         house.set_down(False)
     house.restart()
-    house.broker.chores.copier.claim(house.broker.partition("t", 0))
+    house.broker.background.copier.claim(house.broker.partition("t", 0))
 
 
 def test_a_claim_that_lost_its_answer_is_made_again(house):
@@ -115,7 +115,7 @@ def test_a_claim_that_lost_its_answer_is_made_again(house):
     partition = house.broker.partition("t", 0)
     house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        with_no_answers(house, lambda: house.broker.chores.copier.claim(partition))
+        with_no_answers(house, lambda: house.broker.background.copier.claim(partition))
     house.set_down(False)
-    house.broker.chores.copier.claim(partition)
+    house.broker.background.copier.claim(partition)
     assert partition.cold.ownership.claimed

@@ -112,7 +112,7 @@ def test_of_a_log_that_was_compacted_too(house, monkeypatch, inline, a_page, rea
     partition = house.broker.partition("t", 0)
     assert partition.log.first_local_offset == read_there
     assert house.records("t") == before
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     house.copy_sealed()
     assert house.records("t") == before == cold_records(house, "t")
     assert house.broker.verify("t", deep=True).ok
@@ -169,7 +169,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     fill(house, 5, **{"cleanup.policy": "compact"})
     lose(house, 20)
     if was == "compact":
-        house.broker.chores.compactor._checkpoints.save({("t", 0): 50})
+        house.broker.background.compactor._checkpoints.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     house.copy_sealed()
     house.copy_sealed()
@@ -181,7 +181,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
 def test_what_compaction_left_out_is_no_loss_without_a_bucket_either(house):
     fill(house, 5, **{"cleanup.policy": "compact", "remote.storage.enable": "false"})
     lose(house, 20)
-    house.broker.chores.compactor._checkpoints.save({("t", 0): 50})
+    house.broker.background.compactor._checkpoints.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     assert house.broker.verify("t", deep=True).ok
 
@@ -219,7 +219,7 @@ def test_without_a_bucket_it_is_repaired_all_the_same(house, has_bucket):
 def test_where_nothing_goes_up_any_more_it_is_told(house):
     fill(house, 5)
     lose(house, 20)
-    house.broker.chores.copier.claim(house.broker.partition("t", 0))
+    house.broker.background.copier.claim(house.broker.partition("t", 0))
     tidy(house.broker)
     assert house.broker.readiness().degraded == [], "the copier tells, once it gets there"
     house.broker.alter_topic("t", config={"remote.storage.enable": "false"})
@@ -376,7 +376,7 @@ def test_a_topic_that_is_deleted_while_it_goes_up_lost_no_file(house, monkeypatc
         return put_file(*given, **options)
 
     monkeypatch.setattr(house.store, "put_file", delete_and_put, raising=False)
-    copier = house.broker.chores.copier
+    copier = house.broker.background.copier
     with capture_logs() as logs:
         copier.run_round()
         assert copier.wait_until_idle(timeout_s=20)

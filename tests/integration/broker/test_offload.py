@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import bucket
-from broker.background.chores import Chores
+from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Copier
 from broker.background.janitor import removable_end
 from hot_tier.append import Acks
@@ -42,19 +42,19 @@ def fill(house, topic, *, segments):
 def copier_of(house):
     """A copier on partitions of which the broker's own uploads nothing."""
     made = []
-    house.broker.chores.copier.close()
+    house.broker.background.copier.close()
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=4)
-    house.wait_for(lambda: house.broker.bucket.standing.is_ours)
+    house.wait_for(lambda: house.broker.bucket.store_status.is_verified)
 
     def make(concurrency):
         made.append(
             Copier(
                 house.broker.partitions,
                 concurrency=concurrency,
-                holes=house.broker.chores.holes,
-                store_answers=house.broker.bucket.standing.answers_now,
+                holes=house.broker.background.holes,
+                store_answers=house.broker.bucket.store_status.recheck,
             )
         )
         return made[-1]
@@ -80,14 +80,14 @@ def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copie
 
 def test_of_a_store_that_is_away_the_log_has_one_line_and_one_when_it_is_back(house, copier_of):
     """And none for each partition: there may be a thousand, which wait for the same."""
-    copier, standing = copier_of(4), house.broker.bucket.standing
+    copier, status = copier_of(4), house.broker.bucket.store_status
     house.broker.create_topic("many", partitions=20)
     house.set_down(True)
     with capture_logs() as lines:
         copier.run_round()
         assert copier.wait_until_idle(timeout_s=20)
         house.set_down(False)
-        house.wait_for(lambda: standing.answers)
+        house.wait_for(lambda: status.answers)
     told = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
     assert told == ["store unavailable", "store answers again"]
 
@@ -101,7 +101,7 @@ def test_a_partition_that_waits_alone_says_so(house, copier_of):
         assert copier.wait_until_idle(timeout_s=20)
     waits = [line["partition"] for line in lines if line["event"] == "offload waits"]
     assert waits == ["b-0"]
-    assert house.broker.bucket.standing.answers
+    assert house.broker.bucket.store_status.answers
 
 
 def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house, copier_of):
@@ -109,7 +109,7 @@ def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house,
     copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
     copier.claim(partition)
     start = partition.log.base_offsets[1]
-    house.broker.chores.checkpoints.move_log_start(partition, start)
+    house.broker.background.checkpoints.move_log_start(partition, start)
     partition.log.delete_local(start)
     with capture_logs() as lines:
         copier.run_round()
@@ -126,7 +126,7 @@ def test_what_was_sealed_and_not_flushed_waits_without_a_fault(house, copier_of)
         partition.append(batches, acks=Acks.LEADER).result(10)
     copier.run_round()
     assert copier.wait_until_idle(timeout_s=20)
-    assert (copier.held_up(), partition.cold.end_offset) == ({}, 0)
+    assert (copier.blocked(), partition.cold.end_offset) == ({}, 0)
     partition.log.flush()
     copier.run_round()
     assert copier.wait_until_done([partition], timeout_s=20)
@@ -150,7 +150,7 @@ def test_no_segment_goes_by_a_commit_that_could_not_be_noted(house, monkeypatch)
     fill(house, "t", segments=3)
     partition = house.broker.partition("t", 0)
     with monkeypatch.context() as disk:
-        disk.setattr(partition.cold.notes, "_write", no_room)
+        disk.setattr(partition.cold.bucket_state, "_write", no_room)
         house.copy_sealed()
         tidy(house.broker)
         assert (partition.cold.end_offset, partition.log.first_local_offset) == (0, 0)
@@ -194,7 +194,7 @@ def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monke
         return delete_local(log, before_offset) if log.topic == "b" else []
 
     monkeypatch.setattr(PartitionLog, "delete_local", not_of_a)
-    assert house.broker.chores.janitor.relieve_disk(1)
+    assert house.broker.background.janitor.relieve_disk(1)
     assert house.broker.partition("a", 0).log.first_local_offset == 0
     assert house.broker.partition("b", 0).log.first_local_offset > 0
 
@@ -203,10 +203,10 @@ def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, m
     """A full disk kept the checkpoint of a trim from being written."""
     house.broker.create_topic("a", config=SMALL)
     house.wait_for(lambda: house.broker.partition("a", 0).cold.ownership.claimed)
-    for task in house.broker.chores._tasks:
+    for task in house.broker.background._tasks:
         task.stop(10)
     fill(house, "a", segments=3)
-    partition, janitor = house.broker.partition("a", 0), house.broker.chores.janitor
+    partition, janitor = house.broker.partition("a", 0), house.broker.background.janitor
     before = [one.base_offset for one in partition.log.segments()]
 
     with monkeypatch.context() as disk:
@@ -257,7 +257,7 @@ def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
     rotten.with_suffix(".timeindex").unlink()
     rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
     house.broker = house.open()
-    assert house.broker.chores.janitor.relieve_disk(1)
+    assert house.broker.background.janitor.relieve_disk(1)
     assert house.broker.partition("a", 0).log.first_local_offset > 0
 
 
@@ -275,15 +275,15 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
         def stop(self):
             pass
 
-    monkeypatch.setattr(bucket, "Pace", Recorded)
+    monkeypatch.setattr(bucket, "UploadThrottle", Recorded)
     house.restart(offload_bandwidth=12_345)
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", segments=2)
     house.offload()
-    (pace,) = paces
+    (throttle,) = paces
     entries = house.broker.partition("t", 0).cold.entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
-    assert (pace.rate, pace.sent_bytes) == (12_345, expected)
+    assert (throttle.rate, throttle.sent_bytes) == (12_345, expected)
 
 
 def turned_off(house):
@@ -357,10 +357,10 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
         return put(*args, **options)
 
     monkeypatch.setattr(house.store, "put_file", put_file, raising=False)
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     partition = house.broker.partition("t", 0)
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
     house.restart()
     assert [record.offset for record in house.records("t")] == list(range(200))
@@ -394,7 +394,7 @@ def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house
     with pytest.raises(ShuttingDown):
         house.broker.registry.put(msgspec.structs.replace(record, deleted=True))
     with pytest.raises(ShuttingDown):
-        house.broker.chores.checkpoints.save()
+        house.broker.background.checkpoints.save()
     with pytest.raises(ShuttingDown):
         house.broker.folder.write(house.root / "data" / "tierlog" / "epochs.json", b"")
     assert files_of(house) == before
@@ -467,14 +467,14 @@ def test_an_upload_that_waits_for_the_store_does_not_keep_a_stop_for_its_repeats
 
 
 def test_background_work_has_what_the_server_leaves_of_a_stop(house, monkeypatch):
-    stop, left_s = Chores.stop, []
+    stop, left_s = BackgroundTasks.stop, []
 
-    def noted(chores, deadline_s):
+    def noted(background, deadline_s):
         left_s.append(deadline_s - time.monotonic())
-        stop(chores, deadline_s)
+        stop(background, deadline_s)
 
     house.restart(shutdown_timeout_ms=50_000)
-    monkeypatch.setattr(Chores, "stop", noted)
+    monkeypatch.setattr(BackgroundTasks, "stop", noted)
     house.broker.close()
     assert left_s[0] <= 10
 

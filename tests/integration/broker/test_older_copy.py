@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from broker.mending.restore import RestoreOptions, restore
-from broker.ownership.fences import Fences
+from broker.ownership.fence_checker import FenceChecker
+from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 
 GAP = 1000
@@ -22,7 +22,7 @@ def copied(house, tmp_path):
     house.broker.partition("t", 0).log.roll()
     house.broker.bucket.settle(house.broker.registry)
     house.copy_sealed()
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     shutil.copytree(house.root / "data", tmp_path / "older")
     return house
 
@@ -41,7 +41,7 @@ def go_on_and_die(house, *, commits):
 def test_it_is_fenced_and_taken_over_above_a_gap(copied, monkeypatch, is_asked_first):
     go_on_and_die(copied, commits=3)
     if not is_asked_first:  # as where the store is down then
-        monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
+        monkeypatch.setattr(FenceChecker, "check_before_serving", lambda *_, **__: None)
     for _ in range(2):
         copied.broker = copied.open(fence_check_ms=3_600_000)
         copied.stop_copying()
@@ -125,7 +125,7 @@ def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(
 
 def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     copied.produce("t", [b"in the copy too"])
-    copied.broker.chores.checkpoints.save()
+    copied.broker.background.checkpoints.save()
     shutil.rmtree(tmp_path / "older")
     shutil.copytree(copied.root / "data", tmp_path / "older")
     copied.produce("t", [b"acknowledged"])

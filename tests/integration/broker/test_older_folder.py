@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.encode import encode_batch

@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.broker import Broker
-from broker.bucket_notes import BucketNotes
-from broker.ownership import fences
-from broker.ownership.fences import Fences
+from broker.bucket_state import BucketState
+from broker.ownership import fence_checker
+from broker.ownership.fence_checker import FenceChecker
 from broker.ownership.ownership import Ownership
 from cold_tier.open import open_store
 from manifest.transitions import record_gap
@@ -82,7 +82,7 @@ def test_a_folder_in_use_refuses_a_second_broker(house):
 def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     offloaded(house)
     a_copy_claims(house, tmp_path)
-    house.broker.chores.fences.look()
+    house.broker.background.fence_checker.look()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
 
@@ -97,7 +97,7 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
         raise OutcomeUnknownError("the process dies here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(BucketNotes, "note", dies)
+        patched.setattr(BucketState, "note", dies)
         house.broker = house.open()
         house.claim()
         house.broker.close()
@@ -139,18 +139,18 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     copied = house.copy_to(tmp_path / "copy")
     house.produce("t", [b"x" * 5000])
     house.offload()
-    monkeypatch.setattr(Fences, "look_first", lambda *_, **__: None)
+    monkeypatch.setattr(FenceChecker, "check_before_serving", lambda *_, **__: None)
     if not disk_takes_the_note:
-        monkeypatch.setattr(BucketNotes, "note", disk_is_full)
+        monkeypatch.setattr(BucketState, "note", disk_is_full)
     copy = House(copied)
     try:
-        copy.broker.chores.copy_round()
+        copy.broker.background.copy_round()
         partition = copy.broker.partition("t", 0)
         copy.wait_for(lambda: partition.leadership_lost)
         assert "the bucket reaches to" in partition.leadership_lost
     finally:
         copy.broker.close()
-    house.broker.chores.fences.look()
+    house.broker.background.fence_checker.look()
     house.produce("t", [b"the original goes on"])
 
 
@@ -188,7 +188,7 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
     monkeypatch.setattr(Ownership, "check_fence", fails)
     house.broker = house.open(fence_check_ms=3_600_000)
     assert len(set(asked)) == 20, "more than are asked side by side"
-    house.broker.chores.fences.look()
+    house.broker.background.fence_checker.look()
     assert len(asked) == 40
     house.produce("t", [b"taken"])
 
@@ -196,9 +196,9 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
 def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
     house.restart(fence_check_ms=3_600_000).create_topic("t", partitions=4)
     two_at_a_time = threading.Barrier(2)
-    monkeypatch.setattr(fences, "OF_ONE", 4)
+    monkeypatch.setattr(fence_checker, "OF_ONE", 4)
     monkeypatch.setattr(Ownership, "check_fence", lambda *_, **__: two_at_a_time.wait(20))
-    house.broker.chores.fences.look()
+    house.broker.background.fence_checker.look()
     assert not two_at_a_time.broken
 
 
@@ -206,10 +206,10 @@ def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_close
     offloaded(house)
     cold = house.broker.partition("t", 0).cold
     house.broker.close()
-    noted = cold.notes._path.read_bytes()
+    noted = cold.bucket_state._path.read_bytes()
     with pytest.raises(ShuttingDown):
         cold.commit(lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1))
-    assert cold.notes._path.read_bytes() == noted
+    assert cold.bucket_state._path.read_bytes() == noted
 
 
 def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
@@ -217,7 +217,7 @@ def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
     partition = house.broker.partition("t", 0)
     partition.retire()
     with capture_logs() as lines:
-        Fences(lambda: [partition]).look()
+        FenceChecker(lambda: [partition]).look()
     assert not lines
 
 
@@ -234,7 +234,7 @@ def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house
     def claim_and_look(prefix, **options):
         if prefix.endswith("/manifest/"):
             monkeypatch.undo()
-            broker.chores.copier.claim(broker.partition("t", 0))
+            broker.background.copier.claim(broker.partition("t", 0))
         return look(prefix, **options)
 
     monkeypatch.setattr(store, "list", claim_and_look)
@@ -257,5 +257,5 @@ def test_a_trim_while_a_partition_is_claimed_is_told_to_the_bucket(house, monkey
         return claim(ownership, **given)
 
     monkeypatch.setattr(Ownership, "claim", trim_and_claim)
-    broker.chores.copier.claim(partition)
+    broker.background.copier.claim(partition)
     assert partition.cold.manifest.log_start_offset == 7

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from broker.broker import Broker
 from broker.data_folder import CLEAN_SHUTDOWN
-from broker.groups.cuts import Cuts
+from broker.groups.truncations import Truncations
 from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
@@ -93,7 +93,7 @@ def shelf(house) -> Path:
     for number in range(20):
         append_keyed(house, b"%d" % number * 100)
     house.broker.trim("t", 0, 3)
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     house.broker.close()
     (house.root / "data" / CLEAN_SHUTDOWN).unlink()
     return house.root / "data"
@@ -264,7 +264,7 @@ def test_a_start_that_fails_late_lets_everything_go(house, monkeypatch):
 
     before = held()
     with monkeypatch.context() as patched:
-        patched.setattr(Cuts, "look", no_room)
+        patched.setattr(Truncations, "look", no_room)
         with pytest.raises(ConfigurationError, match="No space left"):
             house.open()
     assert held() == before

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from broker.broker import Broker
-from broker.mending import repair
-from broker.mending.object_salvage import ObjectSalvage
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair import repair
+from broker.repair.object_salvage import ObjectSalvage
+from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
@@ -238,8 +238,8 @@ def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
     lost = entries(house)[1]
     path_of(house, lost.log_key).unlink()
     assert ("none", lost.base_offset) in steps(house, apply=True)
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     assert last_of(cold_records(house, "t")) == last
     assert house.broker.verify("t", deep=True).ok
 
@@ -328,7 +328,7 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
     path_of(filled, entry.log_key).unlink()
     rot_locally(filled, entry)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
-    monkeypatch.setattr(repair, "vouched_for", lambda pieces, entry: pieces)
+    monkeypatch.setattr(repair, "verified_pieces", lambda pieces, entry: pieces)
     with pytest.raises(InvalidTransition, match="other bytes"):
         filled.broker.repair("t", apply=True)
 

@@ -11,12 +11,12 @@ import pytest
 from broker.broker import Broker
 from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
 from broker.groups.requests import NewOffset
-from broker.mending import restore as restoring
-from broker.mending import restore_tail
-from broker.mending.restore import RestoreOptions, restore
-from broker.mending.verify import verify_bucket
 from broker.ownership import take_over
 from broker.ownership.ownership import Ownership
+from broker.repair import restore as restoring
+from broker.repair import restore_tail
+from broker.repair.restore import RestoreOptions, restore
+from broker.repair.verify import verify_bucket
 from cold_tier.open import open_store
 from hot_tier import closed_log
 from hot_tier.closed_log import first_batch_at
@@ -74,7 +74,7 @@ def lost(house):
     house.fill(80)
     house.offload()
     house.fill(20, mark=b"tail")
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     house.broker.close()
     return house
 
@@ -205,7 +205,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     lost.broker = lost.open()
     lost.claim()
     opened.append(Restored(tmp_path / "new", lost))
-    lost.broker.chores.fences.look()
+    lost.broker.background.fence_checker.look()
     with pytest.raises(FencedError):
         lost.broker.alter_topic("t", config={"retention.ms": 1000})
     with pytest.raises(FencedError):
@@ -383,7 +383,7 @@ def on_disk_alone(house):
     for _ in range(10):
         house.fill(10)
         house.broker.partition("t", 0).log.roll()
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     house.claim()
     return house
 
@@ -529,7 +529,7 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
         note.unlink()
     lost.broker = lost.open()
     with pytest.raises(MissingObject, match="though segments are"):
-        lost.broker.chores.copier.claim(lost.broker.partition("t", 0))
+        lost.broker.background.copier.claim(lost.broker.partition("t", 0))
     lost.broker.close()
     shutil.copytree(tmp_path / "kept", manifests)
     new = Restored(tmp_path / "new", lost)
@@ -660,7 +660,7 @@ def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
         for key in keys:
             put(house, "t", [(key, b"x" * 600)])
         house.broker.partition("t", 0).log.roll()
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     house.claim()
     assert house.broker.verify("t", deep=True).ok
@@ -722,7 +722,7 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
     log.roll()
     put(house, "t", [(b"again", b"last")])
     log.roll()
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     assert [one.offset for one in house.records("t")] == [0, 4, 5]
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
@@ -904,7 +904,7 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tm
     """Nor is an older state, or an older topic of its name, taken in its place."""
     lost.broker = lost.open()
     ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
-    lost.broker.chores.copier.run_round()
+    lost.broker.background.copier.run_round()
     lost.wait_for(lambda: all(one.cold.ownership.claimed for one in lost.broker.partitions()))
     lost.wait_for(lambda: not any(one.dirty for one in lost.broker.registry.live()))
     before = lost.records("t")
@@ -932,7 +932,7 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
     """The disk is lost before the bucket heard that the older one was deleted."""
     house.broker.create_topic("t", config=CONFIG)
     house.stop_copying()
-    house.broker.chores.deleting.stop(10)
+    house.broker.background.deleting.stop(10)
     house.broker.bucket.settle(house.broker.registry)
     monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
     house.broker.delete_topic("t")
@@ -1064,7 +1064,7 @@ def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, opened)
 
 
 def test_planted_a_restore_without_a_gap_gives_offsets_twice(lost, tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(take_over.Pending, "gap_over", lambda self, manifest: 0)
+    monkeypatch.setattr(take_over.PendingTakeOver, "gap_over", lambda self, manifest: 0)
     new = Restored(tmp_path / "new", lost)
     opened.append(new)
     assert new.produce("t", [b"x"]).base_offset == 80, "an offset that the lost disk had given"
@@ -1098,7 +1098,7 @@ def test_a_tail_has_the_keys_of_a_compaction_that_broke_off(
 
     with monkeypatch.context() as failing:
         failing.setattr(Disk, "rename", rename)
-        house.broker.chores.compactor.run_round()
+        house.broker.background.compactor.run_round()
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
     opened.append(new)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from broker import store_standing
+from broker import store_status
 from broker.broker import Broker
 from broker.cold_log import ColdLog
 from broker.settings import BrokerSettings
@@ -70,9 +70,9 @@ def test_who_waits_for_the_check_of_a_store_that_hangs_is_refused_with_it(tmp_pa
 
     given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
     with closing(Broker.open_idle(given, store=Hanging())) as broker, ThreadPoolExecutor() as pool:
-        standing, waits = broker.bucket.standing, threading.Event()
-        standing._checking = Waited(standing._checking, waits)
-        waiting = pool.submit(standing.checked_store)
+        status, waits = broker.bucket.store_status, threading.Event()
+        status._checking = Waited(status._checking, waits)
+        waiting = pool.submit(status.require_store)
         assert waits.wait(20)
         answers.set()
         assert isinstance(waiting.exception(20), StoreUnavailable)
@@ -134,8 +134,8 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     house.fill(200)
     house.broker.partition("t", 0).log.roll()
-    house.broker.chores.copier.run_round()
-    assert house.broker.chores.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+    house.broker.background.copier.run_round()
+    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     house.restart(down=True, store_start_timeout_ms=200)
     partition = house.broker.partition("t", 0)
     assert partition.cold.manifest.pages
@@ -267,7 +267,7 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house, restarte
     assert cold.manifest.log_start_offset == 0
     assert (log.log_start_offset, log.first_local_offset > 55) == (55, True)
     house.set_down(False)
-    house.broker.bucket.standing.checked_store()
+    house.broker.bucket.store_status.require_store()
     house.claim()
     tidy(house.broker)
     assert cold.manifest.log_start_offset == 55
@@ -280,7 +280,7 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
     house.offload()
     house.broker.alter_topic("t", config={"retention.bytes": 8192})
     house.set_down(True)
-    house.broker.bucket.standing.note_unavailable(StoreUnavailable("hangs"))
+    house.broker.bucket.store_status.note_unavailable(StoreUnavailable("hangs"))
     before, partition = len(house.store.calls), house.broker.partition("t", 0)
     starts = [0]
     for _ in range(2):
@@ -290,9 +290,9 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
     assert starts == sorted(set(starts))
     commits = [key for call, key in house.store.calls[before:] if call == "put" and "/0/" in key]
     assert commits == []
-    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
     house.set_down(False)
-    house.wait_for(lambda: house.broker.bucket.standing.unavailable is None)
+    house.wait_for(lambda: house.broker.bucket.store_status.unavailable is None)
     tidy(house.broker)
     assert partition.cold.manifest.log_start_offset == partition.log.log_start_offset
 
@@ -300,26 +300,26 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
 @pytest.mark.parametrize("known", [False, True])
 def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known):
     house.broker.create_topic("t", config={"retention.ms": 86_400_000})
-    now_ms, janitor = wall_clock_ms(), house.broker.chores.janitor
+    now_ms, janitor = wall_clock_ms(), house.broker.background.janitor
     house.produce("t", [b"young"], at=now_ms)
     house.offload()
     refused = FailsBefore(lambda key: ClockRefused(f"{key}: this machine's clock"))
     for call in ("get", "head", "put", "list"):
         house.store.fail(call, refused, times=10**9)
     if known:
-        house.broker.bucket.standing.note_unavailable(ClockRefused("known"))
+        house.broker.bucket.store_status.note_unavailable(ClockRefused("known"))
     partition, janitor._clock = house.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
     assert partition.log.log_start_offset == 0
     house.set_down(False)
-    house.wait_for(lambda: house.broker.bucket.standing.answers)
+    house.wait_for(lambda: house.broker.bucket.store_status.answers)
     janitor.bucket_round()
     assert partition.log.log_start_offset == 1, "a clock that nobody refuses is believed"
 
 
 def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):
     """Another cluster's bucket, mounted in place of ours for a while."""
-    monkeypatch.setattr(store_standing, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.broker.create_topic("going")
@@ -336,16 +336,16 @@ def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(
     house.fill(200)
     with pytest.raises(ConfigurationError, match="foreign"):
         house.broker.verify("t")
-    house.broker.chores.deleting.stop(10)
+    house.broker.background.deleting.stop(10)
     house.broker.delete_topic("going")
     with pytest.raises(ConfigurationError, match="foreign"):
-        house.broker.chores.deletion_round()
+        house.broker.background.deletion_round()
     written = [path.name for path in ours.rglob("*") if path.is_file()]
     assert written == ["cluster.json"]
     shutil.rmtree(ours)
     elsewhere.rename(ours)
     house.wait_for(lambda: house.broker.readiness().degraded == [])
-    house.broker.chores.deletion_round()
+    house.broker.background.deletion_round()
     assert not any("going" in str(path) for path in ours.rglob("*") if path.is_file())
     house.offload()
     assert house.broker.verify("t").ok
@@ -363,7 +363,7 @@ def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(hous
     limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
     house.broker.alter_topic("t", config=limits)
     for _ in range(4):
-        house.broker.chores.janitor._retain(partition)
+        house.broker.background.janitor._retain(partition)
         starts.append(partition.log.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4

@@ -5,10 +5,10 @@ import uuid
 import msgspec
 import pytest
 
-from broker.bucket_notes import BucketNotes
+from broker.bucket_state import BucketState
 from broker.cold_log import ColdLog
 from broker.ownership import take_over
-from broker.ownership.parting_plan import Parting
+from broker.ownership.take_over_plan import TakeOverPlan
 from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
@@ -218,8 +218,8 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
         ("before", ManifestStore, "confirm"),
         ("before", take_over.closed_log, "replace_with_empty"),
         ("after", take_over.closed_log, "replace_with_empty"),
-        ("before", BucketNotes, "note"),
-        ("before", take_over.TakeOvers, "remove"),
+        ("before", BucketState, "note"),
+        ("before", take_over.PendingTakeOvers, "remove"),
     ],
 )
 def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch, room, step, when):
@@ -232,7 +232,7 @@ def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch
     house.broker = house.open(restore_offset_gap=7)  # a take-over under way goes on with its own
     assert not take_over.marker_path(house.root / "data").exists()
     goes_on_above_the_gap(house, kept=140)
-    copy.broker.chores.fences.look()
+    copy.broker.background.fence_checker.look()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
 
@@ -244,8 +244,8 @@ def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, mo
     def uploads_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
         copy.broker.partition("t", 0).log.roll()
-        copy.broker.chores.copier.run_round()
-        assert copy.broker.chores.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
+        copy.broker.background.copier.run_round()
+        assert copy.broker.background.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
         return real(self, files)
 
     monkeypatch.setattr(ColdLog, "upload", uploads_first)
@@ -304,7 +304,7 @@ def test_a_log_that_is_bad_is_taken_over_when_it_is_repaired(parted):
     assert not take_over.marker_path(house.root / "data").exists()
     goes_on_above_the_gap(house, kept=160)
     copy.broker = copy.open()
-    copy.broker.chores.fences.look()
+    copy.broker.background.fence_checker.look()
     assert copy.broker.partition("t", 0).leadership_lost
 
 
@@ -312,7 +312,7 @@ def test_planted_a_take_over_without_a_gap_gives_offsets_twice(parted, monkeypat
     house, copy = parted
     copy.broker = copy.open()
     given = copy.produce("t", [b"acknowledged"]).base_offset
-    monkeypatch.setattr(take_over.Pending, "gap_over", lambda self, manifest: 0)
+    monkeypatch.setattr(take_over.PendingTakeOver, "gap_over", lambda self, manifest: 0)
     house.broker = house.open(**TAKING)
     assert house.produce("t", [b"another"]).base_offset == given
 
@@ -353,7 +353,7 @@ def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
     copy.offload()
     house.broker = house.open(take_over=True)
     named = {key for e in house.broker.partition("t", 0).cold.entries(0) for key in e.keys}
-    copy.broker.chores.fences.look()
+    copy.broker.background.fence_checker.look()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
     copy.restart()
@@ -444,14 +444,14 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
         key = b"once %d" % number if number % 5 == 0 else b"again and again"
         put(house, "t", [(key, b"v" * 40)] * 10)
     house.broker.partition("t", 0).log.roll()
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     before = house.records("t")
     assert len(before) == 7
     topic_id = house.broker.topic("t").record.topic_id
     house.broker.close()
     (house.root / "data" / ".kafka_cleanshutdown").unlink()
-    pending = {f"{topic_id}-0": take_over.Pending(gap=GAP)}
+    pending = {f"{topic_id}-0": take_over.PendingTakeOver(gap=GAP)}
     take_over.write_marker(take_over.marker_path(house.root / "data"), pending)
     house.broker = house.open()
     assert house.records("t") == before
@@ -459,7 +459,7 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
 
 def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(parted, monkeypatch):
     house, _ = parted
-    monkeypatch.setattr(take_over, "plan_parting", lambda local, manifest, *, gap: Parting())
+    monkeypatch.setattr(take_over, "plan_take_over", lambda local, manifest, *, gap: TakeOverPlan())
     house.broker = house.open(take_over=True)
     records = house.records("t")
     assert records[100].value.startswith(b"original"), "the planted bug shows the wrong history"

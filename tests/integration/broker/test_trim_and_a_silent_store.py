@@ -44,20 +44,20 @@ def test_a_second_one_while_the_first_waits_is_caught_up_with(house, silent):
     assert house.broker.trim("t", 0, 95) == 95
     assert in_bucket(house) == 0
     silent.set()
-    house.broker.chores.janitor.bucket_round()
+    house.broker.background.janitor.bucket_round()
     assert in_bucket(house) == 95
     house.restart()
     assert house.broker.partition("t", 0).offsets().log_start_offset == 95
 
 
 def test_more_than_have_a_thread_are_left_to_the_round(house, silent, monkeypatch):
-    monkeypatch.setattr(house.broker.chores.janitor, "_trims", ThreadPoolExecutor(1))
+    monkeypatch.setattr(house.broker.background.janitor, "_trims", ThreadPoolExecutor(1))
     for offset in (55, 65, 75):
         assert house.broker.trim("t", 0, offset) == offset
     silent.set()
-    house.broker.chores.janitor._trims.shutdown(wait=True)
+    house.broker.background.janitor._trims.shutdown(wait=True)
     assert in_bucket(house) == 55, "who did not begin in time is not begun later"
-    house.broker.chores.janitor.bucket_round()
+    house.broker.background.janitor.bucket_round()
     assert in_bucket(house) == 75
 
 

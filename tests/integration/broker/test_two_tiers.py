@@ -12,9 +12,9 @@ import pytest
 from broker.background.janitor import cold_facts, local_facts, total_bytes
 from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from broker.segment_listing import (
-    glance_segments,
     iter_segments,
     open_segment,
+    peek_segments,
     slices_of,
     try_open_segment,
     try_slices_of,
@@ -95,7 +95,7 @@ def test_pages_of_the_manifest_come_together_and_lose_nothing(house, monkeypatch
     values = house.fill(400)
     house.offload()
     cold = house.broker.partition("t", 0).cold
-    house.broker.chores.janitor.look_after(house.broker.partition("t", 0))
+    house.broker.background.janitor.maintain(house.broker.partition("t", 0))
     assert max(page.entry_count for page in cold.manifest.pages) == 4
     assert [record.value for record in house.records("t")] == values
 
@@ -144,9 +144,9 @@ def test_after_a_restart_a_glance_knows_what_the_manifest_knows(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
-    whole = list(glance_segments(house.broker.partition("t", 0)))
+    whole = list(peek_segments(house.broker.partition("t", 0)))
     house.restart()
-    glanced = [one for one in glance_segments(house.broker.partition("t", 0)) if not one.active]
+    glanced = [one for one in peek_segments(house.broker.partition("t", 0)) if not one.active]
     assert "both" in {one.tier for one in glanced}
     assert glanced == [one for one in whole if not one.active]
 
@@ -216,15 +216,15 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.broker.create_topic("t", config=SMALL)
     house.fill(100)
     house.broker.trim("t", 0, 50)
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     house.restart()
     house.broker.delete_topic("t")
     house.broker.create_topic("t")
     house.produce("t", [b"new"])
     assert [record.offset for record in house.records("t")] == [0]
     crashed = house.broker
-    crashed.chores.copying.stop(10)  # two that write to one folder
-    crashed.chores.deleting.stop(10)
+    crashed.background.copying.stop(10)  # two that write to one folder
+    crashed.background.deleting.stop(10)
     crashed.folder.close()  # the lock goes as with the process; nothing else is tidied
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
@@ -244,7 +244,7 @@ def test_checkpoints_that_a_full_disk_broke_off_say_nothing_of_the_next_topic(ho
     with monkeypatch.context() as patched:
         patched.setattr(house.broker.folder, "write_checkpoint", full_after_the_first)
         with pytest.raises(OSError, match="full"):
-            house.broker.chores.checkpoints.save()
+            house.broker.background.checkpoints.save()
     house.broker.delete_topic("t")
     house.broker.create_topic("t")
     assert house.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
@@ -263,10 +263,12 @@ def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monk
         write(name, offsets)
 
     monkeypatch.setattr(house.broker.folder, "write_checkpoint", overtaken)
-    house.broker.chores.checkpoints.save()
+    house.broker.background.checkpoints.save()
     trims[0].join()
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
-    house.broker.chores.janitor.trim(house.broker.partition("t", 0), 20)  # by a look before that
+    house.broker.background.janitor.trim(
+        house.broker.partition("t", 0), 20
+    )  # by a look before that
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
 
 
@@ -307,19 +309,19 @@ def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeyp
     house.offload()
     partition = house.broker.partition("t", 0)
     house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the midst of a page
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     local = local_facts(partition)
     every = [*cold_facts(partition, local), *local]
     assert total_bytes(partition, local) == sum(one.size_bytes for one in every)
     assert partition.cold.manifest.pages[-1].base_offset < local[0].base_offset
     partition.cold._manifests._cache._pages.clear()
     before, house.store.calls = partition.log.log_start_offset, []
-    house.broker.chores.janitor.look_after(partition)
+    house.broker.background.janitor.maintain(partition)
     assert not [call for call in house.store.calls if call[0].startswith("get")]
     assert partition.log.log_start_offset == before
     if limit == "retention.bytes":
         house.fill(100)
-        house.broker.chores.janitor.look_after(partition)
+        house.broker.background.janitor.maintain(partition)
         assert partition.log.log_start_offset > before
 
 
@@ -337,7 +339,7 @@ def test_a_cold_read_that_retention_overtakes_is_trimmed_and_skips_nothing(
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
-        house.broker.chores.janitor.trim(log, first.next_offset)
+        house.broker.background.janitor.trim(log, first.next_offset)
         return found(offset, **limits)
 
     monkeypatch.setattr(log.cold, call, overtaken)
@@ -445,7 +447,7 @@ def test_an_idle_producer_is_forgotten_by_the_janitor(house):
         )
         return partition.append(batches, acks=Acks.LEADER).result(10)
 
-    janitor = house.broker.chores.janitor
+    janitor = house.broker.background.janitor
     send(0)
     janitor.disk_round()
     with pytest.raises(OutOfOrderSequence):

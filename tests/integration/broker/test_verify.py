@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from broker.mending import local_check, verify
-from broker.mending.verify import verify_bucket
-from broker.segment_listing import glance_segments, iter_segments
+from broker.repair import local_check, verify
+from broker.repair.verify import verify_bucket
+from broker.segment_listing import iter_segments, peek_segments
 from cold_tier import segment_check
 from cold_tier.folder import FolderStore
 from cold_tier.object_store import Checksum
@@ -324,7 +324,7 @@ def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch)
         log.sealed.files(bad.base_offset)  # what is looked at at first is known
         cannot_read(disk, bad.path, kept=filled.root / "kept")
         report = filled.broker.verify("t", deep=True)
-        filled.broker.chores.holes.look(filled.broker.partition("t", 0))
+        filled.broker.background.holes.look(filled.broker.partition("t", 0))
     (problem,) = report.problems
     assert (problem.kind, problem.file) == (ProblemKind.SEGMENT_CORRUPT, str(bad.path))
     assert "cannot be read" in problem.detail
@@ -334,7 +334,7 @@ def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch)
 def test_a_local_segment_that_the_disk_cannot_read_is_listed_all_the_same(filled, monkeypatch):
     filled.restart()  # which forgets what was counted
     partition = filled.broker.partition("t", 0)
-    listed = [one.base_offset for one in glance_segments(partition)]
+    listed = [one.base_offset for one in peek_segments(partition)]
     bad = partition.log.segments()[0]
     with monkeypatch.context() as disk:
         cannot_read(disk, bad.path, kept=filled.root / "kept")

@@ -8,7 +8,7 @@ import pytest
 
 from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from cold_tier.store_ledger import FREE, PriceTable
 from tests.fakes.damage import flip
@@ -581,7 +581,7 @@ def test_a_partition_that_another_broker_has_now_says_so_without_a_column_of_it(
             other.post("/v1/topics/flights/offload", params={"wait_ms": 20_000})
         shown_at(browser, house, "#/topics/flights", heading="flights")
         assert not browser.run(notice)
-        house.broker.chores.fences.look()
+        house.broker.background.fence_checker.look()
         browser.run(TICK)
         browser.until(notice)
         said = browser.run(f"{notice}.textContent")

@@ -21,7 +21,7 @@ def test_a_page_read_before_a_compaction_is_not_answered_after_it(api: Api, acce
     before = offsets(api, topic, accept)
     assert before == list(range(30))
     api.broker.partition(topic, 0).log.roll()
-    api.broker.chores.compactor.run_round()
+    api.broker.background.compactor.run_round()
     left = [r.offset for r in iter_records(api.fetch(topic, accept=BATCHES).content)]
     assert left == [29]
     assert offsets(api, topic, accept) == left

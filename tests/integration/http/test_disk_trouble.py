@@ -49,7 +49,7 @@ def test_a_full_disk_refuses_writes_until_room_is_back_and_reads_go_on(api: Api)
 def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
     topic = api.topic()
     api.values(topic, 1)
-    reserve = api.broker.chores.reserve
+    reserve = api.broker.background.reserve
     reserve._free, free = (lambda _: reserve.reserve_bytes - 1), reserve._free
     reserve.check()
     answer, ready = api.produce(topic, {"value": 2}), api.get("/readyz")

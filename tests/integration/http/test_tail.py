@@ -126,7 +126,7 @@ def test_the_tail_of_a_partition_that_was_taken_over_is_409_at_the_start(tmp_pat
         )
         until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
         copy.close()
-        api.broker.chores.fences.look()
+        api.broker.background.fence_checker.look()
         path = f"/v1/topics/{topic}/partitions/0/tail"
         problem(api.get(path), 409, "leadership-lost")
         # Not 416: it read on from the new owner, and this one no longer knows the end.

@@ -188,8 +188,8 @@ def test_a_clock_that_jumps_years_ahead_takes_no_record(endpoint, tmp_path, monk
         partition.append(batches, acks=Acks.ALL).result(20)
         ahead = datetime.timedelta(days=3650)
         set_clock(monkeypatch, ahead=ahead)
-        broker.chores.janitor.bucket_round()
-        broker.chores.janitor.disk_round()
+        broker.background.janitor.bucket_round()
+        broker.background.janitor.disk_round()
         assert partition.log.log_start_offset == 0
         assert "clock" in broker.readiness().degraded[0]
 

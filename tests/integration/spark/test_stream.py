@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from record_format.errors import UnknownTopic
 from spark_reader import catalog

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from cold_tier.object_keys import parse_segment
 from cold_tier.segment_indexes import SegmentIndexes
 from record_format.arrow_columns import COLUMNS
@@ -265,7 +265,7 @@ def test_a_damaged_partition_is_an_error_and_no_smaller_topic(tmp_path):
         tiers.produce("t", 50)
         topic = tiers.broker.topic("t")
         del topic.partitions[1]
-        topic.damaged[1] = Damaged("t", 1, CorruptDataError("bad"), None, None)
+        topic.damaged[1] = DamagedPartition("t", 1, CorruptDataError("bad"), None, None)
         for store in (tiers.store_url, None):
             with pytest.raises(CorruptDataError):
                 Run(tiers, subscribe="t", store=store, failOnDataLoss="false")
@@ -379,7 +379,7 @@ def test_the_tail_begins_inside_a_chunk_where_a_transaction_was_open(tmp_path):
     folder.put(b"last")
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
         partition = tiers.broker.partition("txn", 0)
-        assert tiers.broker.chores.copier.wait_until_done([partition], timeout_s=20)
+        assert tiers.broker.background.copier.wait_until_done([partition], timeout_s=20)
         assert tiers.cold_end("txn", 0) == 3
         for isolation, offsets in (
             ("read_committed", [0, 2, 4]),

@@ -19,7 +19,7 @@ IN_THE_MIDDLE = SimpleNamespace(at_end=False, size_bytes=100)
 class FakePartition:
     """A partition as far as waiting knows one."""
 
-    is_over = False
+    is_defunct = False
 
     def __init__(self) -> None:
         self.log = SimpleNamespace(high_watermark=0)

@@ -35,7 +35,7 @@ def test_enough_room_asks_nobody():
     disk = Disk(free=100)
     reserve = disk.reserve(100)
     reserve.check()
-    reserve.refuse_when_breached()
+    reserve.check_not_breached()
     assert disk.order == []
 
 
@@ -43,7 +43,7 @@ def test_the_cache_goes_before_segments_and_writes_go_on():
     disk = Disk(free=50, cache=30, segments=100)
     reserve = disk.reserve(100)
     reserve.check()
-    reserve.refuse_when_breached()
+    reserve.check_not_breached()
     assert disk.left == {"cache": 0, "segments": 80}
 
 
@@ -52,7 +52,7 @@ def test_when_nothing_is_left_to_give_writes_are_refused_until_room_is_back():
     reserve = disk.reserve(100)
     reserve.check()
     with pytest.raises(DiskFull, match=r"disk\.reserve\.bytes"):
-        reserve.refuse_when_breached()
+        reserve.check_not_breached()
     disk.free = 100
     reserve.check()
-    reserve.refuse_when_breached()
+    reserve.check_not_breached()

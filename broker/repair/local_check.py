@@ -137,7 +137,7 @@ def is_lost(partition: Partition, view: SegmentView) -> bool:
     return is_missing and before % 2 == 0 and before == partition.log.sealed.swap_sequence
 
 
-def is_rotten(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
+def is_corrupt(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
     """Whether its bytes fail their check, or are not those of the bucket's entry that begins
     there.
     """

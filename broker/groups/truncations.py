@@ -17,14 +17,19 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from broker.data_folder import DataFolder, TopicIdPartition, parse_place, place_name
+from broker.data_folder import (
+    DataFolder,
+    TopicIdPartition,
+    format_topic_id_partition,
+    parse_topic_id_partition,
+)
 from broker.partition import Partition
 from record_format import sealed_json
 
 KIND: Final = "cuts"
 
 
-class Cuts:
+class Truncations:
     def __init__(self, folder: DataFolder) -> None:
         self._folder, self._path = folder, folder.path / "tierlog" / "cuts.json"
         self._lock = threading.Lock()
@@ -40,7 +45,11 @@ class Cuts:
     @property
     def ends(self) -> dict[TopicIdPartition, int]:
         """Where each log ended that groups still have to follow."""
-        return {parse_place(name): end for name, end in self._noted.items() if end is not None}
+        return {
+            parse_topic_id_partition(name): end
+            for name, end in self._noted.items()
+            if end is not None
+        }
 
     def begin(self, place: TopicIdPartition) -> None:
         """Call it before anything is cut. Raises ShuttingDown, OSError."""
@@ -57,26 +66,27 @@ class Cuts:
         if not self._noted:
             return
         ends = {
-            place_name(one.log.topic_id, one.number): one.log.log_end_offset for one in partitions
+            format_topic_id_partition(one.log.topic_id, one.number): one.log.log_end_offset
+            for one in partitions
         }
         with self._lock:
             self._save(
                 {
                     name: ends.get(name) if end is None else end
                     for name, end in self._noted.items()
-                    if parse_place(name)[0] in topic_ids
+                    if parse_topic_id_partition(name)[0] in topic_ids
                 }
             )
 
     def forget(self, done: Iterable[tuple[TopicIdPartition, int]]) -> None:
         """Groups have followed these ends. Raises ShuttingDown, OSError."""
-        gone = {(place_name(*place), end) for place, end in done}
+        gone = {(format_topic_id_partition(*place), end) for place, end in done}
         with self._lock:
             self._save({name: end for name, end in self._noted.items() if (name, end) not in gone})
 
     def _note(self, place: TopicIdPartition, end_offset: int | None) -> None:
         with self._lock:
-            self._save({**self._noted, place_name(*place): end_offset})
+            self._save({**self._noted, format_topic_id_partition(*place): end_offset})
 
     def _save(self, noted: dict[str, int | None]) -> None:
         if noted != self._noted:

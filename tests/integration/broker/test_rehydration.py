@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from broker.background.bring_back import cold_only, has_cold_only
+from broker.background.rehydration import cold_only, has_cold_only
 from broker.groups.requests import NewOffset
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
@@ -54,7 +54,7 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     assert partition_of(restored).log.local_log_start_offset == end
     last = kept | fill(restored, "t", 200, keys=10, seed=3)
     partition_of(restored).log.roll()
-    restored.broker.chores.compactor.run_round()
+    restored.broker.background.compactor.run_round()
     log = partition_of(restored).log
     assert not has_cold_only(partition_of(restored))
     assert log.first_local_offset < 500
@@ -86,7 +86,7 @@ def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
     )
     house.broker.close()
     restored = Restored(tmp_path / "restored", house)
-    restored.broker.chores.compactor._complete_logs()
+    restored.broker.background.compactor._complete_logs()
     assert restored.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
     restored.broker.close()
 
@@ -95,7 +95,7 @@ def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restore
     """A fetch below the high watermark that gets nowhere is asked again at once, for ever."""
     partition = partition_of(restored)
     before = partition.read(500, max_bytes=1 << 20)
-    restored.broker.chores.compactor._complete_logs()
+    restored.broker.background.compactor._complete_logs()
     assert partition.log.first_local_offset < 500
     for offset in (500, 600):
         found = partition.read(offset, max_bytes=1 << 20)
@@ -122,7 +122,7 @@ def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
 
 def compacted_to_the_end(house):
     partition_of(house).log.roll()
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
 
 
 def test_what_comes_back_as_it_was_before_it_was_compacted_is_compacted_again(house):
@@ -139,7 +139,7 @@ def test_what_comes_back_as_it_was_before_it_was_compacted_is_compacted_again(ho
     house.broker = house.open()
     partition = partition_of(house)
     assert has_cold_only(partition)
-    house.broker.chores.compactor.run_round()
+    house.broker.background.compactor.run_round()
     assert not has_cold_only(partition)
     records = house.records("t")
     assert last_of(records) == last
@@ -151,7 +151,7 @@ def test_segments_join_as_the_manifest_has_them(restored):
     there = list(cold_only(partition))
     first_local = partition.log.first_local_offset
     assert len(there) > 3
-    restored.broker.chores.compactor._bring_back(partition, stopping=lambda: False)
+    restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
     here = [view for view in partition.log.segments() if view.base_offset < first_local]
     assert [view.base_offset for view in here] == [entry.base_offset for entry in there]
     for view, entry in zip(here, there, strict=True):
@@ -183,7 +183,7 @@ def test_whatever_a_crash_leaves_is_whole_segments(restored, tmp_path, monkeypat
 
     monkeypatch.setattr(partition.log._state, "disk", Watched())
     entries = list(cold_only(partition))
-    restored.broker.chores.compactor._bring_back(partition, stopping=lambda: False)
+    restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
     bases = {entry.base_offset for entry in entries} | {partition.log._state.segments.bases[-1]}
     assert len(copies) == 16
     for copy in copies:
@@ -222,9 +222,9 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     path = restored.root / "bucket" / partition.cold.full_key(entries[1].log_key)
     path.chmod(0o644)
     flip(path, -1)
-    restored.broker.chores.compactor.run_round()
+    restored.broker.background.compactor.run_round()
     assert partition.log.first_local_offset == entries[2].base_offset
-    assert restored.broker.chores.compactor._waits
+    assert restored.broker.background.compactor._waits
     assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
@@ -232,33 +232,33 @@ def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
     restored.set_down(True)
-    restored.broker.chores.compactor.run_round()
+    restored.broker.background.compactor.run_round()
     assert list(cold_only(partition)) == entries
     restored.set_down(False)
-    restored.broker.chores.compactor._waits.clear()
+    restored.broker.background.compactor._waits.clear()
 
     def no_room(size_bytes):
         raise DiskFull(f"{size_bytes} do not fit")
 
-    monkeypatch.setattr(restored.broker.chores.compactor._bring_back, "_check_room", no_room)
-    restored.broker.chores.compactor.run_round()
+    monkeypatch.setattr(restored.broker.background.compactor._rehydrate, "_check_room", no_room)
+    restored.broker.background.compactor.run_round()
     assert list(cold_only(partition)) == entries
     monkeypatch.undo()
-    restored.broker.chores.compactor._waits.clear()
-    restored.broker.chores.compactor.run_round()
+    restored.broker.background.compactor._waits.clear()
+    restored.broker.background.compactor.run_round()
     assert not has_cold_only(partition)
 
 
 def test_what_a_trim_has_passed_stays_away(restored):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
-    bring = restored.broker.chores.compactor._bring_back
+    bring = restored.broker.background.compactor._rehydrate
     middle = entries[2]
     check_room = bring._check_room
 
     def trim_first(size_bytes):
         check_room(size_bytes)
-        restored.broker.chores.janitor.trim(partition, middle.base_offset)
+        restored.broker.background.janitor.trim(partition, middle.base_offset)
 
     bring._check_room = trim_first
     bring(partition, stopping=lambda: False)
@@ -274,7 +274,7 @@ def test_restored_group_offsets_are_compacted_again(house, tmp_path):
     house.offload(OFFSETS_TOPIC)
     house.broker.close()
     restored = Restored(tmp_path / "restored", house)
-    restored.broker.chores.compactor.run_round()
+    restored.broker.background.compactor.run_round()
     offsets = restored.broker.partition(OFFSETS_TOPIC, 0)
     assert not has_cold_only(offsets)
     assert offsets.log.first_local_offset == 0

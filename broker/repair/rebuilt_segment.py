@@ -1,7 +1,7 @@
 """One segment that the manifest names, turned back into Kafka's files, in a scratch folder of its
 own.
 
-* Its bytes must have the CRC-32C that the manifest holds (`vouched_for`), or be what is left of
+* Its bytes must have the CRC-32C that the manifest holds (`verified_pieces`), or be what is left of
   them (`object_salvage`).
 * Nothing else is taken from the bucket except the producers before it: the folder is opened as
   after a crash, which checks every batch and rebuilds the indexes.
@@ -87,10 +87,10 @@ def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
     """
     starts = range(0, entry.size_bytes, PIECE_BYTES)
     ranges = ((start, min(start + PIECE_BYTES, entry.size_bytes)) for start in starts)
-    return vouched_for((read_range(store, entry.log_key, *each) for each in ranges), entry)
+    return verified_pieces((read_range(store, entry.log_key, *each) for each in ranges), entry)
 
 
-def vouched_for(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[bytes]:
+def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[bytes]:
     """The pieces; raises CorruptDataError in the end if the manifest means other bytes."""
     crc = 0
     for piece in pieces:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.ownership.parting_plan import LocalLog, Parting, plan_parting
+from broker.ownership.take_over_plan import LocalLog, TakeOverPlan, plan_take_over
 from manifest.state import EpochStart, Manifest, OffsetGap
 
 
@@ -30,7 +30,7 @@ def local_log(history, ranges, end_offset):
 
 A1, A2, B3 = EpochStart(1, 0, "a"), EpochStart(2, 100, "a"), EpochStart(3, 100, "b")
 B3_LATER = EpochStart(3, 130, "b")
-NOTHING = Parting()
+NOTHING = TakeOverPlan()
 
 
 @pytest.mark.parametrize(
@@ -47,56 +47,56 @@ NOTHING = Parting()
             local_log((A1, A2), ((0, 80), (80, 120)), 120),
             manifest(end=100, epochs=[A1]),
             0,
-            Parting(None, None, 100),
+            TakeOverPlan(None, None, 100),
             id="the same, within a segment",
         ),
         pytest.param(
             local_log((A1, A2), ((0, 100), (100, 120)), 120),
             manifest(end=150, epochs=[A1, B3]),
             0,
-            Parting(100, 150, None),
+            TakeOverPlan(100, 150, None),
             id="another went on from 100 where we did",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 160)), 160),
             manifest(end=100, epochs=[A1, B3_LATER]),
             0,
-            Parting(130, None, None),
+            TakeOverPlan(130, None, None),
             id="what another copied of us and did not upload stays",
         ),
         pytest.param(
             local_log((A1,), ((0, 90),), 90),
             manifest(end=150, epochs=[A1, B3]),
             0,
-            Parting(None, 150, None),
+            TakeOverPlan(None, 150, None),
             id="we only lag",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 120)), 120),
             manifest(end=1100, epochs=[A1, EpochStart(3, 1100, "b")], gaps=[(100, 1100)]),
             0,
-            Parting(100, 1100, None),
+            TakeOverPlan(100, 1100, None),
             id="a restore stepped over offsets that we wrote",
         ),
         pytest.param(
             local_log((A1, EpochStart(3, 1100, "a")), ((1100, 1120),), 1120),
             manifest(end=1110, epochs=[A1, EpochStart(3, 1100, "a")], gaps=[(100, 1100)]),
             0,
-            Parting(split_at=1110),
+            TakeOverPlan(split_at=1110),
             id="what we wrote right above a gap stays",
         ),
         pytest.param(
             local_log((), (), 0),
             manifest(end=100, epochs=[A1]),
             1000,
-            Parting(None, 1100, None),
+            TakeOverPlan(None, 1100, None),
             id="a restore leaves a gap",
         ),
         pytest.param(
             local_log((A1,), ((100, 120),), 120),
             manifest(end=110, epochs=[A1, EpochStart(4, 120, "a")]),
             1000,
-            Parting(split_at=110, resume_at=1120),
+            TakeOverPlan(split_at=110, resume_at=1120),
             id="a tail whose folder went on after it was taken",
         ),
         pytest.param(
@@ -109,58 +109,62 @@ NOTHING = Parting()
             id="a restart under which nothing was written is in force",
         ),
         pytest.param(
-            local_log((), (), 0), None, 1000, Parting(None, 1000, None), id="nothing was uploaded"
+            local_log((), (), 0),
+            None,
+            1000,
+            TakeOverPlan(None, 1000, None),
+            id="nothing was uploaded",
         ),
         pytest.param(
             local_log((A1, A2), ((0, 100), (100, 120)), 120),
             manifest(end=150, epochs=[A1, B3]),
             1000,
-            Parting(100, 1150, None),
+            TakeOverPlan(100, 1150, None),
             id="another went on from 100, and may have gone on past 150",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 160)), 160),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(diverged_from=130, resume_at=1130),
+            TakeOverPlan(diverged_from=130, resume_at=1130),
             id="what another copied of us goes to the bucket first",
         ),
         pytest.param(
             local_log((A1,), ((0, 90), (90, 130)), 130),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(split_at=100, resume_at=1130),
+            TakeOverPlan(split_at=100, resume_at=1130),
             id="the same, within a segment",
         ),
         pytest.param(
             local_log((A1,), ((0, 100),), 100),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(start_at=1130),
+            TakeOverPlan(start_at=1130),
             id="another reached further than the bucket does",
         ),
         pytest.param(
             local_log((A1,), (), 1130),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(start_at=1130),
+            TakeOverPlan(start_at=1130),
             id="an attempt that died had emptied the log already",
         ),
         pytest.param(
             local_log((A1,), ((110, 130),), 130)._replace(log_start_offset=115),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(resume_at=1130),
+            TakeOverPlan(resume_at=1130),
             id="trimmed past the bucket's end",
         ),
         pytest.param(
             local_log((A1,), ((110, 130),), 130),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
-            Parting(diverged_from=100, start_at=1130),
+            TakeOverPlan(diverged_from=100, start_at=1130),
             id="what does not reach down to the bucket's end is set aside",
         ),
     ],
 )
 def test_what_becomes_of_a_local_log(local, remote, gap, expected):
-    assert plan_parting(local, remote, gap=gap) == expected
+    assert plan_take_over(local, remote, gap=gap) == expected

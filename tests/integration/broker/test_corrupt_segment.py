@@ -232,7 +232,7 @@ def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     damage(house, (positions(house)[4] + 70, b"\xff"))
     assert repaired(house, deep=True).action == "set-aside"
     assert house.broker.partition("t", 0).log.first_local_offset == 30
-    house.broker.chores.compactor._complete_logs()
+    house.broker.background.compactor._complete_logs()
     assert house.broker.partition("t", 0).log.first_local_offset == 0
     assert house.records("t") == before
     assert house.broker.repair("t", deep=True) == []

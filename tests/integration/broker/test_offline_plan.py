@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from broker.broker import Broker
-from broker.mending.repair_plan import plan_repair
+from broker.repair.offline_plan import plan_repair
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from record_format.errors import ConfigurationError, FencedError

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.bucket_notes import has_notes
+from broker.bucket_state import has_bucket
 from broker.data_folder import DataFolder
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
@@ -59,7 +59,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     probed_ms: int
 
 
-class StoreStanding:
+class StoreStatus:
     """Thread-safe; one whole check at a time. `on_checked`: told of the store's traits, before it
     counts as ours.
     """
@@ -77,7 +77,7 @@ class StoreStanding:
         self._clock, self._on_checked = clock, on_checked
         self._checking, self._noting = threading.Lock(), threading.Lock()
         self._failed: StoreUnavailable | None = None
-        self.is_ours = False
+        self.is_verified = False
         self.refusal: str | None = None
         self.unavailable: str | None = None
         self._refuses_clock = False
@@ -91,7 +91,7 @@ class StoreStanding:
         """As far as is known; asks nobody."""
         return self.unavailable is None
 
-    def answers_now(self) -> bool:
+    def recheck(self) -> bool:
         """Asks, unless it is known to be away: for who was refused, and may not be alone."""
         if self.answers:
             self._ask()
@@ -131,7 +131,7 @@ class StoreStanding:
         """
         failed = self._failed
         with self._checking:
-            if self.is_ours:
+            if self.is_verified:
                 return
             if self._failed is not None and self._failed is not failed:
                 raise StoreUnavailable(str(self._failed)) from self._failed
@@ -161,7 +161,7 @@ class StoreStanding:
         self._on_checked(traits)
         if self.refusal is not None:
             log.info("store accepted", store=self.store.url)
-        self.is_ours, self.refusal = True, None
+        self.is_verified, self.refusal = True, None
         self._note_answer()
 
     def _cluster(self) -> Cluster | None:
@@ -176,11 +176,11 @@ class StoreStanding:
         """Asks a store that is not known to be away. Raises ClockRefused if it refuses this
         machine's clock.
         """
-        self.answers_now()
+        self.recheck()
         if self._refuses_clock:
             raise ClockRefused(self.refusal or self.unavailable or "")
 
-    def checked_store(self) -> ObjectStore:
+    def require_store(self) -> ObjectStore:
         """The store, once it is known to be this cluster's. Raises StoreUnavailable,
         ConfigurationError.
         """
@@ -287,7 +287,7 @@ def check_has_no_bucket(data_dir: Path) -> None:
     """Before a folder is opened without a store: what is only in its bucket would be told as lost.
     Raises ConfigurationError.
     """
-    if has_notes(data_dir):
+    if has_bucket(data_dir):
         known = read_probe(data_dir)
         which = f"the bucket {known.store[0]}" if known else "a bucket"
         raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")

@@ -42,7 +42,7 @@ class LocalLog(NamedTuple):
     log_start_offset: int = 0
 
 
-class Parting(NamedTuple):
+class TakeOverPlan(NamedTuple):
     """From `diverged_from` on the local log is set aside; then it begins at `start_at`, or stays,
     with a border at `split_at`. What stays past the manifest's end is to be uploaded before the
     log goes on at `resume_at`. None: nothing of the kind.
@@ -54,7 +54,7 @@ class Parting(NamedTuple):
     resume_at: int | None = None
 
 
-def plan_parting(local: LocalLog, manifest: Manifest | None, *, gap: int) -> Parting:
+def plan_take_over(local: LocalLog, manifest: Manifest | None, *, gap: int) -> TakeOverPlan:
     """What becomes of the local log under this manifest."""
     end = manifest.end_offset if manifest else 0
     kept_end = _same_until(local, manifest) if manifest else local.end_offset
@@ -66,7 +66,7 @@ def plan_parting(local: LocalLog, manifest: Manifest | None, *, gap: int) -> Par
     behind = not has_tail and kept_end < start
     holds_more = any(next_offset > kept_end for _, next_offset in local.ranges)
     straddled = any(base < end < next_offset for base, next_offset in local.ranges)
-    return Parting(
+    return TakeOverPlan(
         diverged_from=kept_end if holds_more else None,
         start_at=start if behind else None,
         split_at=end if straddled and not behind else None,

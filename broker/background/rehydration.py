@@ -17,8 +17,8 @@ from pathlib import Path
 import structlog
 
 from broker.bucket import Bucket
-from broker.mending.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from broker.partition import Partition
+from broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from hot_tier.cleaner import Interrupted
 from manifest.state import SegmentEntry
 from record_format.errors import CorruptDataError
@@ -26,7 +26,7 @@ from record_format.errors import CorruptDataError
 log = structlog.get_logger(__name__)
 
 
-class BringBack:
+class Rehydrator:
     """`scratch` is a folder of its own on the disk of the logs; one call at a time."""
 
     def __init__(
@@ -44,7 +44,7 @@ class BringBack:
         """Bring all of it back. Raises Interrupted, StoreUnavailable, ConfigurationError, DiskFull,
         CorruptDataError, LogOfflineError.
         """
-        store = self._bucket.standing.checked_store()
+        store = self._bucket.store_status.require_store()
         entries = list(cold_only(partition))
         for before, entry in reversed(list(zip([None, *entries[:-1]], entries, strict=True))):
             self._check_room(entry.size_bytes)

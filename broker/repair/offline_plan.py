@@ -22,10 +22,10 @@ import msgspec
 
 from broker.broker import Broker
 from broker.data_folder import DataFolder, folder_lock
-from broker.mending.repair_step import RepairStep
 from broker.ownership.take_over import marker_path
+from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
-from broker.store_standing import ProbeResult, read_probe, write_probe
+from broker.store_status import ProbeResult, read_probe, write_probe
 from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits

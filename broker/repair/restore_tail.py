@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.bucket_notes import BucketNotes
+from broker.bucket_state import BucketState
 from broker.cold_reads import uses_bucket
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
@@ -42,10 +42,10 @@ from broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     folder_lock,
-    place_name,
+    format_topic_id_partition,
     read_checkpoint,
 )
-from broker.ownership.taken_epochs import read_epochs
+from broker.ownership.allocated_epochs import read_epochs
 from broker.topic_registry import TopicRegistry
 from hot_tier import closed_log
 from hot_tier.durable_file import write_durably
@@ -133,7 +133,7 @@ class OldFolder:
         """Why what it says of the partition counts for nothing; empty where it counts."""
         if not self._has_partition(keys):
             return "the old folder does not have the partition"
-        if manifest is not None and not self.notes(keys).knows(manifest):
+        if manifest is not None and not self.bucket_state(keys).knows(manifest):
             return (
                 f"another owner came after it: it does not know epoch {manifest.leader_epoch} "
                 f"of owner {manifest.owner}"
@@ -141,17 +141,17 @@ class OldFolder:
         return ""
 
     def own_epochs(self, keys: PartitionKeys) -> tuple[EpochStart, ...]:
-        return self._epochs.get(place_name(keys.topic_id, keys.partition), ())
+        return self._epochs.get(format_topic_id_partition(keys.topic_id, keys.partition), ())
 
     def is_newest_of(self, manifests: ManifestStore, manifest: Manifest | None) -> bool:
         """Whether nobody but it can have changed the partition since."""
         if manifest is None:
             return True
-        notes = self.notes(manifests.keys)
-        return notes.knows(manifest) and not manifests.is_older(notes.manifest, manifest)
+        state = self.bucket_state(manifests.keys)
+        return state.knows(manifest) and not manifests.is_older(state.manifest, manifest)
 
-    def notes(self, keys: PartitionKeys) -> BucketNotes:
-        return BucketNotes(self.path, keys)
+    def bucket_state(self, keys: PartitionKeys) -> BucketState:
+        return BucketState(self.path, keys)
 
     def recovery_point(self, keys: PartitionKeys) -> int:
         return self._recovery_points.get((keys.topic, keys.partition), 0)
@@ -183,7 +183,7 @@ def take_tail(
     `source`: the partition's old folder, tidied. `snapshot`: the producers at that end, as the
     bucket has them; the old folder is asked where it has none.
     """
-    notes, bases = old.notes(target.keys), closed_log.base_offsets(source)
+    state, bases = old.bucket_state(target.keys), closed_log.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach back to offset {end_offset}")
@@ -206,7 +206,7 @@ def take_tail(
         ends = closed_log.end_offset(source)
     reached = max(end_offset, old.reached(target.keys))
     missing = copied.recovery.cut_reason or _ends_too_soon(ends, reached)
-    if manifest is not None and manifests.is_older(notes.manifest, manifest):
+    if manifest is not None and manifests.is_older(state.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, parse_place
+from broker.data_folder import DataFolder, parse_topic_id_partition
 from broker.opened_log import OpenedLog
 from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
@@ -27,7 +27,7 @@ KIND: Final = "epochs"
 Epochs = Mapping[str, tuple[EpochStart, ...]]
 
 
-class TakenEpochs:
+class AllocatedEpochs:
     """By topic id and partition."""
 
     def __init__(self, folder: DataFolder) -> None:
@@ -70,7 +70,7 @@ class TakenEpochs:
             kept = {
                 name: history
                 for name, history in self._epochs.items()
-                if parse_place(name)[0] in topic_ids
+                if parse_topic_id_partition(name)[0] in topic_ids
             }
             if len(kept) != len(self._epochs):
                 self._save(kept)

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from broker.background.chores import Chores
+from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder
 from broker.log_opener import LogOpener
-from broker.mending.local_repair import LocalRepair
-from broker.mending.repair import Repair
-from broker.mending.repair_step import Action, RepairStep
-from broker.mending.rotten_segments import NO_BUCKET, RottenSegments
-from broker.mending.verify import Looking, check_topic_object, verify_topic
 from broker.partition import Partition
+from broker.repair.corrupt_segments import NO_BUCKET, CorruptSegments
+from broker.repair.local_repair import LocalRepair
+from broker.repair.repair import Repair
+from broker.repair.repair_step import Action, RepairStep
+from broker.repair.verify import VerifyContext, check_topic_object, verify_topic
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import Topic
 from manifest.garbage import GarbagePlan
@@ -34,7 +34,7 @@ from record_format.errors import Throttled, UnknownTopic
 from record_format.findings import VerifyReport
 
 
-class Upkeep:
+class Maintenance:
     """Thread-safe. `before_cut`: topic, partition, and from where on it may be cut. `on_cut`: the
     same, and where it ends now, from where on offsets are given again.
     """
@@ -46,30 +46,30 @@ class Upkeep:
         bucket: Bucket | None,
         *,
         opener: LogOpener,
-        chores: Chores,
+        background: BackgroundTasks,
         clock: Callable[[], int],
         before_cut: Callable[[TopicRecord, int, int], None],
         on_cut: Callable[[TopicRecord, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
-        self._opener, self._chores, self._clock = opener, chores, clock
+        self._opener, self._background, self._clock = opener, background, clock
         self._before_cut, self._on_cut = before_cut, on_cut
-        self._policy = chores.janitor.policy
+        self._policy = background.janitor.policy
         self._verifying = threading.Lock()
 
     def offload(self, topic: Topic, *, wait_ms: int | None) -> Offloaded:
-        copier, partitions = self._chores.copier, list(topic.partitions.values())
+        copier, partitions = self._background.copier, list(topic.partitions.values())
         before = copier.progress(partitions)
         for partition in partitions:
             partition.check_leadership()
-            with partition.refusing_when_over():
+            with partition.reporting_defunct():
                 partition.log.roll()
-        copier.hurry(partitions)
-        self._chores.copying.wake()
+        copier.reset_backoff(partitions)
+        self._background.copying.wake()
         if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
             for partition in partitions:
-                with partition.refusing_when_over():
-                    self._chores.janitor.look_after(partition)
+                with partition.reporting_defunct():
+                    self._background.janitor.maintain(partition)
                 partition.check_leadership()
         after = copier.progress(partitions)
         return Offloaded(
@@ -82,9 +82,9 @@ class Upkeep:
         if not self._verifying.acquire(blocking=False):
             raise Throttled("a verification is in progress; only one runs at a time")
         try:
-            store = self._bucket.standing.checked_store() if self._bucket is not None else None
+            store = self._bucket.store_status.require_store() if self._bucket is not None else None
             settled = partial(self._settled, topic.record.name)
-            looking = Looking(deep, self._clock, self._chores.holes.find)
+            looking = VerifyContext(deep, self._clock, self._background.holes.find)
             report = verify_topic(topic, store, looking, settled=settled)
         finally:
             self._verifying.release()
@@ -130,12 +130,12 @@ class Upkeep:
     def _may_write(self, partition: Partition, *, apply: bool) -> None:
         """Raises FencedError if another folder owns it in the bucket."""
         if apply:
-            self._chores.copier.claim(partition)
+            self._background.copier.claim(partition)
         elif partition.cold is not None:
             partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
 
     def _mend_log(
-        self, topic: Topic, damaged: Damaged, *, apply: bool, accept_loss: bool
+        self, topic: Topic, damaged: DamagedPartition, *, apply: bool, accept_loss: bool
     ) -> RepairStep:
         cold_end = self._cold_end(topic, damaged)
         mending = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
@@ -145,14 +145,14 @@ class Upkeep:
         if is_cut:
             self._before_cut(topic.record, damaged.number, end_offset)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
-        if isinstance(opened, Damaged):
+        if isinstance(opened, DamagedPartition):
             topic.add({damaged.number: opened})
             return mending.step
         end_offset = opened.log.log_end_offset  # before anything is appended there
         topic.add({damaged.number: opened})
         if is_cut:  # at once: what comes next may fail
             self._on_cut(topic.record, damaged.number, end_offset)
-        self._chores.checkpoints.save()  # else a crash finds it short of what it had reached
+        self._background.checkpoints.save()  # else a crash finds it short of what it had reached
         self._opener.forget_take_overs()
         return mending.step.carried_out()
 
@@ -164,8 +164,8 @@ class Upkeep:
         planned = list(rotten.plan(NO_BUCKET, deep=deep))
         return [rotten.apply(one, accept_loss=accept_loss) for one in planned] if apply else planned
 
-    def _rotten(self, partition: Partition) -> RottenSegments:
-        return RottenSegments(partition, self._folder.damaged, self._chores.holes)
+    def _rotten(self, partition: Partition) -> CorruptSegments:
+        return CorruptSegments(partition, self._folder.damaged, self._background.holes)
 
     def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
         """By which a restore finds the topic. The partitions are claimed: it is ours to write, as a
@@ -174,7 +174,7 @@ class Upkeep:
         record = self._registry.by_name(topic.record.name)
         if self._bucket is None or record is None or record.dirty:
             return []  # what the bucket was not told yet, it is told in any case
-        found = check_topic_object(self._bucket.standing.checked_store(), record)
+        found = check_topic_object(self._bucket.store_status.require_store(), record)
         steps = [
             RepairStep(
                 action=Action.WRITE_TOPIC,
@@ -193,14 +193,14 @@ class Upkeep:
         now = self._registry.by_name(record.name)
         return msgspec.structs.replace(step, done=now is not None and not now.dirty)
 
-    def _cold_end(self, topic: Topic, damaged: Damaged) -> int:
-        cold = self._bucket.cold_side(topic.record, damaged.number) if self._bucket else None
+    def _cold_end(self, topic: Topic, damaged: DamagedPartition) -> int:
+        cold = self._bucket.find_cold_log(topic.record, damaged.number) if self._bucket else None
         return cold.end_offset if cold else 0
 
     def _repairs(self, topic: Topic, *, apply: bool) -> Iterator[Repair]:
         if self._bucket is None:
             return
-        store = self._bucket.standing.checked_store()
+        store = self._bucket.store_status.require_store()
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is not None:
                 self._may_write(partition, apply=apply)

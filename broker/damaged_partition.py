@@ -19,7 +19,7 @@ from record_format.errors import CorruptDataError, LogOfflineError, TierlogError
 Places = Mapping[tuple[str, int], int]
 
 
-class Damaged(NamedTuple):
+class DamagedPartition(NamedTuple):
     """What its last checkpoints say, and why it is not served."""
 
     topic: str
@@ -47,11 +47,11 @@ def reason_of(error: Exception, partition: str) -> TierlogError | None:
     return None
 
 
-def with_recovery_points(open_ones: Places, damaged: Iterable[Damaged]) -> Places:
+def with_recovery_points(open_ones: Places, damaged: Iterable[DamagedPartition]) -> Places:
     kept = {(d.topic, d.number): d.recovery_point for d in damaged if d.recovery_point is not None}
     return {**open_ones, **kept}
 
 
-def with_log_starts(open_ones: Places, damaged: Iterable[Damaged]) -> Places:
+def with_log_starts(open_ones: Places, damaged: Iterable[DamagedPartition]) -> Places:
     starts = {(d.topic, d.number): d.log_start_offset for d in damaged if d.log_start_offset}
     return {**open_ones, **starts}

@@ -13,7 +13,7 @@
 |        |            | end                       |                                               |
 
 A bad manifest, page or pin is reported (`none`), and nothing is done about it. Local segments that
-rotted have their own table (`rotten_segments`).
+rotted have their own table (`corrupt_segments`).
 
 * Only the owner repairs: steps are commits under its epoch.
 * A segment is uploaded again only if its bytes have the CRC-32C that the manifest holds, or its
@@ -33,20 +33,20 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.mending.bucket_check import CheckOptions, check_partition
-from broker.mending.object_salvage import ObjectSalvage
-from broker.mending.rebuilt_segment import (
+from broker.partition import Partition
+from broker.repair.bucket_check import CheckOptions, check_partition
+from broker.repair.corrupt_segments import CorruptSegments, InBucket
+from broker.repair.object_salvage import ObjectSalvage
+from broker.repair.rebuilt_segment import (
     PIECE_BYTES,
     indexes_of,
     object_pieces,
     rebuilt_segment,
     snapshot_before,
-    vouched_for,
+    verified_pieces,
     with_producers_of,
 )
-from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
-from broker.mending.rotten_segments import InBucket, RottenSegments
-from broker.partition import Partition
+from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from cold_tier.index_bundle import ParsedBundle
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_check import check_segment
@@ -72,7 +72,7 @@ WHOLE_LOG_KINDS = frozenset(
 )
 
 
-class Planned(NamedTuple):
+class PlannedStep(NamedTuple):
     step: RepairStep
     entry: SegmentEntry | None = None
     before: SegmentEntry | None = None
@@ -91,7 +91,7 @@ class Repair:
         store: ObjectStore,
         *,
         scratch: Path,
-        rotten: RottenSegments,
+        rotten: CorruptSegments,
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
@@ -100,7 +100,7 @@ class Repair:
         self._partition, self._cold, self._store = partition, partition.cold, store
         self._scratch, self._policy, self._clock = scratch, policy, clock
 
-    def plan(self, *, deep: bool) -> list[Planned]:
+    def plan(self, *, deep: bool) -> list[PlannedStep]:
         """What would be done; changes nothing."""
         seen = self._cold.manifest
         log_ = self._partition.log
@@ -111,7 +111,7 @@ class Repair:
         planned = []
         for problem in found.problems:
             if problem.base_offset is None:
-                planned.append(Planned(self._unrepaired(problem)))
+                planned.append(PlannedStep(self._unrepaired(problem)))
             else:
                 by_base.setdefault(problem.base_offset, []).append(problem)
         before: SegmentEntry | None = None
@@ -120,15 +120,15 @@ class Repair:
                 planned.append(self._planned(entry, problems, before))
             before = entry
         if manifest is not None and (hole := self._hole(manifest)) is not None:
-            planned.append(Planned(hole))
+            planned.append(PlannedStep(hole))
         end_offset = manifest.end_offset if manifest else 0
         bucket = InBucket(end_offset, entries, frozenset(by_base))
         rotten = self._rotten.plan(bucket, deep=deep)
-        planned += [Planned(one) for one in rotten]
+        planned += [PlannedStep(one) for one in rotten]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)
             if (step := self._collection(garbage)) is not None:
-                planned.append(Planned(step))
+                planned.append(PlannedStep(step))
         return planned
 
     def _hole(self, manifest: Manifest) -> RepairStep | None:
@@ -165,7 +165,7 @@ class Repair:
 
     def _planned(
         self, entry: SegmentEntry, problems: list[Problem], before: SegmentEntry | None
-    ) -> Planned:
+    ) -> PlannedStep:
         log_key, loses, salvage = self._store.full_key(entry.log_key), False, None
         kinds = ", ".join(sorted({problem.kind for problem in problems}))
         if not self._is_log_bad(entry, problems):
@@ -192,7 +192,7 @@ class Repair:
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
-        return Planned(step, entry, before, loses, salvage)
+        return PlannedStep(step, entry, before, loses, salvage)
 
     def _salvage(self, entry: SegmentEntry, problems: list[Problem]) -> ObjectSalvage | None:
         """None where the object is gone."""
@@ -219,13 +219,13 @@ class Repair:
 
     # --- applying it ------------------------------------------------------------------------------
 
-    def apply(self, planned: Planned, *, accept_loss: bool) -> RepairStep:
+    def apply(self, planned: PlannedStep, *, accept_loss: bool) -> RepairStep:
         """Take one step; it is not done, and says why, if the bytes prove to be other than planned.
 
         Raises FencedError, StoreUnavailable, LogOfflineError.
         """
         try:
-            if planned.entry is None and planned.step.action in RottenSegments.ACTIONS:
+            if planned.entry is None and planned.step.action in CorruptSegments.ACTIONS:
                 return self._rotten.apply(planned.step, accept_loss=accept_loss)
             if planned.loses and not accept_loss:
                 return planned.step
@@ -234,7 +234,7 @@ class Repair:
             log.error("not repaired", partition=str(self._partition), error=str(bad))
             return msgspec.structs.replace(planned.step, detail=str(bad))
 
-    def _apply(self, planned: Planned) -> RepairStep:
+    def _apply(self, planned: PlannedStep) -> RepairStep:
         step, entry = planned.step, planned.entry
         if step.action is Action.NONE:
             return step
@@ -262,7 +262,7 @@ class Repair:
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
 
-    def _put_up_what_is_left(self, planned: Planned, entry: SegmentEntry) -> None:
+    def _put_up_what_is_left(self, planned: PlannedStep, entry: SegmentEntry) -> None:
         assert planned.salvage is not None, "what is dropped was found by reading the object"
         pieces, bundle = planned.salvage.batches(), indexes_of(self._store, entry)
         self._put_up(repairs.keep_readable, planned, entry, pieces, bundle=bundle)
@@ -270,7 +270,7 @@ class Repair:
     def _put_up(
         self,
         repair: Callable[..., Manifest],
-        planned: Planned,
+        planned: PlannedStep,
         entry: SegmentEntry,
         pieces: Iterable[bytes],
         *,
@@ -310,7 +310,7 @@ class Repair:
         return True
 
     def _local_pieces(self, entry: SegmentEntry) -> Iterator[bytes]:
-        return vouched_for(self._local(entry), entry)
+        return verified_pieces(self._local(entry), entry)
 
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset

@@ -18,19 +18,19 @@ from typing import Final
 
 import structlog
 
-from broker.background.bring_back import BringBack
 from broker.background.checkpoints import Checkpoints
 from broker.background.compactor import Compactor
 from broker.background.copier import Copier
 from broker.background.janitor import Janitor
-from broker.background.worker import BackgroundTask
+from broker.background.periodic_task import PeriodicTask
+from broker.background.rehydration import Rehydrator
 from broker.bucket import Bucket
 from broker.data_folder import DataFolder
 from broker.disk_reserve import CHECK_S, DiskReserve
 from broker.groups.groups import Groups
 from broker.holes import Holes
 from broker.live_topics import LiveTopics
-from broker.ownership.fences import Fences
+from broker.ownership.fence_checker import FenceChecker
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord, TopicRegistry
@@ -42,7 +42,7 @@ COPY_INTERVAL_S: Final = 1.0
 GROUPS_INTERVAL_S: Final = 10.0
 
 
-class Chores:
+class BackgroundTasks:
     """Thread-safe. `copying.wake` makes the next round begin at once."""
 
     def __init__(
@@ -65,9 +65,9 @@ class Chores:
             partitions,
             concurrency=settings.offload_concurrency,
             holes=self.holes,
-            store_answers=bucket.standing.answers_now if bucket else lambda: True,
+            store_answers=bucket.store_status.recheck if bucket else lambda: True,
         )
-        self.fences = Fences(partitions)
+        self.fence_checker = FenceChecker(partitions)
         self.janitor = Janitor(
             partitions,
             settings,
@@ -86,49 +86,49 @@ class Chores:
             settings,
             clock=clock,
             save_recovery_points=self.checkpoints.save,
-            bring_back=self._bringing_back(folder, bucket, clock) if bucket else None,
+            rehydrate=self._rehydrator(folder, bucket, clock) if bucket else None,
         )
-        self.copying = BackgroundTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
-        self.deleting = BackgroundTask("deletions", self.deletion_round, interval_s=COPY_INTERVAL_S)
-        self._group_keeping = BackgroundTask(
-            "groups", groups.run_round, interval_s=GROUPS_INTERVAL_S
-        )
+        self.copying = PeriodicTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
+        self.deleting = PeriodicTask("deletions", self.deletion_round, interval_s=COPY_INTERVAL_S)
+        self._group_keeping = PeriodicTask("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
         self._tasks = self._background_tasks()
 
-    def _bringing_back(
+    def _rehydrator(
         self, folder: DataFolder, bucket: Bucket, clock: Callable[[], int]
-    ) -> BringBack:
-        return BringBack(
+    ) -> Rehydrator:
+        return Rehydrator(
             bucket,
             scratch=folder.scratch("bring-back"),
             clock=clock,
-            check_room=self.reserve.refuse_without_room,
+            check_room=self.reserve.check_fits,
         )
 
-    def _background_tasks(self) -> list[BackgroundTask]:
+    def _background_tasks(self) -> list[PeriodicTask]:
         """In the order they start; they stop in the reverse."""
         settings = self._settings
         timed = (
             ("janitor", self.janitor.disk_round, settings.retention_check_interval_ms),
             ("bucket", self.janitor.bucket_round, settings.retention_check_interval_ms),
             ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
-            ("fences", self.fences.look, settings.fence_check_ms),
+            ("fences", self.fence_checker.look, settings.fence_check_ms),
             ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),
         )
         return [
-            BackgroundTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
+            PeriodicTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
             self.copying,
             self.deleting,
             self._group_keeping,
-            *(BackgroundTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
+            *(PeriodicTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
         ]
 
     def start(self) -> None:
         """A broker that lost a partition to another folder knows it when this returns, if the store
         answers.
         """
-        if self._bucket is not None and self._bucket.standing.answers:
-            self.fences.look_first(timeout_s=self._settings.store_start_timeout_ms / 1000)
+        if self._bucket is not None and self._bucket.store_status.answers:
+            self.fence_checker.check_before_serving(
+                timeout_s=self._settings.store_start_timeout_ms / 1000
+            )
         self.reserve.check()  # the task's first look is CHECK_S away
         for task in self._tasks:
             task.start()
@@ -138,7 +138,7 @@ class Chores:
         self.copier.stop()
         self.janitor.stop()
         if self._bucket is not None:
-            self._bucket.break_off_uploads()
+            self._bucket.stop_uploads()
         self.compactor.stop()
         for task in self._tasks:
             task.stop(0)
@@ -158,7 +158,7 @@ class Chores:
     def _delete_objects(self, record: TopicRecord) -> None:
         if self._bucket is None:
             return
-        self._bucket.standing.checked_store()  # else what is ours is in none that answers now
+        self._bucket.store_status.require_store()  # else what is ours is in none that answers now
         try:
             self._bucket.delete_topic(record)
         except FencedError as error:

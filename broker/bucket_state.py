@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from broker.data_folder import place_name
+from broker.data_folder import format_topic_id_partition
 from hot_tier.durable_file import read_whole, write_durably
 from manifest.codec import decode_copy, encode_manifest
 from manifest.keys import PartitionKeys
@@ -30,10 +30,10 @@ log = structlog.get_logger(__name__)
 
 KIND = "sent-claims"
 
-Pairs = frozenset[tuple[str, int]]
+OwnerEpochs = frozenset[tuple[str, int]]
 
 
-def has_notes(data_dir: Path) -> bool:
+def has_bucket(data_dir: Path) -> bool:
     """Whether a data folder has a bucket."""
     return any((data_dir / "tierlog" / "manifests").glob("*.json"))
 
@@ -42,7 +42,7 @@ class _Sent(msgspec.Struct, frozen=True):
     claims: tuple[tuple[str, int], ...]
 
 
-class BucketNotes:
+class BucketState:
     """`manifest` is one immutable value, replaced whole: readers take it once. One writer at a
     time.
     """
@@ -56,7 +56,7 @@ class BucketNotes:
     ) -> None:
         self._write = write
         folder = data_dir / "tierlog" / "manifests"
-        self._path = folder / f"{place_name(keys.topic_id, keys.partition)}.json"
+        self._path = folder / f"{format_topic_id_partition(keys.topic_id, keys.partition)}.json"
         self._sent_path = self._path.with_suffix(".claims")
         self.manifest = _read_copy(self._path, keys)
         self._sent = _read_sent(self._sent_path)
@@ -67,14 +67,14 @@ class BucketNotes:
         return self.manifest.version if self.manifest else 0
 
     @property
-    def has_asked(self) -> bool:
+    def was_ever_used(self) -> bool:
         """Whether the folder ever asked to be the owner, or saw who is: the bucket may then have
         segments, even if what was noted of it is old or cannot be read.
         """
         return self._sent_path.exists() or self._path.exists()
 
     @property
-    def recorded(self) -> Pairs:
+    def recorded(self) -> OwnerEpochs:
         """The (owner, epoch) pairs in force under which the bucket is known to be this folder's:
         those that it asked for itself, and the one that it last saw in force.
         """
@@ -120,7 +120,7 @@ def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
         return None
 
 
-def _read_sent(path: Path) -> Pairs:
+def _read_sent(path: Path) -> OwnerEpochs:
     if not path.exists():
         return frozenset()
     try:

@@ -19,7 +19,7 @@ from record_format.errors import TierlogError
 log = structlog.get_logger(__name__)
 
 
-class BackgroundTask:
+class PeriodicTask:
     def __init__(self, name: str, run_round: Callable[[], None], *, interval_s: float) -> None:
         self._name, self._run_round, self._interval_s = name, run_round, interval_s
         self._failure: str | None = None

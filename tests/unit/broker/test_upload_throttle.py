@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.pace import Pace
+from broker.upload_throttle import UploadThrottle
 from record_format.errors import ShuttingDown
 
 
@@ -18,32 +18,32 @@ class Clock:
 
 def test_the_rate_holds_over_many_parts():
     clock = Clock()
-    pace = Pace(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
+    throttle = UploadThrottle(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
     for _ in range(50):
-        pace(100)
+        throttle(100)
     assert abs(clock.now - 100.0 - 4.9) < 0.2, "5,000 bytes, the last begins after 4.9 s"
 
 
 def test_an_idle_second_is_saved_up_and_no_more():
     clock = Clock()
-    pace = Pace(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
+    throttle = UploadThrottle(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
     clock.now += 3600
-    pace(1000)
-    pace(1000)
+    throttle(1000)
+    throttle(1000)
     assert clock.slept == []
-    pace(1000)
+    throttle(1000)
     assert clock.slept == [1.0]
 
 
 @pytest.mark.parametrize("rate", [None, 1])
 def test_a_stop_breaks_off_also_who_waits_for_his_turn(rate):
-    pace = Pace(rate)
-    pace(10**6)
+    throttle = UploadThrottle(rate)
+    throttle(10**6)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(pace, 1) if rate else None
-        pace.stop()
+        waiting = pool.submit(throttle, 1) if rate else None
+        throttle.stop()
         if waiting is not None:
             with pytest.raises(ShuttingDown):
                 waiting.result(10)
     with pytest.raises(ShuttingDown):
-        pace(1)
+        throttle(1)

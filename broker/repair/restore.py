@@ -30,8 +30,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.bucket_notes import BucketNotes
 from broker.bucket_producers import producers_at_end
+from broker.bucket_state import BucketState
 from broker.cold_reads import uses_bucket
 from broker.data_folder import (
     COMPACTION_REACHED,
@@ -40,14 +40,14 @@ from broker.data_folder import (
     RESTORING,
     TopicPartition,
     folder_lock,
+    format_topic_id_partition,
     new_id,
-    place_name,
     refused,
     write_checkpoint,
 )
-from broker.mending.restore_tail import OldFolder, Tail, TailTarget, take_tail
-from broker.ownership.take_over import NO_MANIFEST, Pending, marker_path, write_marker
-from broker.ownership.taken_epochs import write_epochs
+from broker.ownership.allocated_epochs import write_epochs
+from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, marker_path, write_marker
+from broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.topic_registry import TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
@@ -182,7 +182,7 @@ class _Restore:
     def __init__(self, store: ObjectStore, options: RestoreOptions, old: OldFolder | None) -> None:
         self._store, self._options, self._old = store, options, old
         self._data_dir = options.data_dir
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingTakeOver] = {}
         self._epochs: dict[str, tuple[EpochStart, ...]] = {}
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
@@ -248,7 +248,7 @@ class _Restore:
             return False
         for manifests, manifest in loaded:
             if manifest is not None:
-                BucketNotes(self._data_dir, manifests.keys).note(manifest)
+                BucketState(self._data_dir, manifests.keys).note(manifest)
         self._deletions.append(record)
         return True
 
@@ -291,7 +291,7 @@ class _Restore:
     ) -> RestoredPartition:
         number = manifests.keys.partition
         if manifest is not None:
-            BucketNotes(self._data_dir, manifests.keys).note(manifest)
+            BucketState(self._data_dir, manifests.keys).note(manifest)
         tail = self._tail(topic, manifest, manifests)
         self._plan(topic, number, manifest, tail)
         log.info(
@@ -348,13 +348,13 @@ class _Restore:
         """What the first start does with the partition."""
         if not uses_bucket(LogConfig.parse(topic.config), manifest):
             return  # it has nothing in the bucket, and never will: there is nobody to fence
-        name = place_name(topic.topic_id, number)
+        name = format_topic_id_partition(topic.topic_id, number)
         whole = None
         if tail is not None and tail.epochs:
             self._epochs[name] = tail.epochs
         if tail is not None and tail.whole:
             whole = (manifest.owner, manifest.leader_epoch) if manifest else NO_MANIFEST
-        self._pending[name] = Pending(gap=self._options.gap, whole_tail_of=whole)
+        self._pending[name] = PendingTakeOver(gap=self._options.gap, whole_tail_of=whole)
 
     def _write_folder(self, cluster_id: str, records: list[TopicRecord]) -> None:
         ours = self._data_dir / "tierlog"

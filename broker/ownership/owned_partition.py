@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.bucket_notes import Pairs
+from broker.bucket_state import OwnerEpochs
 from manifest import transitions
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest
@@ -17,7 +17,7 @@ from manifest.store import ManifestStore
 from record_format.errors import CorruptDataError, MissingObject
 
 
-class OwnPartition:
+class OwnedPartition:
     """`recorded`: gives the (owner, epoch) pairs that the folder took or saw. `seen`: its last
     manifest's version.
     """
@@ -26,7 +26,7 @@ class OwnPartition:
         self,
         manifests: ManifestStore,
         *,
-        recorded: Callable[[], Pairs],
+        recorded: Callable[[], OwnerEpochs],
         seen: int,
         clock: Callable[[], int],
     ) -> None:

@@ -27,7 +27,7 @@ AT_ONCE: Final = 16  # requests side by side, before a broker serves
 OF_ONE: Final = 250  # later: at 20 ms each, that many are asked one after the other in 5 s
 
 
-class Fences:
+class FenceChecker:
     def __init__(self, partitions: Callable[[], Iterable[Partition]]) -> None:
         self._partitions = partitions
 
@@ -36,7 +36,7 @@ class Fences:
         partitions = list(self._partitions())
         _ask(partitions, threads=1 + len(partitions) // OF_ONE)
 
-    def look_first(self, *, timeout_s: float) -> None:
+    def check_before_serving(self, *, timeout_s: float) -> None:
         """Waits no longer than this: a store may take a minute not to answer."""
         _ask(self._partitions(), threads=AT_ONCE, timeout_s=timeout_s)
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from broker.mending.bucket_check import (
+from broker.partition import Partition
+from broker.repair.bucket_check import (
     CheckOptions,
     Progress,
     check_partition,
     entry_in_force,
     no_progress,
 )
-from broker.mending.local_check import FindHole, check_local
-from broker.partition import Partition
+from broker.repair.local_check import FindHole, check_local
 from broker.topic_registry import TopicRecord
 from broker.topics import Topic
 from cold_tier.object_store import ObjectStore
@@ -34,7 +34,7 @@ from record_format.findings import Findings, ProblemKind, VerifyReport
 Clock = Callable[[], int]
 
 
-class Looking(NamedTuple):
+class VerifyContext(NamedTuple):
     """How a broker's partitions are looked at."""
 
     deep: bool
@@ -45,7 +45,7 @@ class Looking(NamedTuple):
 def verify_topic(
     topic: Topic,
     store: ObjectStore | None,
-    looking: Looking,
+    looking: VerifyContext,
     *,
     settled: Callable[[], TopicRecord | None],
 ) -> VerifyReport:
@@ -73,7 +73,7 @@ def _check_partition(
     partition: Partition,
     record: TopicRecord,
     store: ObjectStore | None,
-    looking: Looking,
+    looking: VerifyContext,
 ) -> Findings:
     deep, clock, find_hole = looking
     if store is None or partition.cold is None:

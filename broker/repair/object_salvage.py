@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from broker.mending.rebuilt_segment import PIECE_BYTES
+from broker.repair.rebuilt_segment import PIECE_BYTES
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from hot_tier.batch_walk import CheckedBatch

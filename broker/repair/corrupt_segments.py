@@ -28,10 +28,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from broker.holes import Holes
-from broker.mending.local_check import is_lost, is_rotten
-from broker.mending.local_repair import copy_segment, unused
-from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from broker.partition import Partition
+from broker.repair.local_check import is_corrupt, is_lost
+from broker.repair.local_repair import copy_segment, unused_path
+from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from hot_tier.salvage import LostRange
 from hot_tier.segment_gaps import Gap
 from hot_tier.segment_views import SegmentView
@@ -67,7 +67,7 @@ class InBucket(NamedTuple):
 NO_BUCKET: Final = InBucket(0, (), frozenset())
 
 
-class RottenSegments:
+class CorruptSegments:
     """Of one partition. `aside`: the folder that gets a folder for each segment."""
 
     ACTIONS: Final = frozenset({Action.SET_ASIDE, Action.DROP_BATCHES})
@@ -86,7 +86,7 @@ class RottenSegments:
                 yield self._missing(view) if is_waiting else self._set_aside(view, bucket)
                 continue
             if not is_waiting:
-                if is_rotten(self._partition, view, bucket.entry_at(view.base_offset)):
+                if is_corrupt(self._partition, view, bucket.entry_at(view.base_offset)):
                     yield self._set_aside(view, bucket)
             elif lost := self._lost(view.base_offset, cold_end_offset):
                 yield self._drop_batches(view, lost)
@@ -168,7 +168,7 @@ class RottenSegments:
         if step.action is Action.DROP_BATCHES and not accept_loss:
             return step
         opened = self._partition.log
-        aside = unused(self._aside / f"{self._partition}-{step.base_offset}")
+        aside = unused_path(self._aside / f"{self._partition}-{step.base_offset}")
         with opened.sealed.lock:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)

@@ -4,7 +4,7 @@ finds out or a store that keeps checksums.
 
 import pytest
 
-from broker.mending.restore import RestoreOptions, restore
+from broker.repair.restore import RestoreOptions, restore
 from manifest.topic_objects import load_cluster
 from record_format.errors import CorruptManifest
 from tests.fakes.damage import flip
@@ -76,5 +76,5 @@ def test_a_cluster_object_that_rotted_is_no_store_that_does_not_answer(house, ro
     rot(house, "cluster.json")
     with pytest.raises(CorruptManifest, match=r"cluster\.json"):
         load_cluster(house.store)
-    house.broker.bucket.standing._ask()
-    assert house.broker.bucket.standing.unavailable is None
+    house.broker.bucket.store_status._ask()
+    assert house.broker.bucket.store_status.unavailable is None

@@ -21,9 +21,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.damaged import Damaged
+from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder
-from broker.mending.repair_step import ACCEPT_LOSS, Action, RepairStep
+from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.closed_log import base_offsets
 from hot_tier.durable_file import REAL_DISK, sync_folder
@@ -36,12 +36,14 @@ COPY_BYTES: Final = 1 << 20
 class LocalRepair:
     """What would mend one damaged log. `cold_end_offset`: where the bucket's records end."""
 
-    def __init__(self, folder: DataFolder, damaged: Damaged, *, cold_end_offset: int) -> None:
+    def __init__(
+        self, folder: DataFolder, damaged: DamagedPartition, *, cold_end_offset: int
+    ) -> None:
         self._log_folder = folder.partition_folder(damaged.topic, damaged.number)
         self._damaged, self._fault = damaged, locate(damaged)
         self._aside = folder.damaged
         if self._fault is not None:
-            self._aside = unused(self._aside / f"{damaged}-{self._fault.bad_offset}")
+            self._aside = unused_path(self._aside / f"{damaged}-{self._fault.bad_offset}")
         self.step = self._plan(cold_end_offset)
 
     def _plan(self, cold_end_offset: int) -> RepairStep:
@@ -95,7 +97,7 @@ class LocalFault(NamedTuple):
     bad_offset: int
 
 
-def locate(damaged: Damaged) -> LocalFault | None:
+def locate(damaged: DamagedPartition) -> LocalFault | None:
     """Where the log is bad; None if its error names no batch of a segment."""
     reason = damaged.reason
     if not isinstance(reason, CorruptDataError) or reason.offset is None:
@@ -133,7 +135,7 @@ def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
     _copy(folder, aside, lambda offset: offset == base_offset)
 
 
-def unused(folder: Path) -> Path:
+def unused_path(folder: Path) -> Path:
     """That name, or one beside it: what an earlier repair kept is not overwritten."""
     names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
     return next(path for path in chain([folder], names) if not path.exists())

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from record_format.errors import ShuttingDown
 
 
-class Pace:
+class UploadThrottle:
     """Call it with the bytes that are about to be sent; it blocks. Thread-safe."""
 
     def __init__(
