@@ -264,7 +264,7 @@ class Broker:
             self._diverged(),
             blocked=self.background.copier.blocked(),
             holes=self.background.holes.told(),
-            disk_refusal=self.background.reserve.refusal,
+            disk_full_error=self.background.reserve.refusal,
         )
 
     def storage_report(self) -> reports.StorageReport:

@@ -57,7 +57,7 @@ class ColdReads:
         return self._store_status.answers
 
     def check_clock(self) -> None:
-        """Raises ClockRefused if the store refuses this machine's, as far as it answers."""
+        """Raises ClockSkewTooLarge if the store refuses this machine's, as far as it answers."""
         self._store_status.check_clock()
 
     @property

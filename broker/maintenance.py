@@ -141,8 +141,8 @@ class Maintenance:
         mending = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
         if not apply or not mending.may_be_done(accept_loss=accept_loss):
             return mending.step
-        end_offset, is_cut = mending.prepare(), mending.step.action is Action.CUT
-        if is_cut:
+        end_offset, is_truncated = mending.prepare(), mending.step.action is Action.CUT
+        if is_truncated:
             self._before_cut(topic.record, damaged.number, end_offset)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
         if isinstance(opened, DamagedPartition):
@@ -150,7 +150,7 @@ class Maintenance:
             return mending.step
         end_offset = opened.log.log_end_offset  # before anything is appended there
         topic.add({damaged.number: opened})
-        if is_cut:  # at once: what comes next may fail
+        if is_truncated:  # at once: what comes next may fail
             self._on_cut(topic.record, damaged.number, end_offset)
         self._background.checkpoints.save()  # else a crash finds it short of what it had reached
         self._opener.forget_take_overs()

@@ -27,7 +27,7 @@ from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     DiskFull,
-    NoDescriptor,
+    TooManyOpenFiles,
     UnknownFormatVersion,
 )
 
@@ -80,7 +80,7 @@ def adding_remedies() -> Iterator[None]:
 
 
 def _room_for(error: DiskFull) -> str:
-    if not isinstance(error, NoDescriptor):
+    if not isinstance(error, TooManyOpenFiles):
         return "make room on its disk"
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"allow the process more than {allowed} (`ulimit -n`, systemd's LimitNOFILE)"

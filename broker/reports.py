@@ -83,7 +83,7 @@ def readiness(
     *,
     blocked: Mapping[Partition, str],
     holes: Mapping[Partition, str],
-    disk_refusal: str | None,
+    disk_full_error: str | None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
     degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
@@ -93,8 +93,8 @@ def readiness(
         for one, why in sorted(blocked.items(), key=lambda item: str(item[0]))
     ]
     degraded += sorted(f"{one}: {why}; {helps}" for one, why in holes.items())
-    if disk_refusal is not None:
-        degraded.append(f"writes are refused: {disk_refusal}")
+    if disk_full_error is not None:
+        degraded.append(f"writes are refused: {disk_full_error}")
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")

@@ -16,7 +16,7 @@ from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, unreadable_as
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, eio_as
 from record_format.file_slice import FileSlice, OpenFile
 
 
@@ -137,7 +137,7 @@ def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) 
     log = partition.log
     records, min_timestamp, max_timestamp, crc32c = known
     try:
-        with unreadable_as(CorruptDataError, file=str(view.path)):
+        with eio_as(CorruptDataError, file=str(view.path)):
             if records is None:
                 counted = log.segment_stats(view.base_offset)
                 records, min_timestamp = counted.record_count, counted.min_timestamp

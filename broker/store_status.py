@@ -29,7 +29,7 @@ from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
 from record_format import sealed_json
 from record_format.errors import (
-    ClockRefused,
+    ClockSkewTooLarge,
     ConfigurationError,
     CorruptManifest,
     CorruptObject,
@@ -173,12 +173,12 @@ class StoreStatus:
             ) from error
 
     def check_clock(self) -> None:
-        """Asks a store that is not known to be away. Raises ClockRefused if it refuses this
+        """Asks a store that is not known to be away. Raises ClockSkewTooLarge if it refuses this
         machine's clock.
         """
         self.recheck()
         if self._refuses_clock:
-            raise ClockRefused(self.refusal or self.unavailable or "")
+            raise ClockSkewTooLarge(self.refusal or self.unavailable or "")
 
     def require_store(self) -> ObjectStore:
         """The store, once it is known to be this cluster's. Raises StoreUnavailable,
@@ -230,7 +230,7 @@ class StoreStatus:
     def _note_refusal(self, error: ConfigurationError) -> None:
         if self.refusal != str(error):
             log.error("store refused: nothing is offloaded", error=str(error))
-        self.refusal, self._refuses_clock = str(error), isinstance(error, ClockRefused)
+        self.refusal, self._refuses_clock = str(error), isinstance(error, ClockSkewTooLarge)
         pause_s = min(REFUSED_MAX_S, LOOK_AGAIN_S * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
         self._check_again_s = time.monotonic() + pause_s
@@ -240,7 +240,7 @@ class StoreStatus:
             if self.unavailable is None:
                 log.warning("store unavailable", store=self.store.url, error=str(error))
             self.unavailable = str(error) or "the store does not answer"
-            self._refuses_clock = isinstance(error, ClockRefused)
+            self._refuses_clock = isinstance(error, ClockSkewTooLarge)
 
     def _note_answer(self) -> None:
         with self._noting:

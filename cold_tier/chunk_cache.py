@@ -37,7 +37,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.eviction import EvictionPolicy
 from cold_tier.ranged_reader import ChunkKey, ChunkRef
-from record_format.errors import OUT_OF_FILES, ConfigurationError, Throttled, disk_refusal
+from record_format.errors import FILE_LIMIT_ERRNOS, ConfigurationError, Throttled, disk_full_error
 from record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
@@ -231,7 +231,7 @@ class ChunkCache:
         try:  # each time: an operator who needs space may delete the cache while it is in use
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise disk_refusal(f"chunk cache {folder}", error) from error
+            raise disk_full_error(f"chunk cache {folder}", error) from error
         return folder / secrets.token_hex(12)
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
@@ -245,7 +245,7 @@ class ChunkCache:
         except OSError as error:
             temp.unlink(missing_ok=True)
             self.unreserve(chunk.size_bytes)
-            raise disk_refusal(f"chunk cache {self._folder}", error) from error
+            raise disk_full_error(f"chunk cache {self._folder}", error) from error
         with self._space:
             self._reserved -= chunk.size_bytes
             if key in self._entries:
@@ -291,7 +291,7 @@ class ChunkCache:
         try:
             opened = OpenFile(self._name(chunk.key))
         except OSError as error:
-            if error.errno in OUT_OF_FILES:
+            if error.errno in FILE_LIMIT_ERRNOS:
                 raise
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _matches(opened, chunk)):

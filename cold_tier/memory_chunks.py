@@ -21,7 +21,7 @@ from collections.abc import Callable
 from weakref import ref
 
 from cold_tier.ranged_reader import ChunkRef
-from record_format.errors import Throttled, disk_refusal
+from record_format.errors import Throttled, disk_full_error
 from record_format.file_slice import OpenFile
 
 
@@ -53,7 +53,7 @@ class MemoryChunks:
             os.posix_fallocate(file.fd, 0, chunk.size_bytes)
             buffer = mmap.mmap(file.fd, chunk.size_bytes)
         except OSError as error:
-            raise disk_refusal("no space on disk or in memory", error) from error
+            raise disk_full_error("no space on disk or in memory", error) from error
         fetch(chunk, memoryview(buffer))
         return file
 

@@ -29,7 +29,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
-from record_format.errors import StoreUnavailable, TierlogError, disk_refusal
+from record_format.errors import StoreUnavailable, TierlogError, disk_full_error
 
 T = TypeVar("T")
 
@@ -235,7 +235,7 @@ class RangedReader:
         try:
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise disk_refusal(f"chunk cache {temp.parent}", error) from error
+            raise disk_full_error(f"chunk cache {temp.parent}", error) from error
         try:
             _set_aside(fd, chunk.size_bytes, temp)
             pieces = self._store.get_range(
@@ -307,7 +307,7 @@ def _set_aside(fd: int, size_bytes: int, path: Path) -> None:
         try:
             os.posix_fallocate(fd, 0, size_bytes)
         except OSError as error:
-            raise disk_refusal(f"chunk cache {path.parent}", error) from error
+            raise disk_full_error(f"chunk cache {path.parent}", error) from error
 
 
 def _write_all(fd: int, piece: Piece, path: Path) -> None:
@@ -316,4 +316,4 @@ def _write_all(fd: int, piece: Piece, path: Path) -> None:
         while rest:
             rest = rest[os.write(fd, rest) :]
     except OSError as error:
-        raise disk_refusal(f"chunk cache {path.parent}", error) from error
+        raise disk_full_error(f"chunk cache {path.parent}", error) from error

@@ -59,7 +59,7 @@ from cold_tier.s3_ranged_get import Answering, Ranges, Refused
 from cold_tier.s3_responses import check_range, checksum_of, now_of
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
-    ClockRefused,
+    ClockSkewTooLarge,
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -412,7 +412,7 @@ class S3Store:
             raise ChecksumRefused(f"{key}: {reason(answer)}") from cause
         if fault is Fault.MISCONFIGURED:
             line = advice(answer, operation=operation, key=key)
-            kind = ClockRefused if answer.code in OF_THE_CLOCK else ConfigurationError
+            kind = ClockSkewTooLarge if answer.code in OF_THE_CLOCK else ConfigurationError
             raise kind(f"store {self.url}: {line}") from cause
         if fault is Fault.UNKNOWN and creates:
             raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause

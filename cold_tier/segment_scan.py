@@ -16,8 +16,8 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
 from record_format.batch import HEADER_SIZE, Buffer, parse_header
-from record_format.batch_run import describe_run
-from record_format.errors import CorruptBatch, unreadable_as
+from record_format.batch_summary import summarize_batches
+from record_format.errors import CorruptBatch, eio_as
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -51,7 +51,7 @@ def scan_segment(
 
 def _read(file: FileIO, position: int, memory: memoryview) -> memoryview:
     """The file's bytes from `position` on, as far as they go and fit."""
-    with unreadable_as(CorruptBatch, file=str(file.name), position=position):
+    with eio_as(CorruptBatch, file=str(file.name), position=position):
         return memory[: os.preadv(file.fileno(), [memory], position)].toreadonly()
 
 
@@ -77,7 +77,7 @@ def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) 
 def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
     """The entry for the whole batches at the front of `body`."""
     try:
-        run = describe_run(body, next_offset=next_offset)
+        run = summarize_batches(body, next_offset=next_offset)
     except CorruptBatch as error:
         at = None if error.position is None else position + error.position
         raise CorruptBatch(error.detail, file=file, position=at, offset=error.offset) from error

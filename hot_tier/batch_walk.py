@@ -18,8 +18,8 @@ from record_format.batch import (
     HEADER_SIZE,
     BatchHeader,
     check_crc,
-    cut_batch,
     parse_header,
+    truncated_batch,
 )
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
@@ -62,12 +62,12 @@ def headers_from(
                 window_start, relative = position, 0
             header = parse_header(window, relative, at=position)
             if position + header.size_bytes > end:
-                raise cut_batch(header, end=end)
+                raise truncated_batch(header, end=end)
             yield header
             size_bytes = WINDOW_BYTES if header.size_bytes < WINDOW_BYTES else ONE_HEADER_BYTES
             position += header.size_bytes
     except CorruptBatch as bad:
-        raise bad.placed(file=log.name) from None
+        raise bad.with_location(file=log.name) from None
 
 
 def headers_of(log: Path) -> Iterator[BatchHeader]:
@@ -108,7 +108,9 @@ class CheckedBatch:
 
     def placed(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
         """What is wrong with its records, with the position in the file."""
-        return bad.placed(file=file, position=self.header.position, offset=self.header.base_offset)
+        return bad.with_location(
+            file=file, position=self.header.position, offset=self.header.base_offset
+        )
 
 
 def checked_batches(log: LogBytes, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
@@ -130,7 +132,7 @@ def checked_batches(log: LogBytes, *, end: int, start: int = 0) -> Iterator[Chec
                 consumed = batch.header.size_bytes
             position += consumed
     except CorruptBatch as bad:
-        raise bad.placed(file=log.name) from None
+        raise bad.with_location(file=log.name) from None
 
 
 def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator[CheckedBatch]:
@@ -143,7 +145,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
             check_crc(chunk, header)
         except CorruptBatch as bad:
             position = chunk_position + start
-            raise bad.placed(position=position) from None
+            raise bad.with_location(position=position) from None
         yield CheckedBatch(header.at(chunk_position + start), chunk, start)
         start += header.size_bytes
 
@@ -154,7 +156,7 @@ def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
     if header.end_position > end:
-        raise cut_batch(header, end=end)
+        raise truncated_batch(header, end=end)
     batch = CheckedBatch(header, log.read(header.size_bytes, position), 0)
     try:
         check_crc(batch.chunk, batch.at_start_of_chunk())

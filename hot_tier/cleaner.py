@@ -31,12 +31,12 @@ from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from hot_tier.segment_lookup import SegmentLookup
 from hot_tier.segment_swap import swap
 from record_format.batch import BatchHeader
-from record_format.compacting import (
+from record_format.batch_compaction import (
+    BatchRetention,
+    BatchRetentionResult,
     Compacted,
     KeyTable,
-    Retention,
-    Round,
-    Verdict,
+    TombstonePolicy,
     compact_batch,
     emptied,
 )
@@ -97,8 +97,8 @@ class Cleaner:
     ) -> None:
         self._state, self._reaper, self._table, self._hooks = state, reaper, table, hooks
         self._read_bytes = self._written_bytes = 0
-        self._clock = Round(
-            state.clock(), state.config.delete_retention_ms, may_forget=hooks.may_forget()
+        self._tombstones = TombstonePolicy(
+            state.clock(), state.config.delete_retention_ms, may_drop=hooks.may_forget()
         )
         self._transactions = CleanedTransactions()
         self._last_records: dict[int, LastRecord] = {}
@@ -242,13 +242,17 @@ class Cleaner:
         drop = may_go
         if header.is_control:
             horizon = header.base_timestamp if header.has_delete_horizon else None
-            drop = may_go and horizon is not None and self._clock.is_past(horizon)
+            drop = may_go and horizon is not None and self._tombstones.is_past(horizon)
         if self._is_last_of_producer(header) or header.next_offset == upper_bound:
-            retention = Retention.RETAIN_EMPTY
+            retention = BatchRetention.RETAIN_EMPTY
         else:
-            retention = Retention.DELETE if drop else Retention.DELETE_EMPTY
-        verdict = Verdict(retention, drop, empty_marker=may_go and header.is_control)
-        return compact_batch(checked.chunk, header, verdict, table=self._table, clock=self._clock)
+            retention = BatchRetention.DELETE if drop else BatchRetention.DELETE_EMPTY
+        verdict = BatchRetentionResult(
+            retention, drop, marker_of_empty_txn=may_go and header.is_control
+        )
+        return compact_batch(
+            checked.chunk, header, verdict, table=self._table, policy=self._tombstones
+        )
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
         last = self._last_records.get(header.producer_id) if header.producer_id >= 0 else None

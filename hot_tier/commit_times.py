@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from record_format.durations import Durations
+from record_format.latency_histogram import LatencyHistogram
 
 
 class CommitTimes:
@@ -13,4 +13,8 @@ class CommitTimes:
     __slots__ = ("commit", "flush", "write")
 
     def __init__(self) -> None:
-        self.write, self.flush, self.commit = Durations(), Durations(), Durations()
+        self.write, self.flush, self.commit = (
+            LatencyHistogram(),
+            LatencyHistogram(),
+            LatencyHistogram(),
+        )

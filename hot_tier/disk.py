@@ -18,14 +18,14 @@ from typing import Final, NoReturn
 
 from hot_tier.spare_descriptors import SpareDescriptors
 from record_format.batch import Buffer
-from record_format.errors import OUT_OF_FILES, DiskFull, disk_refusal
+from record_format.errors import FILE_LIMIT_ERRNOS, DiskFull, disk_full_error
 
 if sys.platform == "darwin":
     import fcntl
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No room, or no descriptor: the call did nothing, and may succeed later.
-REFUSED_ERRNOS = OUT_OF_FILES | {errno.ENOSPC, errno.EDQUOT}
+REFUSED_ERRNOS = FILE_LIMIT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 REFUSED_RETRY_S: Final = 5.0
 
 
@@ -115,4 +115,4 @@ def is_refusal(error: OSError) -> bool:
 
 def refusal(where: object, error: OSError) -> DiskFull:
     """What to raise for a call that `is_refusal`."""
-    return disk_refusal(where, error, retry_after_s=REFUSED_RETRY_S)
+    return disk_full_error(where, error, retry_after_s=REFUSED_RETRY_S)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from hot_tier.disk import Disk, write_all
-from record_format.errors import CorruptDataError, unreadable_as
+from record_format.errors import CorruptDataError, eio_as
 
 REAL_DISK = Disk()
 
@@ -42,5 +42,5 @@ def sync_folder(path: Path) -> None:
 
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
     """A file that can be rebuilt. Raises FileNotFoundError; `corrupt` where the disk fails."""
-    with unreadable_as(corrupt, file=str(path)):
+    with eio_as(corrupt, file=str(path)):
         return path.read_bytes()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 from record_format.errors import FieldProblem, InvalidConfig
-from record_format.near_miss import did_you_mean
+from record_format.name_suggestions import did_you_mean
 
 ConfigValue = int | float | bool | str
 Kind = Literal["int", "long", "double", "boolean", "text", "list"]

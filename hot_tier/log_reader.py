@@ -245,7 +245,7 @@ def batch_bytes(
         check_crc(data, here)
     except CorruptBatch as bad:
         file, position, offset = str(segment.path(LOG)), header.position, header.base_offset
-        raise bad.placed(file=file, position=position, offset=offset) from None
+        raise bad.with_location(file=file, position=position, offset=offset) from None
     return data, here
 
 

@@ -30,7 +30,7 @@ from hot_tier.segment import Segment
 from hot_tier.segment_swap import swap
 from hot_tier.transaction_index import read_entries
 from record_format.batch import HEADER_SIZE, MAGIC, parse_header
-from record_format.compacting import Compacted, empty_batch
+from record_format.batch_compaction import Compacted, empty_batch
 from record_format.errors import CorruptBatch, UnknownSegment
 
 SEARCH_BYTES: Final = 1 << 20

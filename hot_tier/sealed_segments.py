@@ -30,8 +30,8 @@ from hot_tier.segment import Segment
 from hot_tier.segment_gaps import Gap, gap_after
 from hot_tier.segment_views import OpenedSegment, SegmentFiles
 from hot_tier.seqlock import read_consistently
+from record_format.batch_compaction import KeyTable
 from record_format.checkpoint_files import EpochEntry
-from record_format.compacting import KeyTable
 from record_format.errors import CorruptIndex, UnknownSegment
 
 READ_BYTES: Final = 1 << 20

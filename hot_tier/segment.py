@@ -109,7 +109,7 @@ class Segment:
                 next_offset = header.next_offset
                 yield header
         except CorruptBatch as bad:
-            raise bad.placed(offset=next_offset) from None
+            raise bad.with_location(offset=next_offset) from None
 
     def first_timestamp(self, files: Files) -> int | None:
         """The largest of its first batch, which Kafka takes for a segment's first; None without

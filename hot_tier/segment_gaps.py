@@ -18,7 +18,7 @@ from hot_tier.log_reader import with_good_indexes
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
 from hot_tier.segment_lookup import SegmentLookup
-from record_format.errors import CorruptBatch, unreadable_as
+from record_format.errors import CorruptBatch, eio_as
 
 
 class Gap(NamedTuple):
@@ -47,7 +47,7 @@ def gap_after(state: LogState, segment: Segment) -> Gap | None:
         return SegmentLookup(segment, state.files).find_offset(following - 1) is not None
 
     try:
-        with unreadable_as(CorruptBatch, file=segment.name(LOG)):
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
             if with_good_indexes(state, segment, is_reached):
                 return None
             headers = segment.headers(state.files)

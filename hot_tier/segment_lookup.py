@@ -22,7 +22,7 @@ from hot_tier.offset_columns import Entry, OffsetColumns
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
-from record_format.errors import CorruptBatch, CorruptIndex, unreadable_as
+from record_format.errors import CorruptBatch, CorruptIndex, eio_as
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
@@ -235,7 +235,7 @@ def _floor(
     if image is not None:
         return _floor_in_memory(image, layout, column=column, target=target)
     try:
-        with unreadable_as(CorruptIndex, file=name):
+        with eio_as(CorruptIndex, file=name):
             return _floor_in_file(files, name, layout, column=column, target=target)
     except FileNotFoundError:
         raise CorruptIndex("is missing", file=name) from None

@@ -70,7 +70,7 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from record_format.sealed_json import is_cut
+from record_format.sealed_json import is_truncated
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
@@ -171,7 +171,7 @@ class ManifestStore:
         for version in range(newest, lowest - 1, -1):
             if version != newest:
                 data = self.versions.read(version)
-            if data is not None and not is_cut(data):
+            if data is not None and not is_truncated(data):
                 return decode_manifest(data, keys=self.keys, version=version)
         if at_least == 0 and lowest == 1:
             return None
@@ -317,7 +317,7 @@ class ManifestStore:
         """
         try:
             data = self.versions.read(version)
-            if data is not None and is_cut(data):
+            if data is not None and is_truncated(data):
                 return None
             then = decode_manifest(data, keys=self.keys, version=version) if data else in_force
         except CorruptDataError:

@@ -35,7 +35,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     UnknownTopic,
 )
-from record_format.sealed_json import is_cut
+from record_format.sealed_json import is_truncated
 
 KIND_CLUSTER = "cluster"
 KIND_TOPIC = "topic"
@@ -107,7 +107,7 @@ class TopicObjects:
         version = chain.newest()
         while version > 0:
             data = chain.read(version)
-            if data is not None and not is_cut(data):
+            if data is not None and not is_truncated(data):
                 return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
             version -= 1
         return None

@@ -27,7 +27,7 @@ from record_format.errors import (
     ObjectExists,
     OutcomeUnknownError,
 )
-from record_format.sealed_json import is_cut
+from record_format.sealed_json import is_truncated
 
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4
@@ -184,7 +184,7 @@ class VersionChain:
             return Created.LOST if lost else None
         if there == body:
             return Created.OURS
-        if not is_cut(there):
+        if not is_truncated(there):
             return Created.LOST
         return Created.VOID if lost else Created.CUT
 

@@ -48,11 +48,11 @@ from record_format.batch import (
     parse_header,
 )
 from record_format.codecs import MAX_EXPANDED_BYTES, decompress
-from record_format.cut import Cut
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import AbortedTxn
 from record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
+from record_format.row_filter import RowFilter
 
 BATCH_ROWS: Final = 16 * 1024
 BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -72,7 +72,7 @@ class DecodeRequest(NamedTuple):
     topic: str
     partition: int
     columns: tuple[str, ...] = COLUMNS
-    cut: Cut = Cut()
+    row_filter: RowFilter = RowFilter()
     aborted: Sequence[AbortedTxn] = ()
     batch_rows: int = BATCH_ROWS
     batch_bytes: int = BATCH_BYTES
@@ -96,7 +96,7 @@ class ArrowDecoder:
         self.schema = pa.schema([SCHEMA.field(name) for name in request.columns])
         self._request = request
         self._want = wanted_parts(request.columns)
-        self._cuts = np.array(request.cut, np.int64)
+        self._cuts = np.array(request.row_filter, np.int64)
         self._aborted = _by_producer(request.aborted)
         self._constant = constant_columns(
             request.columns,
@@ -105,7 +105,7 @@ class ArrowDecoder:
             rows=request.batch_rows,
         )
         self._header_room = FIRST_HEADERS
-        timeless = request.cut[2:] == (I64_MIN, I64_MAX)
+        timeless = request.row_filter[2:] == (I64_MIN, I64_MAX)
         self._by_header = timeless and _FROM_HEADERS.issuperset(request.columns)
 
     def decode(self, buf: Buffer, *, file: str = "", position: int = 0) -> Iterator[pa.RecordBatch]:
@@ -142,15 +142,15 @@ class ArrowDecoder:
 
     def _wanted(self, table: Array) -> Array:
         """Which batches can hold a row that is wanted."""
-        cut = self._request.cut
+        row_filter = self._request.row_filter
         last_offset = table[:, kernel.BASE_OFFSET] + table[:, kernel.LAST_DELTA]
         wanted: Array = (
             (table[:, kernel.ATTRIBUTES] & CONTROL_BIT == 0)
             # compaction keeps empty batches, as headers alone; bytes behind one are a broken count
             & ((table[:, kernel.COUNT] > 0) | (table[:, kernel.SIZE] > HEADER_SIZE))
-            & (table[:, kernel.BASE_OFFSET] < cut.end_offset)
-            & (last_offset >= cut.start_offset)
-            & (table[:, kernel.MAX_TIME] >= cut.start_timestamp)
+            & (table[:, kernel.BASE_OFFSET] < row_filter.end_offset)
+            & (last_offset >= row_filter.start_offset)
+            & (table[:, kernel.MAX_TIME] >= row_filter.start_timestamp)
         )
         if self._aborted:
             transactional = wanted & (table[:, kernel.ATTRIBUTES] & TRANSACTIONAL_BIT != 0)

@@ -227,10 +227,10 @@ def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
 def check_whole(buf: Buffer, header: BatchHeader) -> None:
     """Raise CorruptBatch if the batch reaches beyond `buf`."""
     if header.position + header.size_bytes > len(buf):
-        raise cut_batch(header, end=len(buf))
+        raise truncated_batch(header, end=len(buf))
 
 
-def cut_batch(header: BatchHeader, *, end: int) -> CorruptBatch:
+def truncated_batch(header: BatchHeader, *, end: int) -> CorruptBatch:
     """Of one that reaches beyond the position `end`."""
     return CorruptBatch(
         f"the batch takes {header.size_bytes} bytes, {end - header.position} are there",

@@ -63,7 +63,7 @@ _ZSTD_BLOCK_MAX: Final = 128 * 1024
 _ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 
 
-class ExpandsTooFar(CorruptBatch):
+class DecompressedTooLarge(CorruptBatch):
     """Compressed records that grow beyond the caller's limit."""
 
     def __init__(self, codec: int, *, max_bytes: int) -> None:
@@ -90,7 +90,7 @@ def compress(codec: int, data: Buffer) -> bytes:
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_EXPANDED_BYTES) -> Buffer:
     """Expand `data`, for codec 0 the same object.
 
-    Raises ExpandsTooFar beyond `max_bytes`, CorruptBatch for an unknown codec or bad bytes.
+    Raises DecompressedTooLarge beyond `max_bytes`, CorruptBatch for an unknown codec or bad bytes.
     """
     if codec == NONE:
         return data
@@ -117,7 +117,7 @@ def _gzip_decompress(data: Buffer, max_bytes: int) -> bytes:
             raise CorruptBatch(f"gzip: {error}") from error
         left -= len(members[-1])
         if left < 0:
-            raise ExpandsTooFar(GZIP, max_bytes=max_bytes)
+            raise DecompressedTooLarge(GZIP, max_bytes=max_bytes)
         if not member.eof:
             raise CorruptBatch("gzip: the stream is truncated")
         rest = member.unused_data
@@ -159,7 +159,7 @@ def _snappy_block(block: bytes, left: int, max_bytes: int) -> bytes:
         if size > _SNAPPY_MAX_RATIO * len(block):
             raise CorruptBatch(f"snappy: {len(block)} bytes cannot expand to {size}")
         if size > left:
-            raise ExpandsTooFar(SNAPPY, max_bytes=max_bytes)
+            raise DecompressedTooLarge(SNAPPY, max_bytes=max_bytes)
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise CorruptBatch(f"snappy: {error}") from error
@@ -224,7 +224,7 @@ def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
     except (RuntimeError, ValueError) as error:
         raise CorruptBatch(f"lz4: {error}") from error
     if len(expanded) > max_bytes:
-        raise ExpandsTooFar(LZ4, max_bytes=max_bytes)
+        raise DecompressedTooLarge(LZ4, max_bytes=max_bytes)
     if not frame.eof:
         raise CorruptBatch("lz4: the frame is truncated")
     if frame.unused_data:
@@ -284,17 +284,17 @@ def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> byt
     if size > bound:
         raise CorruptBatch(f"zstd: the frame's blocks cannot expand to {size} bytes")
     if size > left:
-        raise ExpandsTooFar(ZSTD, max_bytes=max_bytes)
+        raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes)
     limit = max(min(bound, left), 1)  # the package takes 0 for "no limit"
     try:
         expanded = _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
     except zstandard.ZstdError as error:
         # The frame is whole, as its blocks said: what stopped it is the room.
         if left < bound and "did not decompress full frame" in str(error):
-            raise ExpandsTooFar(ZSTD, max_bytes=max_bytes) from error
+            raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes) from error
         raise CorruptBatch(f"zstd: {error}") from error
     if len(expanded) > left:
-        raise ExpandsTooFar(ZSTD, max_bytes=max_bytes)
+        raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes)
     return expanded
 
 

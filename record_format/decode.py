@@ -20,7 +20,7 @@ from record_format.batch import (
     Buffer,
     check_whole,
 )
-from record_format.codecs import MAX_EXPANDED_BYTES, ExpandsTooFar, decompress
+from record_format.codecs import MAX_EXPANDED_BYTES, DecompressedTooLarge, decompress
 from record_format.encode import NO_HEADERS, Headers
 from record_format.errors import CorruptBatch
 from record_format.record_walk import Walk, WalkRequest, walk
@@ -46,25 +46,30 @@ class Columns(NamedTuple):
 
 
 def expand(buf: Buffer, header: BatchHeader, *, max_bytes: int = MAX_EXPANDED_BYTES) -> bytes:
-    """The batch's records, uncompressed. Raises CorruptBatch (ExpandsTooFar beyond `max_bytes`)."""
+    """The batch's records, decompressed.
+
+    Raises CorruptBatch, in particular DecompressedTooLarge beyond `max_bytes`.
+    """
     check_whole(buf, header)
     body = bytes(buf[header.body_position : header.end_position])
     try:
         return bytes(decompress(header.codec, body, max_bytes=max_bytes))
-    except ExpandsTooFar:
+    except DecompressedTooLarge:
         raise
     except CorruptBatch as error:
-        raise located(error.detail, header) from error
+        raise corrupt_batch(error.detail, header) from error
 
 
-def located(detail: str, header: BatchHeader) -> CorruptBatch:
+def corrupt_batch(detail: str, header: BatchHeader) -> CorruptBatch:
     return CorruptBatch(detail, position=header.position, offset=header.base_offset)
 
 
 def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
     """Walk the expanded records of a batch of a log: offset deltas rise, gaps are allowed."""
     if header.record_count * MIN_RECORD_SIZE > len(records):
-        raise located(f"{header.record_count} records cannot fit in {len(records)} bytes", header)
+        raise corrupt_batch(
+            f"{header.record_count} records cannot fit in {len(records)} bytes", header
+        )
     request = WalkRequest(
         record_count=header.record_count,
         base_timestamp=header.base_timestamp,
@@ -74,7 +79,7 @@ def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = Fal
     )
     found = walk(records, request)
     if found.problem:
-        raise located(found.describe(), header)
+        raise corrupt_batch(found.describe(), header)
     return found
 
 

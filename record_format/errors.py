@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, Self
 
 # The process, or the system, has none left for now: nothing is wrong with the file.
-OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+FILE_LIMIT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class TierlogError(Exception):
@@ -29,7 +29,7 @@ class SettingsError(ConfigurationError):
     """A setting cannot have the value it was given: mend the flag, the variable or the file."""
 
 
-class ClockRefused(ConfigurationError):
+class ClockSkewTooLarge(ConfigurationError):
     """The store's clock and this machine's are too far apart: set it right."""
 
 
@@ -90,7 +90,7 @@ class UnknownTopic(UnknownTopicOrPartition):
         self.topic = topic
 
     @classmethod
-    def made_anew(cls, topic: str) -> UnknownTopic:
+    def recreated(cls, topic: str) -> UnknownTopic:
         """The one that was meant is gone; the name is another's now."""
         return cls(topic, detail=f"topic {topic!r} was deleted and made anew: it is another one")
 
@@ -229,13 +229,13 @@ class DiskFull(RetriableError):
     """ENOSPC, or the reserve is reached: writes are refused until space is back, reads go on."""
 
 
-class NoDescriptor(DiskFull):
+class TooManyOpenFiles(DiskFull):
     """EMFILE: refused like a full disk, but freeing disk space does not help."""
 
 
-def disk_refusal(where: object, error: OSError, *, retry_after_s: float = 1.0) -> DiskFull:
+def disk_full_error(where: object, error: OSError, *, retry_after_s: float = 1.0) -> DiskFull:
     """What to raise for a call that the disk had no room for, or the process no descriptor."""
-    kind = NoDescriptor if error.errno in OUT_OF_FILES else DiskFull
+    kind = TooManyOpenFiles if error.errno in FILE_LIMIT_ERRNOS else DiskFull
     return kind(f"{where}: {error.strerror}", retry_after_s=retry_after_s)
 
 
@@ -273,7 +273,7 @@ class CorruptDataError(TierlogError):
         super().__init__(where + detail)
         self.detail, self.file, self.position, self.offset = detail, file, position, offset
 
-    def placed(
+    def with_location(
         self, *, file: str = "", position: int | None = None, offset: int | None = None
     ) -> Self:
         """The same error, with what its raiser could not know about the place; what is not given
@@ -288,7 +288,7 @@ class CorruptDataError(TierlogError):
 
 
 @contextmanager
-def unreadable_as(
+def eio_as(
     corrupt: type[CorruptDataError], *, file: str, position: int | None = None
 ) -> Iterator[None]:
     """What the disk cannot read (EIO) is reported like what fails its check; other OSErrors

@@ -2,12 +2,12 @@
 
 Rules that keep it honest:
 
-* Only `native_keys` users import this module: numba takes a second to import.
-* `data` is indexed only below its length; each length is compared with the record it is in.
-* It mirrors `key_table.PlainKeyTable` and the plain functions of `compacting`; a test feeds both.
+* Only `native_keys` imports this module: numba takes a second to import.
+* `data` is never indexed past its end: each length is checked against its enclosing record first.
+* It mirrors `key_table.PlainKeyTable`; a test feeds both the same bytes.
 
-The table is open addressing with linear probing, two columns: 64 bits of the key's hash, and the
-offset relative to the start of the round, plus one (0 is a free slot). The hash is MurmurHash3
+The table uses open addressing with linear probing, in two columns: 64 bits of the key's hash, and
+the offset relative to the start of the round, plus one (0 is a free slot). The hash is MurmurHash3
 x64-128 with a seed; its first half chooses the slot, its second half is stored.
 """
 

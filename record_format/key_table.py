@@ -17,7 +17,7 @@ import os
 from typing import Final
 
 from record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
-from record_format.compacting import Choice, KeyTable
+from record_format.batch_compaction import Choice, KeyTable
 from record_format.decode import walk_batch
 from record_format.native import can_compile
 from record_format.record_walk import Fields

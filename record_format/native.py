@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from record_format import batch_run, record_walk
+from record_format import batch_summary, record_walk
 from record_format.batch import MIN_RECORD_SIZE
 from record_format.record_walk import WalkRequest
 
@@ -39,12 +39,12 @@ def load() -> bool:
     """
     if not can_compile():
         return False
-    from record_format.native_run import describe_native
+    from record_format.native_summary import summarize_native
     from record_format.native_walk import walk_native
 
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
     assert not warm.problem, warm
     record_walk.use(walk_native)
-    batch_run.use(describe_native)
+    batch_summary.use(summarize_native)
     return True

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
-from record_format.compacting import Choice
-from record_format.decode import located
+from record_format.batch_compaction import Choice
+from record_format.decode import corrupt_batch
 from record_format.errors import CorruptBatch
 from record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy_records
 
@@ -93,4 +93,4 @@ class NativeKeyTable:
 
 
 def _corrupt(header: BatchHeader) -> CorruptBatch:
-    return located("the records do not fit the batch", header)
+    return corrupt_batch("the records do not fit the batch", header)

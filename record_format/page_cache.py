@@ -68,7 +68,7 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def bring_in(file: HasFileno, position: int, size_bytes: int) -> None:
+def prefetch(file: HasFileno, position: int, size_bytes: int) -> None:
     """Read the bytes into the page cache. Run in a thread. Stops at the end of the file."""
     end = position + size_bytes
     while position < end:

@@ -34,7 +34,7 @@ from record_format.decode import expand
 from record_format.encode import EncodedRange, Headers, encode_batches
 from record_format.errors import RequestTooLarge
 from record_format.produced_checks import (
-    NO_KEY,
+    KEY_REQUIRED,
     ProduceLimits,
     TimeLimits,
     check_headers,
@@ -44,7 +44,7 @@ from record_format.produced_checks import (
 )
 
 __all__ = [
-    "NO_KEY",
+    "KEY_REQUIRED",
     "ProduceLimits",
     "ProducedBatches",
     "TimeLimits",
@@ -139,11 +139,11 @@ def build_produced(
     producer_epoch: int = -1,
     base_sequence: int = NO_SEQUENCE,
 ) -> ProducedBatches:
-    """The JSON path's counterpart of `check_produced`: make batches within the limit from columns.
+    """Encode columns into batches within the limit: the JSON counterpart of `check_produced`.
 
     Raises RecordTooLarge for a record that does not fit a batch, and RequestTooLarge if an
-    idempotent producer's records do not fit one: they share one sequence number. Keys (`NO_KEY`)
-    and timestamps (`timestamp_problem`) are the caller's to check, record by record.
+    idempotent producer's records do not fit in a single batch: they share one base sequence.
+    The caller checks keys (`KEY_REQUIRED`) and timestamps (`timestamp_problem`) of each record.
     """
     ranges = encode_batches(
         values,

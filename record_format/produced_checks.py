@@ -37,7 +37,7 @@ from record_format.errors import (
 )
 from record_format.record_walk import Walk, WalkRequest, walk
 
-NO_KEY: Final = "a topic that is compacted takes no record without a key"
+KEY_REQUIRED: Final = "a topic that is compacted takes no record without a key"
 _I64_MAX: Final = 2**63 - 1
 
 
@@ -170,7 +170,7 @@ def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLim
     """Expand a batch. What no reader would expand is refused, however much a request may hold."""
     try:
         return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
-    except codecs.ExpandsTooFar as error:
+    except codecs.DecompressedTooLarge as error:
         limit, what = limits.max_expanded_bytes, "the request's batches expand"
         if left > codecs.MAX_EXPANDED_BYTES:
             limit, what = codecs.MAX_EXPANDED_BYTES, "a batch expands"
@@ -215,7 +215,7 @@ def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: Pro
 def _key_problem(records: Buffer, header: BatchHeader) -> str:
     fields = _walk_one(records, header, with_columns=True).fields
     assert fields is not None
-    return NO_KEY if -1 in fields.key_starts else ""
+    return KEY_REQUIRED if -1 in fields.key_starts else ""
 
 
 def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:

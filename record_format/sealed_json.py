@@ -132,7 +132,7 @@ def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
     return document
 
 
-def is_cut(data: bytes) -> bool:
+def is_truncated(data: bytes) -> bool:
     """Whether `data` is only the beginning of a sealed object: a broken upload.
 
     An object with all its bytes that fails its checks is not cut but corrupt.

@@ -14,10 +14,10 @@ from cold_tier.ranged_reader import ChunkRef, read_chunk
 from cold_tier.segment_indexes import SegmentIndexes
 from manifest.state import SegmentEntry
 from record_format.batch import iter_headers
-from record_format.cut import Cut
 from record_format.decode import first_at_time
 from record_format.errors import CorruptBatch
 from record_format.producer_snapshot import parse_snapshot
+from record_format.row_filter import RowFilter
 from spark_reader.plan import ChunkPiece
 
 
@@ -47,9 +47,9 @@ def chunk_ref(piece: ChunkPiece) -> ChunkRef:
     )
 
 
-def may_hold(entry: SegmentEntry, cut: Cut) -> bool:
+def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
     """Whether a segment may hold a row of the time range."""
-    return cut.may_hold(entry.min_timestamp, entry.known_max_timestamp)
+    return row_filter.may_match(entry.min_timestamp, entry.known_max_timestamp)
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:
@@ -72,28 +72,31 @@ def offset_for_timestamp(
 
     Times are in no order, so every chunk that is not known to be older is looked into.
     """
-    cut = Cut(start_offset=log_start_offset, start_timestamp=timestamp)
+    row_filter = RowFilter(start_offset=log_start_offset, start_timestamp=timestamp)
     for entry in entries:
-        for piece in pieces(indexes, entry) if may_hold(entry, cut) else ():
+        for piece in pieces(indexes, entry) if may_match(entry, row_filter) else ():
             if piece.last_offset < log_start_offset:
                 continue
-            if not cut.may_hold(piece.min_timestamp, piece.max_timestamp):
+            if not row_filter.may_match(piece.min_timestamp, piece.max_timestamp):
                 continue
-            if (found := _first_offset(store, piece, cut)) is not None:
+            if (found := _first_offset(store, piece, row_filter)) is not None:
                 return found
     return None
 
 
-def _first_offset(store: ObjectStore, piece: ChunkPiece, cut: Cut) -> int | None:
+def _first_offset(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) -> int | None:
     data = read_chunk(store, chunk_ref(piece))
     try:
         for header in iter_headers(data):
             found = first_at_time(
-                data, header, timestamp=cut.start_timestamp, start_offset=cut.start_offset
+                data,
+                header,
+                timestamp=row_filter.start_timestamp,
+                start_offset=row_filter.start_offset,
             )
             if found is not None:
                 return found[0]
     except CorruptBatch as error:
         position = piece.position + (error.position or 0)
-        raise error.placed(file=piece.log_key, position=position) from None
+        raise error.with_location(file=piece.log_key, position=position) from None
     return None

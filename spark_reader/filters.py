@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, as a cut by offset and time and a choice of partitions.
+"""Filters that Spark pushes down, as a range of offsets and times and a choice of partitions.
 
 Rules that keep it honest:
 
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pyspark.sql import datasource as spark
 
-from record_format.cut import Cut
 from record_format.record_walk import I64_MAX, I64_MIN
+from record_format.row_filter import RowFilter
 from spark_reader.plan import NO_FILTERS, Filters
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ def _narrowed(taken: Filters, one: Any) -> Filters | None:
         return None
     if low is None or high is None:
         return None
-    return taken._replace(cut=_intersect(taken.cut, column, low=low, high=high))
+    return taken._replace(row_filter=_intersect(taken.row_filter, column, low=low, high=high))
 
 
 def _values(one: Any) -> frozenset[Any] | None:
@@ -104,12 +104,14 @@ def _micros(moment: datetime) -> int:
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
-def _intersect(cut: Cut, column: str, *, low: int, high: int) -> Cut:
+def _intersect(row_filter: RowFilter, column: str, *, low: int, high: int) -> RowFilter:
     if column == "offset":
         end = I64_MAX if high == I64_MAX else high + 1
-        return cut._replace(
-            start_offset=max(cut.start_offset, low), end_offset=min(cut.end_offset, end)
+        return row_filter._replace(
+            start_offset=max(row_filter.start_offset, low),
+            end_offset=min(row_filter.end_offset, end),
         )
-    return cut._replace(
-        start_timestamp=max(cut.start_timestamp, low), last_timestamp=min(cut.last_timestamp, high)
+    return row_filter._replace(
+        start_timestamp=max(row_filter.start_timestamp, low),
+        last_timestamp=min(row_filter.last_timestamp, high),
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from record_format.near_miss import nearest
+from record_format.name_suggestions import closest_match
 from spark_reader.option_values import InvalidOption
 
 
@@ -87,7 +87,7 @@ def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
     if is_kafkas(key):
         return
     lowered = key.lower()
-    near = nearest(lowered, by_lower, likeness=MISTYPED)
+    near = closest_match(lowered, by_lower, cutoff=MISTYPED)
     first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
     if near or any(lowered.startswith(word) for word in first_words):
         names = ", ".join(by_lower.values())

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from record_format.cut import Cut
 from record_format.index_layouts import AbortedTxn
 from record_format.record_walk import I64_MAX
+from record_format.row_filter import RowFilter
 
 
 class ChunkPiece(NamedTuple):
@@ -86,7 +86,7 @@ class Split:
 class Filters(NamedTuple):
     """What narrows a read further. None: all topics, all partitions."""
 
-    cut: Cut = Cut()
+    row_filter: RowFilter = RowFilter()
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
 

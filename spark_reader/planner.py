@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from record_format.cut import Cut
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
+from record_format.row_filter import RowFilter
 from spark_reader.catalog import Catalog, PartitionFacts
-from spark_reader.cold_index import may_hold
+from spark_reader.cold_index import may_match
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
 from spark_reader.plan import (
@@ -77,7 +77,7 @@ class Planner:
             if one.start_offset < one.end_offset
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
-        work = in_parallel(lambda one: self._work(one, filters.cut), asked)
+        work = in_parallel(lambda one: self._work(one, filters.row_filter), asked)
         splits = plan_splits(work, self._limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
@@ -86,12 +86,14 @@ class Planner:
         """What each of Spark's tasks reads."""
         return pack_tasks(splits, self._limits)
 
-    def _work(self, asked: OffsetRange, cut: Cut) -> PartitionWork:
+    def _work(self, asked: OffsetRange, row_filter: RowFilter) -> PartitionWork:
         facts = asked.facts
-        start = max(asked.start_offset, cut.start_offset)
-        end = min(asked.end_offset, cut.end_offset)
+        start = max(asked.start_offset, row_filter.start_offset)
+        end = min(asked.end_offset, row_filter.end_offset)
         cold_end = min(end, facts.cold_end_offset)
-        chunks, aborted = self._cold(facts, cut._replace(start_offset=start, end_offset=cold_end))
+        chunks, aborted = self._cold(
+            facts, row_filter._replace(start_offset=start, end_offset=cold_end)
+        )
         return PartitionWork(
             topic=facts.topic,
             topic_id=facts.topic_id,
@@ -104,9 +106,11 @@ class Planner:
             aborted=tuple(aborted),
         )
 
-    def _cold(self, facts: PartitionFacts, cut: Cut) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
-        """The chunks that may hold rows of the cut, and what was aborted in them."""
-        start, end = cut.start_offset, cut.end_offset
+    def _cold(
+        self, facts: PartitionFacts, row_filter: RowFilter
+    ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
+        """The chunks that may hold rows of the row_filter, and what was aborted in them."""
+        start, end = row_filter.start_offset, row_filter.end_offset
         if start >= end:
             return [], []
 
@@ -114,11 +118,11 @@ class Planner:
             self.loss.report(f"{facts.topic}-{facts.partition}: {error}")
 
         entries = self.catalog.entries(facts, start=start, end=end)
-        held = (one for one in entries if may_hold(one, cut))
+        held = (one for one in entries if may_match(one, row_filter))
         chunks = [
             chunk
             for chunk in self.catalog.chunks(held, missing=missing)
-            if cut.may_hold(chunk.min_timestamp, chunk.max_timestamp)
+            if row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp)
         ]
         in_transactions = [chunk for chunk in chunks if chunk.has_transactions]
         if self._options.isolation == "read_uncommitted" or not in_transactions:

@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from cold_tier.ranged_reader import read_chunk
 from record_format.arrow import ArrowDecoder, DecodeRequest
-from record_format.cut import Cut
 from record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
     OffsetTrimmed,
     UnknownTopicOrPartition,
 )
+from record_format.row_filter import RowFilter
 from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
 from spark_reader.options import Isolation
@@ -60,13 +60,13 @@ class ReadRequest:
 
     access: Access
     columns: tuple[str, ...]
-    cut: Cut = NO_FILTERS.cut
+    row_filter: RowFilter = NO_FILTERS.row_filter
     isolation: Isolation = "read_uncommitted"
 
 
 def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
-    start_offset = max(request.cut.start_offset, split.start_offset)
+    start_offset = max(request.row_filter.start_offset, split.start_offset)
     decoder = _decoder(split, request, start_offset)
     largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
     # Given back when all is decoded, not when all is fetched: rows come out of the last piece yet.
@@ -83,12 +83,16 @@ def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator
 
 
 def _decoder(split: Split, request: ReadRequest, start_offset: int) -> ArrowDecoder:
-    cut = request.cut._replace(
-        start_offset=start_offset, end_offset=min(request.cut.end_offset, split.end_offset)
+    row_filter = request.row_filter._replace(
+        start_offset=start_offset, end_offset=min(request.row_filter.end_offset, split.end_offset)
     )
     return ArrowDecoder(
         DecodeRequest(
-            split.topic, split.partition, columns=request.columns, cut=cut, aborted=split.aborted
+            split.topic,
+            split.partition,
+            columns=request.columns,
+            row_filter=row_filter,
+            aborted=split.aborted,
         )
     )
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from record_format.batch import MAX_SEQUENCE, set_producer
 from record_format.clock import wall_clock_ms
 from record_format.codecs import CODEC_IDS, CODEC_NAMES
-from record_format.near_miss import nearest
+from record_format.name_suggestions import closest_match
 from spark_reader import columns
 from spark_reader import option_values as read
 from spark_reader.access import Access, Connections
@@ -105,7 +105,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 def _refuse_if_mistyped(name: str) -> None:
     """Other columns are passed over, as by Kafka's sink, those that the source gives above all."""
-    near = nearest(name.lower(), COLUMN_TYPES, likeness=MISTYPED)
+    near = closest_match(name.lower(), COLUMN_TYPES, cutoff=MISTYPED)
     if near and name not in columns.TYPES:
         raise InvalidOption(f"column {name} is not one that is written; did you mean {near}?")
 

@@ -26,7 +26,10 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one of our partitions."""
     request = ReadRequest(
-        access=options.access, columns=columns, cut=filters.cut, isolation=options.isolation
+        access=options.access,
+        columns=columns,
+        row_filter=filters.row_filter,
+        isolation=options.isolation,
     )
     loss = LossPolicy(options.fail_on_data_loss, say)
     for split in partition.splits:

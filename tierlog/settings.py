@@ -23,7 +23,7 @@ from cold_tier.store_ledger import PriceTable, default_prices
 from hot_tier.log_config import KEYS_BY_NAME
 from record_format.errors import SettingsError
 from record_format.loopback import is_loopback
-from record_format.near_miss import did_you_mean
+from record_format.name_suggestions import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
 # Read by clients and this command line, not by a broker.

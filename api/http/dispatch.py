@@ -41,7 +41,7 @@ from api.http.responses import (
 )
 from api.protocol.errors import ClientDisconnected
 from api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
-from record_format.errors import OUT_OF_FILES, NoDescriptor, TierlogError
+from record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
 from record_format.file_slice import FileSlice
 
 log = structlog.get_logger(__name__)
@@ -228,9 +228,9 @@ class TierlogApp(FastAPI):
 
     def _problem(self, exchange: Exchange, call: Call | None, error: Exception) -> Response:
         writing = call is not None and call.writes
-        if isinstance(error, OSError) and error.errno in OUT_OF_FILES and not writing:
-            error = NoDescriptor(f"no file descriptor left for this read: {error.strerror}")
-        if isinstance(error, NoDescriptor):
+        if isinstance(error, OSError) and error.errno in FILE_LIMIT_ERRNOS and not writing:
+            error = TooManyOpenFiles(f"no file descriptor left for this read: {error.strerror}")
+        if isinstance(error, TooManyOpenFiles):
             self._log_no_descriptor(error)
         problem = self.context.problem(exchange, error, writing=writing)
         self.context.metrics.errors.labels(problem.code).inc()
@@ -238,7 +238,7 @@ class TierlogApp(FastAPI):
             self._log(exchange, error, problem.code)
         return Response(problem.status, problem.headers, problem.body())
 
-    def _log_no_descriptor(self, error: NoDescriptor) -> None:
+    def _log_no_descriptor(self, error: TooManyOpenFiles) -> None:
         """Rate-limited: it affects many requests at once."""
         now_s = time.monotonic()
         if now_s - self._descriptors_logged_s >= _DESCRIPTOR_LOG_INTERVAL_S:

@@ -150,7 +150,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.Starting: Kind(503, "starting", "The broker is starting"),
     errors.ShuttingDown: Kind(503, "shutting-down", "The broker is shutting down"),
     errors.DiskFull: Kind(507, "disk-full", "The disk is full"),
-    errors.NoDescriptor: Kind(429, "throttled", "Too many open files"),
+    errors.TooManyOpenFiles: Kind(429, "throttled", "Too many open files"),
 }
 
 INTERNAL: Final = Kind(500, "internal", "Internal error")

@@ -117,7 +117,7 @@ class FileSender:
         """Let a thread wait for the disk, then send the window without checking again."""
         self._unwatch()
         waiting = self._loop.run_in_executor(
-            self._threads, page_cache.bring_in, self._file, self._position, window
+            self._threads, page_cache.prefetch, self._file, self._position, window
         )
 
         def brought_in(_: asyncio.Future[None]) -> None:

@@ -34,7 +34,7 @@ from broker.partition import Partition
 from broker.settings import BrokerSettings
 from hot_tier.cleanable import Cleanable
 from hot_tier.cleaner import CleanerHooks, Interrupted
-from record_format.compacting import KeyTable
+from record_format.batch_compaction import KeyTable
 from record_format.errors import TierlogError
 from record_format.key_table import make_key_table
 

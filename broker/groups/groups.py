@@ -270,7 +270,7 @@ class Groups:
         for one in offsets:
             topic = self._find_topic(one.topic)
             if one.topic_id not in (None, topic.record.topic_id):
-                raise UnknownTopic.made_anew(one.topic)
+                raise UnknownTopic.recreated(one.topic)
             topic.partition(one.partition)
             topic_id = parse_topic_id(topic.record.topic_id)
             commit = Commit(one.offset, one.metadata, now_ms, topic_id=topic_id)

@@ -538,10 +538,10 @@ def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folde
     assert (again.base_offset, again.duplicate) == (4, False)
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_truncated", [False, True])
 @pytest.mark.parametrize("next_is_preallocated", [False, True])
 def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
-    open_log, append_values, records_of, folder, tmp_path, next_is_preallocated, is_cut
+    open_log, append_values, records_of, folder, tmp_path, next_is_preallocated, is_truncated
 ):
     """All was flushed, the next segment is there, and the old one was not cut to its length; or it
     was, and that was not synced.
@@ -555,7 +555,7 @@ def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
     shutil.copytree(folder, crashed)
     file_of(crashed, end, ".log").write_bytes(bytes(100_000 if next_is_preallocated else 0))
     disk = LossyDisk()
-    if is_cut:
+    if is_truncated:
         fd = disk.open(file_of(crashed, 0, ".log"), os.O_RDWR)
         disk.truncate(fd, size_bytes)
         os.close(fd)

@@ -527,8 +527,8 @@ class World:
         report = restore(open_store(self.bucket), options)
         for one in report.partitions:
             is_known = one.topic in self.topics  # else its creation was refused halfway
-            is_cut = power_fails and not one.tail.damaged  # in what was not flushed yet
-            assert one.tail is None or one.tail.whole or is_cut or not is_known, one
+            is_truncated = power_fails and not one.tail.damaged  # in what was not flushed yet
+            assert one.tail is None or one.tail.whole or is_truncated or not is_known, one
         self.open()
 
     def look_at_the_bucket_alone(self) -> None:

@@ -347,16 +347,16 @@ class World:
         power_fails = self.random.random() < 0.5
         tail = self._after_crash(self.owner.folder, power_fails=power_fails)
         self.owner.die()
-        self._go_on(self._restored(tail=tail, is_cut=power_fails))
+        self._go_on(self._restored(tail=tail, is_truncated=power_fails))
         self.apart = set()  # it stays in the old folder
 
-    def _restored(self, *, tail: Path | None, is_cut: bool = False) -> Path:
+    def _restored(self, *, tail: Path | None, is_truncated: bool = False) -> Path:
         """It may die in the middle, and is then begun again on what is left."""
         folder = self._new_folder()
         while self.random.random() < 0.4:
             self._plan_a_crash()
             with suppress(Crash):
-                self._restore_into(folder, tail=tail, is_cut=is_cut)
+                self._restore_into(folder, tail=tail, is_truncated=is_truncated)
                 return folder
             self.wear.heal()
             died, folder = folder, self._new_folder()
@@ -364,14 +364,14 @@ class World:
             leave(folder, of=died)
             if (folder / "meta.properties").exists():
                 return folder
-        self._restore_into(folder, tail=tail, is_cut=is_cut)
+        self._restore_into(folder, tail=tail, is_truncated=is_truncated)
         return folder
 
-    def _restore_into(self, folder: Path, *, tail: Path | None, is_cut: bool = False) -> None:
-        """`is_cut`: the power failed on the old folder."""
+    def _restore_into(self, folder: Path, *, tail: Path | None, is_truncated: bool = False) -> None:
+        """`is_truncated`: the power failed on the old folder."""
         options = RestoreOptions(data_dir=folder, gap=GAP, clock=lambda: 0, tail=tail)
         (one,) = restore(open_store(self.bucket), options).partitions
-        assert tail is None or (one.tail is not None and (one.tail.whole or is_cut)), one
+        assert tail is None or (one.tail is not None and (one.tail.whole or is_truncated)), one
         self.wear.heal()
 
     def _crash_into(self, folder: Path, *, of: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from record_format.errors import TierlogError, UnknownTopic
-from record_format.near_miss import did_you_mean
+from record_format.name_suggestions import did_you_mean
 from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output, note
 from tierlog.cli.table import printable

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
-from record_format.near_miss import did_you_mean
+from record_format.name_suggestions import did_you_mean
 from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
 

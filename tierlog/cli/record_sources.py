@@ -19,7 +19,7 @@ import msgspec
 
 from record_format import typed_json
 from record_format.errors import InvalidRequest
-from record_format.near_miss import did_you_mean
+from record_format.name_suggestions import did_you_mean
 from tierlog.client.records import NewRecord
 
 MAX_LINE_BYTES: Final = 64 << 20

@@ -103,7 +103,7 @@ class PartitionCursor:
     def check(self, topic_id: str) -> None:
         """Raises UnknownTopic if the name is another topic's by now."""
         if self.topic_id not in (None, topic_id):
-            raise UnknownTopic.made_anew(self.topic)
+            raise UnknownTopic.recreated(self.topic)
         self.topic_id = topic_id
 
     @property

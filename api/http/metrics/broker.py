@@ -61,9 +61,9 @@ class BrokerMetrics(Collector):
         report = broker.storage_report()
         partitions = sorted(broker.partitions(), key=lambda one: (one.topic, one.number))
         times = broker.commit_times
-        yield histogram("tierlog_log_write_seconds", {(): times.write.seen()})
-        yield histogram("tierlog_log_flush_seconds", {(): times.flush.seen()})
-        yield histogram("tierlog_log_commit_seconds", {(): times.commit.seen()})
+        yield histogram("tierlog_log_write_seconds", {(): times.write.snapshot()})
+        yield histogram("tierlog_log_flush_seconds", {(): times.flush.snapshot()})
+        yield histogram("tierlog_log_commit_seconds", {(): times.commit.snapshot()})
         yield gauge("tierlog_topics", {(): len(report.topics)})
         damaged = sum(1 for _ in broker.damaged_partitions())
         yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from api.http.metrics.table import BY_NAME
-from record_format.durations import DurationsSeen
+from record_format.latency_histogram import HistogramSnapshot
 
 Labels = tuple[str, ...]
 
@@ -33,7 +33,7 @@ def counter(name: str, values: Mapping[Labels, float]) -> Metric:
     return family
 
 
-def histogram(name: str, values: Mapping[Labels, DurationsSeen]) -> Metric:
+def histogram(name: str, values: Mapping[Labels, HistogramSnapshot]) -> Metric:
     family = HistogramMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
     for labels, (bounds_s, counts, total_s) in values.items():
         shown = zip([*map(str, bounds_s), "+Inf"], counts, strict=True)

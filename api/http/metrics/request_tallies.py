@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from api.http.metrics.families import Labels, counter, histogram
-from record_format.durations import Durations
+from record_format.latency_histogram import LatencyHistogram
 
 BOUNDS_S: Final = (
     0.0005,
@@ -34,7 +34,7 @@ BOUNDS_S: Final = (
 class RequestTallies(Collector):
     def __init__(self) -> None:
         self._answered: dict[Labels, int] = {}
-        self._seconds: dict[Labels, Durations] = {}
+        self._seconds: dict[Labels, LatencyHistogram] = {}
         self.fetched_bytes: dict[str, int] = {}
         self.fetched_records: dict[str, int] = {}
 
@@ -45,7 +45,7 @@ class RequestTallies(Collector):
         call = (method, path)
         durations = self._seconds.get(call)
         if durations is None:
-            durations = self._seconds[call] = Durations(BOUNDS_S)
+            durations = self._seconds[call] = LatencyHistogram(BOUNDS_S)
         durations.observe(seconds)
 
     def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
@@ -63,7 +63,7 @@ class RequestTallies(Collector):
         yield counter("tierlog_http_requests_total", answered)
         yield histogram(
             "tierlog_http_request_seconds",
-            {call: durations.seen() for call, durations in seconds.items()},
+            {call: durations.snapshot() for call, durations in seconds.items()},
         )
         for name, by_tier in (
             ("tierlog_fetched_records_total", dict(self.fetched_records)),

@@ -22,7 +22,7 @@ from record_format.batch import (
 )
 from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
 from record_format.produced import (
-    NO_KEY,
+    KEY_REQUIRED,
     ProducedBatches,
     ProduceLimits,
     build_produced,
@@ -136,7 +136,7 @@ def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
 def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
     if rules.needs_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
-        raise _invalid(columns.place(row, "key"), NO_KEY)
+        raise _invalid(columns.place(row, "key"), KEY_REQUIRED)
     return build_produced(
         columns.values,
         timestamps=_timestamps(columns, rules),

@@ -29,9 +29,9 @@ from api.protocol.errors import ClientDisconnected
 from record_format.errors import (
     FieldProblem,
     InvalidRequest,
-    NoDescriptor,
     RequestTooLarge,
     Throttled,
+    TooManyOpenFiles,
 )
 
 ENCODINGS: Final = ("gzip", "zstd")
@@ -97,7 +97,7 @@ async def received_body(
 ) -> AsyncIterator[bytes | bytearray]:
     """The body as it was sent. Its bytes count as held until the block is left.
 
-    `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, NoDescriptor,
+    `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, TooManyOpenFiles,
     StalledBody, ClientDisconnected.
     """
     limit = settings.body_max_bytes if limit is None else limit
@@ -133,7 +133,9 @@ async def _filled(
         except ConnectionError:
             raise ClientDisconnected from None
         except OSError as error:
-            raise NoDescriptor(f"no file descriptor left for a body: {error.strerror}") from error
+            raise TooManyOpenFiles(
+                f"no file descriptor left for a body: {error.strerror}"
+            ) from error
     return body
 
 

@@ -17,7 +17,7 @@ from cold_tier.open import open_store
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.clock import wall_clock_ms
 from record_format.errors import (
-    ClockRefused,
+    ClockSkewTooLarge,
     ConfigurationError,
     InvalidConfig,
     OffsetTrimmed,
@@ -303,11 +303,11 @@ def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known)
     now_ms, janitor = wall_clock_ms(), house.broker.background.janitor
     house.produce("t", [b"young"], at=now_ms)
     house.offload()
-    refused = FailsBefore(lambda key: ClockRefused(f"{key}: this machine's clock"))
+    refused = FailsBefore(lambda key: ClockSkewTooLarge(f"{key}: this machine's clock"))
     for call in ("get", "head", "put", "list"):
         house.store.fail(call, refused, times=10**9)
     if known:
-        house.broker.bucket.store_status.note_unavailable(ClockRefused("known"))
+        house.broker.bucket.store_status.note_unavailable(ClockSkewTooLarge("known"))
     partition, janitor._clock = house.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
     assert partition.log.log_start_offset == 0

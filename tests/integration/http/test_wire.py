@@ -44,17 +44,17 @@ def log_end(api: Api, topic: str) -> int:
     return int(api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()["log_end_offset"])
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_truncated", [False, True])
 @pytest.mark.parametrize(
     ("framing", "body"), [(LENGTH, BODY), ("Transfer-Encoding: chunked", CHUNKED + b"\r\n")]
 )
 def test_a_client_that_would_like_http2_is_served_as_one_of_http1(
-    api: Api, framing: str, body: bytes, is_cut: bool
+    api: Api, framing: str, body: bytes, is_truncated: bool
 ) -> None:
     topic = api.topic()
     produce = post(records_path(topic), TO_H2C, framing, body=body)
     sent = (produce + get("/healthz", TO_H2C)) * 2 + produce + LAST
-    pieces = [sent[at : at + 50] for at in range(0, len(sent), 50)] if is_cut else [sent]
+    pieces = [sent[at : at + 50] for at in range(0, len(sent), 50)] if is_truncated else [sent]
     assert statuses(ask(api, *pieces)) == [200] * 6
     assert [r["value"] for r in api.fetch(topic).json()["records"]] == ["x"] * 3
 

@@ -15,7 +15,13 @@ from cold_tier.chunk_fills import ChunkFills
 from cold_tier.cold_reader import ColdReader
 from cold_tier.ranged_reader import RangedReader
 from cold_tier.retry import RetryPolicy
-from record_format.errors import CorruptObject, DiskFull, NoDescriptor, StoreUnavailable, Throttled
+from record_format.errors import (
+    CorruptObject,
+    DiskFull,
+    StoreUnavailable,
+    Throttled,
+    TooManyOpenFiles,
+)
 from tests.fakes.cold_segments import upload
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import small_disk
@@ -179,7 +185,7 @@ def test_a_system_that_has_no_files_in_memory_says_why(disk, reader, segment, mo
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(DiskFull, match=os.strerror(number)) as refused:
         reader.read(segment, 0, max_bytes=1)
-    assert isinstance(refused.value, NoDescriptor) is (number == errno.EMFILE)
+    assert isinstance(refused.value, TooManyOpenFiles) is (number == errno.EMFILE)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

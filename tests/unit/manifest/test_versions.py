@@ -6,7 +6,7 @@ import pytest
 
 from manifest.versions import LIST_LIMIT, Created, VersionChain
 from record_format.errors import OutcomeUnknownError
-from record_format.sealed_json import is_cut, seal
+from record_format.sealed_json import is_truncated, seal
 from tests.fakes.plain_store import Fault, PlainStore
 
 
@@ -94,10 +94,10 @@ def test_attempts_are_bounded() -> None:
 
 def test_a_cut_object_is_told_from_a_changed_one() -> None:
     whole = seal('{"a":[-1,{"b":"c\\n"}],"ü":"€"}'.encode(), kind="manifest")
-    assert not is_cut(whole)
-    assert all(is_cut(whole[:size]) for size in range(len(whole)))
+    assert not is_truncated(whole)
+    assert all(is_truncated(whole[:size]) for size in range(len(whole)))
     for position in range(len(whole)):
         changed = bytearray(whole)
         changed[position] ^= 0x02
-        assert not is_cut(bytes(changed)), bytes(changed)
-    assert not is_cut(b"garbage")
+        assert not is_truncated(bytes(changed)), bytes(changed)
+    assert not is_truncated(b"garbage")

@@ -15,11 +15,11 @@ from record_format.batch import (
     stamp,
     stamp_log_append_time,
 )
-from record_format.cut import Cut
 from record_format.decode import Record, decode_batch
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import AbortedTxn, parse_txn_index
+from record_format.row_filter import RowFilter
 from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
 
@@ -54,7 +54,7 @@ def as_fixture(row: dict, like: dict) -> dict:
 def test_decodes_what_kafkas_consumer_read(partition):
     expected = golden.expected_records(FIXTURES / partition)
     start = golden.offsets(FIXTURES / partition)["log_start_offset"]
-    rows = decode(log_of(partition), cut=Cut(start_offset=start))
+    rows = decode(log_of(partition), row_filter=RowFilter(start_offset=start))
     assert len(rows) == len(expected)
     for row, like in zip(rows, expected, strict=True):
         assert as_fixture(row, like) == like
@@ -89,7 +89,7 @@ def test_leaves_out_what_a_read_committed_consumer_did_not_see(partition):
         log_of(partition),
         columns=("offset",),
         aborted=aborted,
-        cut=Cut(end_offset=facts["last_stable_offset"]),
+        row_filter=RowFilter(end_offset=facts["last_stable_offset"]),
     )
     assert [row["offset"] for row in rows] == golden.committed(FIXTURES / partition)
 
@@ -98,22 +98,24 @@ def test_offset_and_time_cuts_are_exact_though_times_do_not_rise():
     log = log_of("codec-lz4-0")
     records = list(iter_records(log))
     times = sorted({record.timestamp for record in records})
-    for cut in (
-        Cut(start_offset=5, end_offset=20),
-        Cut(start_offset=records[-1].offset),
-        Cut(end_offset=0),
-        Cut(start_timestamp=times[len(times) // 3], last_timestamp=times[2 * len(times) // 3]),
-        Cut(3, 200, times[2], times[-1]),
+    for row_filter in (
+        RowFilter(start_offset=5, end_offset=20),
+        RowFilter(start_offset=records[-1].offset),
+        RowFilter(end_offset=0),
+        RowFilter(
+            start_timestamp=times[len(times) // 3], last_timestamp=times[2 * len(times) // 3]
+        ),
+        RowFilter(3, 200, times[2], times[-1]),
     ):
         wanted = [
             record.offset
             for record in records
-            if cut.start_offset <= record.offset < cut.end_offset
-            and cut.start_timestamp <= record.timestamp <= cut.last_timestamp
+            if row_filter.start_offset <= record.offset < row_filter.end_offset
+            and row_filter.start_timestamp <= record.timestamp <= row_filter.last_timestamp
         ]
         for columns in (("offset",), ("offset", "value"), COLUMNS):
             for batch_rows in (3, 16384):
-                rows = decode(log, columns=columns, cut=cut, batch_rows=batch_rows)
+                rows = decode(log, columns=columns, row_filter=row_filter, batch_rows=batch_rows)
                 assert [row["offset"] for row in rows] == wanted
 
 

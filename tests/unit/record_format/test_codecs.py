@@ -24,7 +24,7 @@ from record_format.codecs import (
     NONE,
     SNAPPY,
     ZSTD,
-    ExpandsTooFar,
+    DecompressedTooLarge,
     compress,
     decompress,
 )
@@ -129,7 +129,7 @@ def test_lz4_of_any_descriptor_is_bounded_and_read(block_size: int) -> None:
             for limit in (len(text), len(text) + (4 << 20)):
                 assert expand(LZ4, data, limit) == text
             if text:
-                with pytest.raises(ExpandsTooFar):
+                with pytest.raises(DecompressedTooLarge):
                     expand(LZ4, data, len(text) - 1)
             with pytest.raises(CorruptBatch, match="after the frame"):
                 expand(LZ4, data + b"x", 8 << 20)
@@ -183,9 +183,9 @@ def test_any_bytes_give_bytes_within_the_limit_or_an_error(codec: int, data: byt
 def test_the_limit_is_exact(codec: int) -> None:
     data = compress(codec, TEXT)
     assert expand(codec, data, len(TEXT)) == TEXT
-    with pytest.raises(ExpandsTooFar):
+    with pytest.raises(DecompressedTooLarge):
         expand(codec, data, len(TEXT) - 1)
-    with pytest.raises(ExpandsTooFar):
+    with pytest.raises(DecompressedTooLarge):
         expand(codec, data, 0)
     assert expand(codec, compress(codec, b""), 0) == b""
 
@@ -203,7 +203,7 @@ def test_the_limit_is_exact_for_frames_without_a_content_size_and_over_several()
     ):
         assert expand(ZSTD, data, len(whole)) == whole
         for less in (len(whole) - 1, len(whole) - 50, 1, 0):
-            with pytest.raises(ExpandsTooFar):
+            with pytest.raises(DecompressedTooLarge):
                 expand(ZSTD, data, less)
 
 

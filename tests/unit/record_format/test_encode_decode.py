@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from record_format.batch import check_crc, iter_headers, parse_header
-from record_format.codecs import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, ExpandsTooFar
+from record_format.codecs import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, DecompressedTooLarge
 from record_format.decode import (
     Record,
     decode_batch,
@@ -179,7 +179,7 @@ def test_iterating_steps_over_batches_outside_the_range() -> None:
 
 def test_expansion_is_bounded() -> None:
     data = encode_batch([KIB_64] * 4, timestamps=[1] * 4, codec=ZSTD)
-    with pytest.raises(ExpandsTooFar):
+    with pytest.raises(DecompressedTooLarge):
         decode_columns(data, parse_header(data), max_bytes=4 * 65_536)
     assert len(decode_columns(data, parse_header(data), max_bytes=4 * 65_600).offsets) == 4
 

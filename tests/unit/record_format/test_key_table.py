@@ -7,7 +7,12 @@ import pytest
 from numba import njit
 
 from record_format.batch import iter_headers, parse_header
-from record_format.compacting import Retention, Round, Verdict, compact_batch
+from record_format.batch_compaction import (
+    BatchRetention,
+    BatchRetentionResult,
+    TombstonePolicy,
+    compact_batch,
+)
 from record_format.decode import decode_batch, expand
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
@@ -15,8 +20,8 @@ from record_format.kernel_bytes import pointer_to
 from record_format.key_kernel import hash_key
 from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
 
-GO = Verdict(Retention.DELETE_EMPTY)
-NOW = Round(now_ms=5000, delete_retention_ms=100)
+GO = BatchRetentionResult(BatchRetention.DELETE_EMPTY)
+NOW = TombstonePolicy(now_ms=5000, delete_retention_ms=100)
 
 
 def log_of(seed: int, batches: int = 60) -> bytes:
@@ -54,7 +59,7 @@ def test_both_tables_leave_the_same_batches(seed):
         fill(table, log, 100)
     assert len(tables[0]) == len(tables[1])
     for header in iter_headers(log):
-        native, plain = (compact_batch(log, header, GO, table=t, clock=NOW) for t in tables)
+        native, plain = (compact_batch(log, header, GO, table=t, policy=NOW) for t in tables)
         assert (native is None) == (plain is None)
         if native is not None:
             assert native.header == plain.header
@@ -70,7 +75,7 @@ def test_only_the_last_record_of_a_key_stays(make):
     last = {record.key: record for record in records if record.key is not None}
     kept = []
     for header in iter_headers(log):
-        batch = compact_batch(log, header, GO, table=table, clock=NOW)
+        batch = compact_batch(log, header, GO, table=table, policy=NOW)
         if batch is not None:
             kept += decode_batch(batch.body, batch.header._replace(position=0))
     assert kept == sorted(last.values(), key=lambda record: record.offset)
@@ -82,7 +87,7 @@ def test_times_that_lie_2_to_the_63_apart_stay_what_they_are(make):
     batch = encode_batch([b"1", b"2", b"3"], keys=[b"a", b"b", b"a"], timestamps=[end, -1, end])
     table = make(1 << 20)
     fill(table, bytes(batch), 0)
-    left = compact_batch(batch, parse_header(batch), GO, table=table, clock=NOW)
+    left = compact_batch(batch, parse_header(batch), GO, table=table, policy=NOW)
     records = decode_batch(left.body, left.header)
     assert [(record.value, record.timestamp) for record in records] == [(b"2", -1), (b"3", end)]
 
@@ -105,17 +110,17 @@ def test_a_tombstone_stays_until_its_horizon(make):
     batch = encode_batch([None, b"v"], keys=[b"a", b"b"], timestamps=[7, 9])
     table = make(1 << 16)
     fill(table, bytes(batch), 0)
-    first = compact_batch(batch, parse_header(batch), GO, table=table, clock=NOW)
+    first = compact_batch(batch, parse_header(batch), GO, table=table, policy=NOW)
     assert first.header.has_delete_horizon
     assert first.header.base_timestamp == 5100
     assert [(r.timestamp, r.value) for r in decode_batch(first.body, first.header)] == [
         (7, None),
         (9, b"v"),
     ]
-    before = Round(now_ms=5099, delete_retention_ms=100)
-    assert compact_batch(first.body, first.header, GO, table=table, clock=before) == first
-    at = Round(now_ms=5100, delete_retention_ms=100)
-    later = compact_batch(first.body, first.header, GO, table=table, clock=at)
+    before = TombstonePolicy(now_ms=5099, delete_retention_ms=100)
+    assert compact_batch(first.body, first.header, GO, table=table, policy=before) == first
+    at = TombstonePolicy(now_ms=5100, delete_retention_ms=100)
+    later = compact_batch(first.body, first.header, GO, table=table, policy=at)
     assert [r.value for r in decode_batch(later.body, later.header)] == [b"v"]
     assert (later.header.base_offset, later.header.last_offset) == (0, 1)
     assert later.header.base_timestamp == 5100

@@ -14,8 +14,8 @@ import pytest
 from record_format import compiled
 
 PROJECT = Path(__file__).parents[3]
-KERNELS = ("arrow_kernel", "key_kernel", "native_run", "native_walk")
-IN_PLAIN_PYTHON = {"batch_run", "compiled"}  # no kernel takes anything of these
+KERNELS = ("arrow_kernel", "key_kernel", "native_summary", "native_walk")
+IN_PLAIN_PYTHON = {"batch_summary", "compiled"}  # no kernel takes anything of these
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:

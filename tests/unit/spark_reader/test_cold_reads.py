@@ -9,10 +9,10 @@ from cold_tier.open import open_store
 from manifest.pins import Pins
 from manifest.transitions import record_gap, trim
 from record_format.arrow_columns import COLUMNS
-from record_format.cut import Cut
 from record_format.errors import UnknownManifestVersion, UnknownTopic
+from record_format.row_filter import RowFilter
 from spark_reader import access
-from spark_reader.cold_index import may_hold
+from spark_reader.cold_index import may_match
 from spark_reader.jobs.replay_plan import cut_steps, options_of
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
@@ -55,7 +55,7 @@ class Read:
         request = ReadRequest(
             access=options.access,
             columns=columns,
-            cut=filters.cut,
+            row_filter=filters.row_filter,
             isolation=options.isolation,
         )
         loss = LossPolicy(options.fail_on_data_loss, self.lost.append)
@@ -162,7 +162,7 @@ def test_a_time_filter_skips_chunks_and_then_rows(url):
     times = sorted(one["timestamp"] for one in wanted)
     low, high = times[50], times[60]
     filters = NO_FILTERS._replace(
-        cut=NO_FILTERS.cut._replace(start_timestamp=low, last_timestamp=high),
+        row_filter=NO_FILTERS.row_filter._replace(start_timestamp=low, last_timestamp=high),
         partitions=frozenset((0,)),
     )
     everything = Read(url, subscribe="many")
@@ -286,7 +286,7 @@ def test_columns_are_those_asked_for(url):
 def test_a_segment_is_skipped_by_time_only_where_its_times_are_known():
     def held(low, high, first, last):
         one = entry(0, min_timestamp=low, max_timestamp=high)
-        return may_hold(one, Cut(start_timestamp=first, last_timestamp=last))
+        return may_match(one, RowFilter(start_timestamp=first, last_timestamp=last))
 
     assert held(10, 20, 20, 30)
     assert held(10, 20, 0, 10)

@@ -3,8 +3,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.sql import datasource as spark
 
-from record_format.cut import Cut
 from record_format.record_walk import I64_MAX, I64_MIN
+from record_format.row_filter import RowFilter
 from spark_reader.filters import take
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,8 +31,8 @@ def taken(*filters):
     ],
 )
 def test_offset_filters_cut_by_offset(one, start, end):
-    cut = taken(one).cut
-    assert (cut.start_offset, cut.end_offset) == (start, end)
+    row_filter = taken(one).row_filter
+    assert (row_filter.start_offset, row_filter.end_offset) == (start, end)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_offset_filters_cut_by_offset(one, start, end):
 )
 def test_a_time_filter_keeps_exactly_the_milliseconds_that_pass_it(kind, passes):
     for micros in (-2001, -2000, -1999, 0, 1, 999, 1000, 1001, 123_456_789):
-        cut = taken(kind(("timestamp",), at(micros))).cut
+        row_filter = taken(kind(("timestamp",), at(micros))).row_filter
         for ms in range(micros // 1000 - 3, micros // 1000 + 4):
-            kept = cut.start_timestamp <= ms <= cut.last_timestamp
+            kept = row_filter.start_timestamp <= ms <= row_filter.last_timestamp
             assert kept == passes(ms * 1000, micros), (ms, micros)
 
 
@@ -63,7 +63,7 @@ def test_partitions_and_topics_are_chosen_by_equality():
     assert found.admits("a", 2)
     assert not found.admits("a", 1)
     assert not found.admits("b", 2)
-    assert found.cut == Cut()
+    assert found.row_filter == RowFilter()
     assert not taken(spark.EqualTo(("partition",), 1), spark.EqualTo(("partition",), 2)).admits(
         "a", 1
     )
@@ -81,4 +81,4 @@ def test_what_is_not_ours_is_given_back():
     ]
     found, left = take(others)
     assert left == others
-    assert found.cut == Cut(0, I64_MAX, I64_MIN, I64_MAX)
+    assert found.row_filter == RowFilter(0, I64_MAX, I64_MIN, I64_MAX)

@@ -1,6 +1,6 @@
 import random
 
-from record_format.cut import Cut
+from record_format.row_filter import RowFilter
 from spark_reader.plan import (
     ChunkPiece,
     PartitionWork,
@@ -109,8 +109,8 @@ def test_what_may_hold_the_time_is_never_skipped():
     ]
 
     def kept(first, last):
-        cut = Cut(start_timestamp=first, last_timestamp=last)
-        return [number for number, one in enumerate(times) if cut.may_hold(*one)]
+        row_filter = RowFilter(start_timestamp=first, last_timestamp=last)
+        return [number for number, one in enumerate(times) if row_filter.may_match(*one)]
 
     assert kept(50, 50) == [2, 3, 4]
     assert kept(0, 9) == [1, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from record_format import native
 from record_format.batch import compute_crc, parse_header, stamp_log_append_time
-from record_format.batch_run import describe_plain
+from record_format.batch_summary import summarize_plain
 from record_format.codecs import GZIP
 from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
@@ -16,9 +16,9 @@ from tests.unit.record_format import golden
 @pytest.fixture(scope="module")
 def compiled():
     assert native.load(), "the test dependencies hold numba"
-    from record_format.native_run import describe_native
+    from record_format.native_summary import summarize_native
 
-    return describe_native
+    return summarize_native
 
 
 def outcome(describe, body, next_offset=0):
@@ -55,11 +55,11 @@ def batches(count, *, codec=0, seed=1):
 def test_both_say_the_same_of_sound_batches_cut_anywhere(compiled, codec):
     body = batches(12, codec=codec)
     whole = compiled(body, 5)
-    assert whole == describe_plain(body, 5)
+    assert whole == summarize_plain(body, 5)
     assert whole.size_bytes == len(body)
     assert not compiled(body[: len(body) // 2], 0).size_bytes > len(body) // 2
     for end in range(len(body)):
-        assert outcome(compiled, body[:end], 5) == outcome(describe_plain, body[:end], 5)
+        assert outcome(compiled, body[:end], 5) == outcome(summarize_plain, body[:end], 5)
 
 
 @pytest.mark.parametrize("codec", [0, GZIP])
@@ -68,7 +68,7 @@ def test_both_say_the_same_of_every_flipped_byte(compiled, codec):
     for at in range(len(body)):
         for bit in (1, 128):
             body[at] ^= bit
-            assert outcome(compiled, bytes(body)) == outcome(describe_plain, bytes(body)), at
+            assert outcome(compiled, bytes(body)) == outcome(summarize_plain, bytes(body)), at
             body[at] ^= bit
 
 
@@ -80,7 +80,7 @@ def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
     body[17:21] = compute_crc(body, header).to_bytes(4, "big")
     body += batches(3)[header.size_bytes :]
     found = compiled(bytes(body), 0)
-    assert found == describe_plain(bytes(body), 0)
+    assert found == summarize_plain(bytes(body), 0)
     assert found.min_timestamp is None
     assert found.max_timestamp is not None
 
@@ -88,10 +88,10 @@ def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
 def test_both_say_the_same_of_what_kafka_wrote(compiled):
     for path in golden.files("*.log"):
         body = path.read_bytes()
-        assert compiled(body, 0) == describe_plain(body, 0), path
+        assert compiled(body, 0) == summarize_plain(body, 0), path
 
 
 def test_offsets_below_what_came_before_are_refused(compiled):
-    for describe in (compiled, describe_plain):
+    for describe in (compiled, summarize_plain):
         with pytest.raises(CorruptBatch, match="begins below offset 9"):
             describe(batches(1), 9)

@@ -1,15 +1,15 @@
-"""One batch through compaction: which of its records stay, and the batch they then make.
+"""Compacts one batch: selects the records to keep, and rewrites the batch with them.
 
 Rules that keep it honest:
 
-* A batch keeps its base offset, last offset, epoch, codec and producer fields, whatever leaves it:
-  offsets are not assigned twice, and a producer's sequence continues.
-* The first time that a batch with tombstones (or a marker whose transaction is gone) is rewritten
-  it gets a delete horizon: attribute bit 6, and the horizon as base timestamp (KIP-534). Before the
-  horizon they stay; from then on they may go.
-* A record newer than what the table covers stays. A record without a key goes.
-* What is written is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), except for
-  the compressors' own choices.
+* A batch keeps its base offset, last offset, epoch, codec and producer fields, whichever records
+  are dropped: offsets are not assigned twice, and a producer's sequence continues.
+* When a batch with tombstones (or the marker of an empty transaction) is first rewritten, it gets a
+  delete horizon: attribute bit 6, with the horizon as base timestamp (KIP-534). They are kept until
+  the horizon, and may be dropped from then on.
+* A record newer than the key table covers is kept. A record without a key is dropped.
+* The output is byte for byte what Kafka's cleaner writes (MemoryRecords.filterTo), except for
+  differences between compressors.
 """
 
 from __future__ import annotations
@@ -33,44 +33,47 @@ from record_format.codecs import compress
 from record_format.decode import expand
 
 
-class Retention(Enum):
-    """What becomes of a batch without any remaining record, in Kafka's terms."""
+class BatchRetention(Enum):
+    """What happens to a batch that has no records left (Kafka's RecordFilter.BatchRetention)."""
 
-    DELETE = "delete"  # it goes whole, unread
-    DELETE_EMPTY = "delete-empty"  # it goes where nothing stays
-    RETAIN_EMPTY = "retain-empty"  # it stays, as a header without records
+    DELETE = "delete"  # drop the whole batch, without reading it
+    DELETE_EMPTY = "delete-empty"  # drop it if no record is kept
+    RETAIN_EMPTY = "retain-empty"  # keep its header even if no record is kept
 
 
-class Verdict(NamedTuple):
-    """What the caller knows of a batch. `drop_records`: an aborted transaction's, or a marker past
-    its horizon. `empty_marker`: a marker whose transaction has nothing left.
+class BatchRetentionResult(NamedTuple):
+    """The caller's decision about a batch, before its records are read.
+
+    `drop_records`: it belongs to an aborted transaction, or is a marker past its delete horizon.
+    `marker_of_empty_txn`: it is the marker of a transaction that has no records left.
     """
 
-    retention: Retention
+    retention: BatchRetention
     drop_records: bool = False
-    empty_marker: bool = False
+    marker_of_empty_txn: bool = False
 
 
-class Round(NamedTuple):
-    """One round's clock: `now_ms`, and the horizon that it gives to tombstones. `may_forget`: one
-    that is past it may go.
-    """
+class TombstonePolicy(NamedTuple):
+    """When one round drops tombstones: past their delete horizon, if `may_drop`."""
 
     now_ms: int
     delete_retention_ms: int
-    may_forget: bool = True
+    may_drop: bool = True
 
     def is_past(self, horizon_ms: int) -> bool:
-        return self.may_forget and self.now_ms >= horizon_ms
+        return self.may_drop and self.now_ms >= horizon_ms
 
     @property
     def delete_horizon_ms(self) -> int:
-        # As it fits the header: that is for ever.
+        """For tombstones that have none yet, clamped to what the header holds (i64)."""
         return min(self.now_ms + self.delete_retention_ms, 2**63 - 1)
 
 
 class Choice(NamedTuple):
-    """Records of a batch that stay. `keep` is the table's own; the timestamps are whole."""
+    """The records of a batch to keep.
+
+    `keep` is opaque: the key table's own representation. Timestamps are absolute.
+    """
 
     records: int
     tombstones: int
@@ -80,69 +83,74 @@ class Choice(NamedTuple):
 
 
 class KeyTable(Protocol):
-    """Which offset was a key's last in the part of the log that was entered."""
+    """Maps each key to its last offset in the range of the log whose keys were added."""
 
-    latest_offset: int  # up to it keys were entered; what comes later is not known
+    latest_offset: int  # the end of that range, inclusive
 
     def clear(self, *, start_offset: int) -> None: ...
 
     def add(self, data: bytes, header: BatchHeader) -> bool:
-        """Enter the keys of a batch's records; False if the table is full."""
+        """Add the keys of a batch's records; False if the table is full."""
 
     def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
-        """The records that are their key's last, or newer than the table."""
+        """Select the records that are their key's last, or newer than the table's range."""
 
     def copy(
         self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
     ) -> bytes:
-        """The chosen records (all where `choice.keep` is None), from another base timestamp."""
+        """Encode the chosen records (all if `choice.keep` is None) relative to `base_timestamp`."""
 
 
 class Compacted(NamedTuple):
-    """A batch as it is kept; if nothing changed, `body` is the very same bytes."""
+    """A compacted batch. If nothing changed, `body` is a view of the original bytes."""
 
     header: BatchHeader
     body: Buffer
 
 
 def compact_batch(
-    buf: Buffer, header: BatchHeader, verdict: Verdict, *, table: KeyTable, clock: Round
+    buf: Buffer,
+    header: BatchHeader,
+    result: BatchRetentionResult,
+    *,
+    table: KeyTable,
+    policy: TombstonePolicy,
 ) -> Compacted | None:
-    """The batch with what stays of it, or None if it goes. Raises CorruptBatch."""
-    if verdict.retention is Retention.DELETE:
+    """Compact one batch; None if it is dropped. Raises CorruptBatch."""
+    if result.retention is BatchRetention.DELETE:
         return None
-    retains_empty = verdict.retention is Retention.RETAIN_EMPTY
-    if not header.record_count:  # it was emptied before
-        return _as_it_is(buf, header) if retains_empty else None
-    if verdict.drop_records:
+    retains_empty = result.retention is BatchRetention.RETAIN_EMPTY
+    if not header.record_count:  # an earlier round emptied it
+        return _unchanged(buf, header) if retains_empty else None
+    if result.drop_records:
         return emptied(header) if retains_empty else None
     horizon = header.base_timestamp if header.has_delete_horizon else None
     data = expand(buf, header)
     if header.is_control:
-        choice = _all_of(header)
+        choice = _choose_all(header)
     else:
-        past_horizon = horizon is not None and clock.is_past(horizon)
+        past_horizon = horizon is not None and policy.is_past(horizon)
         choice = table.choose(data, header, drop_tombstones=past_horizon)
     if not choice.records:
         return emptied(header) if retains_empty else None
-    sets_horizon = horizon is None and bool(choice.tombstones or verdict.empty_marker)
+    sets_horizon = horizon is None and bool(choice.tombstones or result.marker_of_empty_txn)
     if choice.records == header.record_count and not sets_horizon:
-        return _as_it_is(buf, header)
-    new_horizon = clock.delete_horizon_ms if sets_horizon else horizon
+        return _unchanged(buf, header)
+    new_horizon = policy.delete_horizon_ms if sets_horizon else horizon
     return _rewritten(data, header, choice, table=table, horizon_ms=new_horizon)
 
 
-def _as_it_is(buf: Buffer, header: BatchHeader) -> Compacted:
+def _unchanged(buf: Buffer, header: BatchHeader) -> Compacted:
     return Compacted(header, memoryview(buf)[header.position : header.end_position])
 
 
-def _all_of(header: BatchHeader) -> Choice:
+def _choose_all(header: BatchHeader) -> Choice:
     times = (header.max_timestamp, header.max_timestamp)
     return Choice(header.record_count, 0, *times, keep=None)
 
 
 def emptied(header: BatchHeader) -> Compacted:
-    """The header alone: it holds a producer's last sequence, or the end of a round."""
+    """The batch's header without records: keeps a producer's last sequence, or a round's end."""
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     changed = header._replace(
         size_bytes=HEADER_SIZE,
@@ -155,7 +163,7 @@ def emptied(header: BatchHeader) -> Compacted:
 
 def empty_batch(start_offset: int, end_offset: int, *, leader_epoch: int) -> Compacted:
     """A batch without records that spans [start_offset, end_offset)."""
-    nobody = -1  # no producer, no sequence
+    none = -1  # no producer id, epoch or sequence
     header = BatchHeader(
         position=0,
         base_offset=start_offset,
@@ -167,9 +175,9 @@ def empty_batch(start_offset: int, end_offset: int, *, leader_epoch: int) -> Com
         last_offset_delta=end_offset - start_offset - 1,
         base_timestamp=NO_TIMESTAMP,
         max_timestamp=NO_TIMESTAMP,
-        producer_id=nobody,
-        producer_epoch=nobody,
-        base_sequence=nobody,
+        producer_id=none,
+        producer_epoch=none,
+        base_sequence=none,
         record_count=0,
     )
     return _sealed(header, b"", max_timestamp=NO_TIMESTAMP)

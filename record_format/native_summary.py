@@ -1,4 +1,4 @@
-"""`batch_run.describe_plain`, compiled except for the checksums, which a library computes.
+"""`batch_summary.summarize_plain`, compiled except for the checksums, which a library computes.
 
 Rules that keep it honest:
 
@@ -27,7 +27,7 @@ from record_format.batch import (
     Buffer,
     parse_header,
 )
-from record_format.batch_run import BatchRun, describe_plain, least_timestamp
+from record_format.batch_summary import BatchSummary, min_timestamp_of_batches, summarize_plain
 from record_format.compiled import compiled
 from record_format.kernel_bytes import READ_ONLY, batch_header, pointer_to
 from record_format.native_walk import NO_COLUMNS, walk_kernel
@@ -95,21 +95,21 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
     return 1, count, position, next_offset, records, gap, transactions, minimum, maximum, known
 
 
-def describe_native(body: Buffer, next_offset: int) -> BatchRun | None:
-    """`batch_run.describe_plain`, compiled."""
+def summarize_native(body: Buffer, next_offset: int) -> BatchSummary | None:
+    """`batch_summary.summarize_plain`, compiled."""
     table = np.empty((len(body) // HEADER_SIZE, 4), np.int64)
     found = _describe(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
     sound, count, size_bytes, end_offset, records, gap, transactions, least, greatest, known = found
     if not sound or not _crcs_are_right(body, table[:count]):
-        return describe_plain(body, next_offset)
+        return summarize_plain(body, next_offset)
     if not count:
         return None
     minimum = least if records and known else None
     expanded = [parse_header(body, at) for at in table[:count][table[:count, TO_EXPAND] > 0, START]]
     if expanded and minimum is not None:
-        rest = least_timestamp(body, expanded)
+        rest = min_timestamp_of_batches(body, expanded)
         minimum = None if rest is None else min(minimum, rest)
-    return BatchRun(
+    return BatchSummary(
         size_bytes=size_bytes,
         first_offset=parse_header(body).base_offset,
         next_offset=end_offset,

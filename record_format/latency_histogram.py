@@ -1,7 +1,4 @@
-"""Durations, counted in buckets for whoever wants to show them.
-
-Nothing here knows who looks: the counts are sampled, nothing is called back.
-"""
+"""A histogram of durations. Metrics read its snapshots; it does not know about them."""
 
 from __future__ import annotations
 
@@ -30,15 +27,17 @@ BOUNDS_S: Final = (
 )
 
 
-class DurationsSeen(NamedTuple):
-    """`counts[i]`: how many took up to `bounds_s[i]`; one more entry at the end, for all."""
+class HistogramSnapshot(NamedTuple):
+    """`counts` are cumulative, as Prometheus has them: `counts[i]` durations were at most
+    `bounds_s[i]`, and the last entry counts all of them.
+    """
 
     bounds_s: Sequence[float]
     counts: tuple[int, ...]
     total_s: float
 
 
-class Durations:
+class LatencyHistogram:
     """Thread-safe."""
 
     __slots__ = ("_bounds_s", "_counts", "_lock", "_total_s")
@@ -49,7 +48,7 @@ class Durations:
         self._total_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        bucket = bisect_left(self._bounds_s, seconds)  # a bound belongs to its bucket
+        bucket = bisect_left(self._bounds_s, seconds)  # upper bounds are inclusive
         with self._lock:
             self._counts[bucket] += 1
             self._total_s += seconds
@@ -61,7 +60,7 @@ class Durations:
                 self._counts[bucket] += 1
             self._total_s += sum(seconds)
 
-    def seen(self) -> DurationsSeen:
+    def snapshot(self) -> HistogramSnapshot:
         with self._lock:
             counts = tuple(accumulate(self._counts))
-            return DurationsSeen(self._bounds_s, counts, self._total_s)
+            return HistogramSnapshot(self._bounds_s, counts, self._total_s)
