@@ -124,7 +124,7 @@ class Console:
         """As of the last sample: showing the page does not sum over all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
-        troubles = [problems.public(one) for one in (*reasons, *degraded)]
+        troubles = [problems.shorten_paths(one) for one in (*reasons, *degraded)]
         return {"report": report, "hit_rate": _hit_rate(report), **_troubles(troubles)}
 
 
@@ -211,7 +211,7 @@ async def topic(context: Context, exchange: Exchange) -> Response:
                 for number, one in sorted(found.damaged.items())
             ]
             + [
-                f"Partition {line.number}: {problems.public(line.trouble.reason)}"
+                f"Partition {line.number}: {problems.shorten_paths(line.trouble.reason)}"
                 for line in drawn.lines
                 if line.trouble
             ]
@@ -225,7 +225,7 @@ def _why(reason: TierlogError) -> str:
     return (
         corruption_detail(reason)
         if isinstance(reason, CorruptDataError)
-        else problems.public(str(reason))
+        else problems.shorten_paths(str(reason))
     )
 
 

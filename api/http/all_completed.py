@@ -1,7 +1,7 @@
-"""Waiting for threads: the task continues in the next turn of the event loop.
+"""Awaits futures of threads; the task continues in the next iteration of the event loop.
 
-`wrap_future` takes one turn more and `gather` another, and in each turn all others are served: with
-them, beside readers that keep a core busy, a durable produce takes half as long again.
+`asyncio.wrap_future` takes one more iteration and `gather` another, and each iteration serves all
+other tasks: beside readers that keep a core busy, a durable produce then takes half as long again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 
 class AllCompleted:
-    """Awaited once, by a task: all of the futures have ended, in whatever way.
+    """Awaited once, by a task, until all futures are done: with a result, an error, or cancelled.
 
-    It has as much of asyncio's future (`asyncio.isfuture`) as a task needs. If the task is
-    cancelled, futures that still wait in a queue are taken out of it. The futures keep a reference
-    to this for ever, so it drops them in the end: otherwise the files in a result would stay open
+    Has the part of asyncio's future interface (`asyncio.isfuture`) that a task uses. If the task is
+    cancelled, futures that have not started are cancelled too. The futures refer to this object for
+    ever, so it drops its references to them at the end: otherwise files in a result would stay open
     until the garbage collector runs.
     """
 
-    _asyncio_future_blocking = False  # asyncio's own mark: true while a task waits for this
+    _asyncio_future_blocking = False  # asyncio's own flag: true while a task waits for this
 
     def __init__(self, futures: Collection[Future[Any]]) -> None:
-        assert futures, "or nobody would end the wait"
+        assert futures, "without any, nothing would end the wait"
         self._futures, self._count = futures, itertools.count(1)
         self._last = len(futures)
         self._loop = asyncio.get_running_loop()
@@ -36,18 +36,18 @@ class AllCompleted:
         self._asyncio_future_blocking = True
         yield self
 
-    # --- what the task asks of a future -----------------------------------------------------------
+    # --- the interface that a task uses -----------------------------------------------------------
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
     def add_done_callback(
-        self, go_on: Callable[[AllCompleted], object], *, context: Context
+        self, callback: Callable[[AllCompleted], object], *, context: Context
     ) -> None:
-        self._go_on: Callable[[AllCompleted], object] | None = go_on
+        self._callback: Callable[[AllCompleted], object] | None = callback
         self._context = context
         for future in self._futures:
-            future.add_done_callback(self._one_ended)
+            future.add_done_callback(self._one_done)
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002  asyncio's signature
         self._is_cancelled = True
@@ -61,10 +61,10 @@ class AllCompleted:
         if self._is_cancelled or any(future.cancelled() for future in futures):
             raise asyncio.CancelledError
 
-    # --- in the thread, and back ------------------------------------------------------------------
+    # --- from the futures' threads back to the loop -----------------------------------------------
 
-    def _one_ended(self, _: Future[Any]) -> None:
-        # `next` is atomic: exactly one of many threads comes last.
+    def _one_done(self, _: Future[Any]) -> None:
+        # `next` is atomic: exactly one of several threads sees the last number.
         if next(self._count) == self._last:
             try:
                 self._loop.call_soon_threadsafe(self._wake, context=self._context)
@@ -72,6 +72,6 @@ class AllCompleted:
                 assert self._loop.is_closed()
 
     def _wake(self) -> None:
-        go_on, self._go_on = self._go_on, None
-        if go_on is not None:  # else it was cancelled, and the thread ended later
-            go_on(self)
+        callback, self._callback = self._callback, None
+        if callback is not None:  # else it was cancelled before the threads were done
+            callback(self)

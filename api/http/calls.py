@@ -1,9 +1,9 @@
-"""A call of the API, and the table that finds it by its path.
+"""A call of the API, and the table that routes a path to it.
 
-A `Call` is the single description of an endpoint: the router, the check of its parameters and the
-OpenAPI document are all made from it.
+A `Call` is the single description of an endpoint: routing, validation of its parameters and the
+OpenAPI document are all derived from it.
 
-Paths are matched by their raw parts, decoded one by one: an encoded slash never changes the path.
+Paths are split before they are percent-decoded: an encoded slash never changes the path.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from api.http.responses import AnyResponse
 Handler = Callable[[Context, Exchange], Awaitable[AnyResponse]]
 TryHandler = Callable[[Context, Exchange], AnyResponse | None]
 
-_KEPT_MAX: Final = 4096
-_LONGEST_KEPT: Final = 512
+_CACHED_PATHS_MAX: Final = 4096
+_CACHED_PATH_BYTES_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A body by media type. `schema`: a struct, a tuple of them (one of), or a JSON schema.
-
-    `listed_as`: the body is an object with a list of these under that name.
+    """A body of one media type. `schema`: a struct, a tuple of structs (any of them), or a JSON
+    schema. `listed_as`: the body is an object with a list of these under that name.
     """
 
     schema: Any
@@ -40,7 +39,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class OtherResponse:
-    """A response that is not a problem, with another status than the usual one."""
+    """A successful response with another status than the call's usual one."""
 
     description: str
     content: Mapping[str, Body] = field(default_factory=dict)
@@ -51,8 +50,8 @@ class OtherResponse:
 class Call:
     """`query`: a struct of the parameters. `problems`: codes it may return besides the common ones.
 
-    `try_handler` is asked before `handler`: the response if it waits for nothing, otherwise None.
-    `only_reads`: a POST that changes nothing, whatever becomes of it.
+    `try_handler` is called before `handler`, on the event loop, and returns the response if that is
+    possible without waiting, otherwise None. `only_reads`: a POST that changes nothing.
     """
 
     method: str
@@ -77,75 +76,72 @@ class Call:
         return self.method != "GET" and not self.only_reads
 
     @property
-    def returns_json(self) -> bool:
-        """And nothing else. Health, which is open, answers whatever is asked for."""
+    def returns_only_json(self) -> bool:
+        """Except for health, which ignores `Accept`."""
         return self.response.keys() == {JSON} and self.path not in OPEN_PATHS
 
 
-class Found(NamedTuple):
-    """What a path leads to. Shared by all its requests."""
+class Route(NamedTuple):
+    """The calls of a path, and its parameters. Shared by all requests for the path."""
 
     by_method: Mapping[str, Call]
     params: Mapping[str, str]
 
 
 class CallTable:
-    """Finds a path's calls by walking its parts."""
+    """Routes by a tree of path segments."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self.calls = tuple(calls)
         self._root = _Node()
-        self._found: dict[bytes, Found] = {}  # the same paths are asked for again and again
+        self._cached: dict[bytes, Route] = {}  # the same few paths are requested again and again
         for call in self.calls:
             node = self._root
-            for part in _template_parts(call.path):
+            for part in call.path.split("/")[1:]:
                 node = node.child(part)
-            assert call.method not in node.calls, f"{call.method} {call.path} is there twice"
+            assert call.method not in node.calls, f"duplicate call: {call.method} {call.path}"
             node.calls[call.method] = call
 
-    def find(self, raw_path: bytes) -> Found | None:
-        """(the path's calls by method, its parameters), or None if there is no such path."""
-        found = self._found.get(raw_path)
-        if found is None:
-            found = self._walk(raw_path)
-            if found is not None and len(raw_path) <= _LONGEST_KEPT:
-                if len(self._found) >= _KEPT_MAX:
-                    self._found.clear()
-                self._found[raw_path] = found
-        return found
+    def find(self, raw_path: bytes) -> Route | None:
+        """None if no call has this path."""
+        route = self._cached.get(raw_path)
+        if route is None:
+            route = self._walk(raw_path)
+            if route is not None and len(raw_path) <= _CACHED_PATH_BYTES_MAX:
+                if len(self._cached) >= _CACHED_PATHS_MAX:
+                    self._cached.clear()
+                self._cached[raw_path] = route
+        return route
 
-    def _walk(self, raw_path: bytes) -> Found | None:
+    def _walk(self, raw_path: bytes) -> Route | None:
         node = self._root
         params: dict[str, str] = {}
         for part in raw_path.decode("ascii", "replace").split("/")[1:]:
             text = unquote(part) if "%" in part else part
-            following = node.fixed.get(text)
-            if following is None:
-                following = node.any
-                if following is None or not text:
+            child = node.literals.get(text)
+            if child is None:
+                child = node.parameter
+                if child is None or not text:
                     return None
-                params[following.name] = text
-            node = following
-        return Found(node.calls, params) if node.calls else None
+                params[child.name] = text
+            node = child
+        return Route(node.calls, params) if node.calls else None
 
 
 class _Node:
-    __slots__ = ("any", "calls", "fixed", "name")
+    __slots__ = ("calls", "literals", "name", "parameter")
 
     def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.fixed: dict[str, _Node] = {}
-        self.any: _Node | None = None
+        self.name = name  # of the path parameter
+        self.literals: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
         self.calls: dict[str, Call] = {}
 
     def child(self, part: str) -> _Node:
+        """The child for a segment of a path template, created if necessary."""
         if not part.startswith("{"):
-            return self.fixed.setdefault(part, _Node())
-        if self.any is None:
-            self.any = _Node(part[1:-1])
-        assert self.any.name == part[1:-1], "one place of a path has one name"
-        return self.any
-
-
-def _template_parts(path: str) -> list[str]:
-    return path.split("/")[1:]
+            return self.literals.setdefault(part, _Node())
+        if self.parameter is None:
+            self.parameter = _Node(part[1:-1])
+        assert self.parameter.name == part[1:-1], "one position in a path has one parameter name"
+        return self.parameter

@@ -1,11 +1,11 @@
-"""What every handler is given: the broker, the limits, and the threads that may wait for it.
+"""What every handler is given: the broker, the limits, and thread pools for blocking calls.
 
 * The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
-  `read_cold` for those that may wait for the bucket, `write` for what only writes to disk (topics,
-  groups), `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute`
-  for parsing and writing large bodies. Each has a few threads of its own: a bucket that does not
-  answer blocks nothing that the disk has, nor `/metrics`.
-* Everything else here lives on the event loop and needs no lock.
+  `read_cold` for those that may wait for the bucket, `write` for writes to disk (topics, groups),
+  `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute` for
+  decoding and encoding large bodies. Each has its own threads, so that a bucket that does not
+  answer blocks neither local reads nor `/metrics`.
+* Everything else here is used only on the event loop and needs no lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from broker.partition import Partition
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UNKNOWN_SIZE: Final = sys.maxsize  # expanding it takes an unknown time: too long for the loop
+UNKNOWN_SIZE: Final = sys.maxsize  # of a compressed body: expanding it may take too long
 
 
 class Context:
@@ -46,7 +46,7 @@ class Context:
         self.access = Access(settings)
         self.watermarks = Watermarks()
         self.pages = SharedPages(self.metrics.shared_pages)
-        self.count_connections: Callable[[], int] = lambda: 0  # until a server serves
+        self.count_connections: Callable[[], int] = lambda: 0  # set by the server
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.unsent = UnsentResponses(
             broker.settings.data_dir, lambda call: self.run(self.readers, call)
@@ -69,14 +69,11 @@ class Context:
         metrics = self.metrics
         metrics.register(BrokerMetrics(self.broker))
         metrics.sample("tierlog_http_waiting_requests", lambda: len(self._waiting))
-        metrics.sample("tierlog_http_connections", self._connections)
+        metrics.sample("tierlog_http_connections", lambda: self.count_connections())  # noqa: PLW0108
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
         metrics.sample("tierlog_http_unsent_memory_bytes", lambda: self.unsent.held.memory_bytes)
         metrics.sample("tierlog_http_unsent_disk_bytes", lambda: self.unsent.held.disk_bytes)
         metrics.sample("tierlog_http_shared_pages_bytes", lambda: self.pages.size_bytes)
-
-    def _connections(self) -> int:
-        return self.count_connections()
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the disk."""
@@ -87,7 +84,7 @@ class Context:
         return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
-        """Run a call that may wait for the tier with this offset."""
+        """Run a call that may wait for the tier that holds this offset."""
         return await self._timed(self.threads_for(partition, offset), call)
 
     def threads_for(self, partition: Partition, offset: int) -> Executor:
@@ -99,56 +96,56 @@ class Context:
         try:
             return await self.run(threads, call)
         finally:
-            timings.took("broker", began_s)
+            timings.record("broker", began_s)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
         return await self.run(self._writers, partial(call, *args, **kwargs))
 
     async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that writes to the bucket, or waits for one that does."""
+        """Run a call that waits for the bucket, or for another such call."""
         return await self.run(self._cold_writers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
-        """Run work on few bytes at once, and work on many in a thread."""
+        """Run work on a few bytes on the event loop, and work on many in a thread."""
         began_s = time.perf_counter()
         try:
             if size_bytes <= self.settings.inline_max_bytes:
                 return call()
             return await self.run(self._parsers, call)
         finally:
-            timings.took("encode", began_s)
+            timings.record("encode", began_s)
 
     async def run(self, threads: Executor, call: Callable[[], T]) -> T:
-        """In this request's context: log lines of the thread carry its id."""
+        """Run a call in a thread, with this request's context: its log lines carry the id."""
         future = threads.submit(contextvars.copy_context().run, call)
         try:
             await AllCompleted([future])
             return future.result()
         finally:
-            del future  # it and an error would keep each other alive
+            del future  # breaks the reference cycle with an exception's traceback
 
     def problem(self, exchange: Exchange, error: Exception, *, writing: bool = False) -> Problem:
-        """What the client is told about an error; see `problems.to_problem`."""
+        """The problem document of an error; see `problems.to_problem`."""
         bucket = self.broker.bucket
         full_key = str if bucket is None else bucket.store.full_key
         request_id = exchange.request_id
         return to_problem(error, request_id=request_id, writing=writing, full_key=full_key)
 
-    def add_waiting(self, leave: Callable[[], None]) -> None:
-        """`leave` is called when the server stops; immediately if it is stopping already."""
-        self._waiting.add(leave)
+    def add_waiting(self, cancel: Callable[[], None]) -> None:
+        """`cancel` is called when the server stops; immediately if it is stopping already."""
+        self._waiting.add(cancel)
         if self.is_stopping:
-            leave()
+            cancel()
 
-    def remove_waiting(self, leave: Callable[[], None]) -> None:
-        self._waiting.discard(leave)
+    def remove_waiting(self, cancel: Callable[[], None]) -> None:
+        self._waiting.discard(cancel)
 
     def stop_waiting(self) -> None:
-        """Let every long poll answer with what there is, and end every tail."""
+        """Have every long poll respond with what it has, and end every tail."""
         self.is_stopping = True
-        for leave in list(self._waiting):
-            leave()
+        for cancel in list(self._waiting):
+            cancel()
 
     def close(self) -> None:
         for pool in self._pools:

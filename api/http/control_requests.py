@@ -55,7 +55,7 @@ def check_request(call: Call, exchange: Exchange) -> None:
     """Check the query and `Accept` of a call. Raises InvalidRequest, NotAcceptable."""
     if call.query is None:
         no_query(exchange)
-    if call.returns_json:
+    if call.returns_only_json:
         media_types.preferred(exchange.header(b"accept"), offered=(media_types.JSON,))
 
 

@@ -1,7 +1,8 @@
-"""What a refusal says of bytes that fail their check, or are gone: where, and what to do about it.
+"""The `detail` of a problem about corrupt or missing bytes: where they are, and what to do.
 
-* Of a path of this machine: the partition's folder and the file, and no more.
-* Of an object: its key within the store's prefix, which for a folder is a path of this machine.
+* A local path is reduced to the partition's folder and the file.
+* An object is named by its key within the store's prefix; of a store in a folder, the prefix is a
+  local path.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _TOPIC_OF_OBJECT: Final = re.compile(r"topics/([a-zA-Z0-9._-]+)/[^/]+/\d+/")
 
 
 def short_path(path: str) -> str:
-    """The partition's folder and the file: what an operator needs, and nothing more of the path."""
+    """The partition's folder and the file, without the rest of the local path."""
     return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
 def corruption_detail(error: CorruptDataError) -> str:
-    """As the error's own text, and what helps, unless it says so already."""
+    """The error's own text, and which commands help unless it names one already."""
     in_bucket = isinstance(error, _IN_BUCKET) and not PurePath(error.file).is_absolute()
     file = error.file if in_bucket else short_path(error.file)
     text = str(
@@ -39,6 +40,6 @@ def corruption_detail(error: CorruptDataError) -> str:
     if topic is None or "`" in error.detail or isinstance(error, UnknownFormatVersion):
         return text
     return (
-        f"{text}; `tierlog storage verify {topic[1]} --deep` says what else is bad, "
-        f"`tierlog storage repair {topic[1]}` mends it"
+        f"{text}; `tierlog storage verify {topic[1]} --deep` reports what else is corrupt, "
+        f"`tierlog storage repair {topic[1]}` repairs it"
     )

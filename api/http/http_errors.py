@@ -1,7 +1,7 @@
-"""Refusals that only HTTP knows: paths, methods, media types, byte ranges, hosts.
+"""Errors that exist only in HTTP: paths, methods, media types, byte ranges, hosts.
 
-Everything else that a call refuses is raised by the rooms below, from `record_format.errors`.
-`problems.TABLE` says which status each of them gets.
+All others are raised by the packages below, from `record_format.errors`. `problems.TABLE` gives the
+status of each.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class NotFound(RequestError):
 
 class MethodNotAllowed(RequestError):
     def __init__(self, method: str, *, allowed: Sequence[str]) -> None:
-        super().__init__(f"{method} is not a call on this path; it takes {', '.join(allowed)}")
+        super().__init__(f"this path does not support {method}, only {', '.join(allowed)}")
         self.allowed = tuple(allowed)
 
 
 class NotAcceptable(RequestError):
     def __init__(self, accept: str, *, offered: Sequence[str]) -> None:
-        super().__init__(f"Accept: {accept!r} leaves nothing to answer with; send one of `offered`")
+        super().__init__(f"no media type of this call matches Accept: {accept!r}; see `offered`")
         self.offered = list(offered)
 
 
@@ -42,27 +42,27 @@ class RangeNotSatisfiable(RequestError):
 
 
 class PreconditionFailed(RequestError):
-    """If-Match names nothing that is there."""
+    """If-Match does not match the current ETag."""
 
 
 class ForeignHost(RequestError):
-    """Without tokens: a Host or Origin that is not loopback (DNS rebinding)."""
+    """A Host or Origin that is not loopback, on a broker without tokens (DNS rebinding)."""
 
 
 class Unauthorized(RequestError):
-    """Tokens are required. `given`: one was sent, but it is not known."""
+    """A token is required. `given`: one was sent, but it is not valid."""
 
     def __init__(self, *, given: bool) -> None:
         super().__init__(
-            "this token is not known here: it may have been revoked"
+            "the token is not valid here: it may have been revoked"
             if given
-            else "this broker takes calls with a token, as Authorization: Bearer ..."
+            else "this broker requires a token, as Authorization: Bearer ..."
         )
         self.given = given
 
 
 class StalledBody(RequestError):
-    """The client stopped sending in the middle of its body."""
+    """The body stopped arriving, or arrived too slowly."""
 
 
 class AppendedInPart(Exception):
@@ -74,4 +74,4 @@ class AppendedInPart(Exception):
 
 
 class AbortedByShutdown(ShuttingDown):
-    """The server stopped before the request was done: what it writes may have been written."""
+    """The server stopped before the request had finished; its writes may have happened."""

@@ -1,9 +1,9 @@
-"""The status, code and members of every refusal, in one table (RFC 9457).
+"""Problem documents (RFC 9457): the status, code and members of every error, in one table.
 
-* An exception whose class, or a base of it, is not in `TABLE` is a bug: 500 `internal`, with
-  nothing of the exception in the response. The request id leads to the log.
-* `detail` is the exception's own text, which says what was wrong and what to do; paths of this
-  machine are cut to the partition's folder and the file.
+* An exception without a class in `TABLE` is a bug: 500 `internal`, without anything of the
+  exception in the response. The request id leads to the log.
+* `detail` is the exception's own text, which says what was wrong and what to do; local paths in it
+  are reduced to the partition's folder and the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Members = Callable[[Any], Mapping[str, object]]
 
 
 class Kind(NamedTuple):
-    """One row: `members` picks from the exception the facts that a client may use."""
+    """One row: `members` takes from the exception the facts that a client may use."""
 
     status: int
     code: str
@@ -56,7 +56,7 @@ def _errors(error: errors.InvalidRequest) -> Mapping[str, object]:
     return {"errors": [{"loc": loc, "msg": msg} for loc, msg in error.problems]}
 
 
-def _no_place(_: Exception) -> Mapping[str, object]:
+def _no_errors(_: Exception) -> Mapping[str, object]:
     return {"errors": []}
 
 
@@ -68,8 +68,8 @@ def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
     return {"object_key": error.file}
 
 
-# In an error of the operating system: an absolute path of three or more parts.
-_MACHINE_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
+# An absolute path of three or more parts, as in errors of the operating system.
+_LOCAL_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
 _OUTCOME_UNKNOWN: Final = (
     errors.LogOfflineError,
     errors.OutcomeUnknownError,
@@ -86,7 +86,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
         400, "invalid-topic-name", "The topic name is not valid", _errors
     ),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "A record batch is corrupt", _take("position")),
-    http_errors.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_place),
+    http_errors.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_errors),
     http_errors.Unauthorized: Kind(401, "unauthorized", "No valid token"),
     http_errors.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
@@ -203,17 +203,17 @@ def to_problem(
 
 def _detail(error: Exception, kind: Kind) -> str:
     if kind is INTERNAL:
-        return "the broker failed unexpectedly; its log has the request id"
+        return "the broker failed unexpectedly; see its log, by the request id"
     if isinstance(error, errors.CorruptDataError):
         return corruption_detail(error)
     if isinstance(error, errors.RequestError):
-        return str(error)  # from the request: a path in it is not one of this machine
-    return public(str(error))
+        return str(error)  # about the request: a path in it is not a local path
+    return shorten_paths(str(error))
 
 
-def public(text: str) -> str:
-    """Without this machine's paths, except the partition's folder and the file."""
-    return _MACHINE_PATH.sub(lambda found: short_path(found.group()), text)
+def shorten_paths(text: str) -> str:
+    """Reduce local paths to the partition's folder and the file."""
+    return _LOCAL_PATH.sub(lambda found: short_path(found.group()), text)
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:

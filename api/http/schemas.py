@@ -1,6 +1,6 @@
-"""The answers' JSON, as types: what the handlers fill in and what the OpenAPI document shows.
+"""The types of the JSON in responses: handlers fill them in, and the OpenAPI document shows them.
 
-Types that the broker answers with as they stand are defined there.
+Types that the broker returns and that are encoded unchanged are defined there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TopicList(msgspec.Struct):
 
 
 class DamagedState(msgspec.Struct):
-    """A partition whose log could not be opened, and why. Its calls answer that too."""
+    """A partition whose log could not be opened, and why. Calls on it fail for the same reason."""
 
     partition: int
     detail: str
@@ -47,7 +47,7 @@ class OffsetsState(msgspec.Struct):
 
 
 class OffsetAtTime(msgspec.Struct):
-    """Both null past the last record."""
+    """Both null if no record is at or after that time."""
 
     offset: int | None
     timestamp: int | None
@@ -67,7 +67,7 @@ class SegmentState(msgspec.Struct):
 
 
 class SegmentList(msgspec.Struct):
-    """`next_from_offset`: ask for this next; null at the end."""
+    """`next_from_offset`: where the next page begins; null at the end."""
 
     segments: list[SegmentState]
     next_from_offset: int | None
@@ -89,7 +89,7 @@ class ManifestSegment(msgspec.Struct):
 
 
 class EpochState(msgspec.Struct):
-    """From `base_offset` on, `owner` wrote under this epoch."""
+    """`owner` wrote under this epoch from `base_offset` on."""
 
     leader_epoch: int
     base_offset: int
@@ -97,7 +97,7 @@ class EpochState(msgspec.Struct):
 
 
 class GapState(msgspec.Struct):
-    """Offsets that a restore left out: `next_offset` is the first behind them."""
+    """Offsets that a restore skipped: `next_offset` is the first after them."""
 
     base_offset: int
     next_offset: int
@@ -139,7 +139,7 @@ class Produced(msgspec.Struct):
 
 
 class Accepted(msgspec.Struct):
-    """`acks=0`: records taken in, not awaited."""
+    """`acks=0`: the records were accepted; their append is not awaited."""
 
     topic: str
     accepted: int
@@ -156,7 +156,7 @@ class GroupState(msgspec.Struct):
 
 
 class GroupSummary(msgspec.Struct):
-    """`partitions`: of how many an offset is committed; `lag` is theirs in all."""
+    """`partitions`: the number with a committed offset; `lag`: their total."""
 
     group: str
     topics: list[str]
@@ -173,7 +173,7 @@ class Alive(msgspec.Struct):
 
 
 class Ready(msgspec.Struct):
-    """`reasons` say why not; `degraded` names what is down while every partition serves."""
+    """`reasons`: why it is not ready; `degraded`: what is down although every partition serves."""
 
     ready: bool
     reasons: list[str]
@@ -187,7 +187,7 @@ class RecordHeader(msgspec.Struct):
 
 
 class FetchedRecord(msgspec.Struct):
-    """`*_base64` in place of a member whose bytes are not text."""
+    """`*_base64` replaces a member whose bytes are not UTF-8."""
 
     offset: int
     timestamp: int
@@ -209,7 +209,7 @@ class FetchedPartition(msgspec.Struct):
 
 
 class FetchError(msgspec.Struct):
-    """A partition that refused, in place of its records."""
+    """The problem of a partition, in place of its records."""
 
     topic: str
     partition: int

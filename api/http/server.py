@@ -1,7 +1,8 @@
-"""uvicorn with our protocol: how the application runs, and how it stops.
+"""Runs the application on uvicorn with our protocol, and shuts it down.
 
-* SIGTERM or SIGINT: no new connections, waiting long polls are answered, requests in progress get
-  four fifths of `shutdown_timeout_ms`, then the call returns and the caller closes the broker.
+* On SIGTERM or SIGINT no new connections are accepted, long polls respond with what they have, and
+  requests in progress get four fifths of `shutdown_timeout_ms`; then `serve` returns and the caller
+  closes the broker.
 * `RunningServer` is the same server in a thread, for tests and for programs that embed a broker.
 """
 
@@ -19,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -34,15 +34,15 @@ from api.protocol.immediate import ImmediateProtocol
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
 from api.protocol.tls_server import TlsServer
+from api.protocol.zerocopy import encode_head
 from record_format.errors import RequestError, Throttled
 
 log = structlog.get_logger(__name__)
 
 _HEALTH_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
-_LAST_WORDS_S = 1.0
-_DESCRIPTORS = 1 << 18
-_CLOSE = (b"connection", b"close")
+_ABORT_GRACE_S = 1.0
+_DESCRIPTORS_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,26 +61,26 @@ def serve(
 ) -> None:
     """Serve on a bound socket until a signal. Call from the main thread."""
     raise_descriptor_limit()
-    cut_silent_clients(sock, settings)
+    set_tcp_timeouts(sock, settings)
     with _server(app, settings, tls=tls, on_started=on_started) as server:
         server.run(sockets=[sock])
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one.
+    """Raise the soft limit of open files to the hard limit.
 
     The usual soft limit of 1,024 is for programs that use select(2); a broker has one or two
-    descriptors for each connection and each segment that is read.
+    descriptors per connection and per segment that is read.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not report
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower, unreported limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: raises OSError before anything else is started."""
+    """A socket bound to the address, before anything else is started. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -92,11 +92,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
-    """Have the kernel end connections whose clients stopped reading, or no longer exist.
+def set_tcp_timeouts(sock: socket.socket, settings: HttpSettings) -> None:
+    """Have the kernel end connections whose clients have stopped reading, or no longer exist.
 
-    Connections inherit this from the listening socket. While a response is unread none of our code
-    runs, so a timer of ours would be neither simpler nor safer.
+    Connections inherit the options from the listening socket. None of our code runs while a
+    response is unread, so a timer of ours would be neither simpler nor safer.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -104,13 +104,17 @@ def cut_silent_clients(sock: socket.socket, settings: HttpSettings) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Which of uvicorn's log lines to keep: it logs everything that ends a response."""
+def _is_not_logged_yet(record: logging.LogRecord) -> bool:
+    """Filter uvicorn's log: it logs every exception of the application, including a
+    TruncatedResponse, which `dispatch` has already logged.
+    """
     return record.exc_info is None or not isinstance(record.exc_info[1], TruncatedResponse)
 
 
 class _Server(uvicorn.Server):
-    """Reports when it listens; leaves signals to whoever runs it in a thread (uvicorn's rule)."""
+    """uvicorn's server with our sockets and shutdown. In a thread it handles no signals, as
+    uvicorn's.
+    """
 
     on_started: Callable[[], None] | None = None
 
@@ -156,7 +160,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was handled is not raised again: the process exits 0."""
+        """As uvicorn's, but do not raise a handled signal again: the process exits with 0."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
@@ -165,30 +169,33 @@ class _Server(uvicorn.Server):
         if self._captured_signals:
             log.info("stopping", signal=signal.Signals(self._captured_signals[0]).name)
         protocol = self.config.http_protocol_class
-        assert issubclass(protocol, ImmediateProtocol), "the class that we gave"
+        assert issubclass(protocol, ImmediateProtocol), "set by `_server`"
         protocol.is_stopping = True  # for sockets that are accepted but not yet connections
-        self._context.stop_waiting()  # which ends every tail whose client reads
-        patience_s = self.config.timeout_graceful_shutdown
-        assert patience_s is not None, "as `_server` made it"
+        self._context.stop_waiting()  # ends every tail whose client reads
+        timeout_s = self.config.timeout_graceful_shutdown
+        assert timeout_s is not None, "set by `_server`"
         loop = asyncio.get_running_loop()
-        cuts = (
-            loop.call_later(_LAST_WORDS_S, self._cut, ImmediateProtocol.cut_endless),
-            loop.call_later(patience_s * 0.9, self._cut, ImmediateProtocol.cut_answer),
+        abort_unbounded = ImmediateProtocol.abort_unbounded_response
+        timers = (
+            loop.call_later(_ABORT_GRACE_S, self._each_connection, abort_unbounded),
+            loop.call_later(
+                timeout_s * 0.9, self._each_connection, ImmediateProtocol.abort_response
+            ),
         )
         await super().shutdown(sockets)
-        for cut in cuts:
-            cut.cancel()
-        await self._part()
+        for timer in timers:
+            timer.cancel()
+        await self._close_connections()
 
-    def _cut(self, cut: Callable[[ImmediateProtocol], None]) -> None:
+    def _each_connection(self, abort: Callable[[ImmediateProtocol], None]) -> None:
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, ImmediateProtocol), "the class that we gave"
-            cut(connection)
+            assert isinstance(connection, ImmediateProtocol), "set by `_server`"
+            abort(connection)
 
-    async def _part(self) -> None:
-        """Requests whose time is over are told so; then nobody is left."""
+    async def _close_connections(self) -> None:
+        """Let cancelled requests send their 503, then abort whatever is left."""
         if self.server_state.tasks and not self.force_exit:
-            await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_WORDS_S)
+            await asyncio.wait(list(self.server_state.tasks), timeout=_ABORT_GRACE_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -202,7 +209,7 @@ def _server(
     on_started: Callable[[], None] | None,
     loop: str = "auto",
 ) -> Iterator[_Server]:
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
     with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:
         config = uvicorn.Config(
             app,
@@ -216,7 +223,7 @@ def _server(
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
-            # The rest of the time is for the broker, to close its logs.
+            # The rest of the time is for the broker to close its logs.
             timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms * 4 // 5000),
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
@@ -235,16 +242,16 @@ def _loop(name: str) -> Any:
 def _protocol(
     app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
 ) -> type[ImmediateProtocol]:
-    """The protocol class from which uvicorn makes connections, with the limits bound in."""
+    """The protocol class of uvicorn's connections, with the limits bound to it."""
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
-        # AwaitedOffset this a sender sees a reset instead of its 413: that should be rare.
-        unread_max_bytes=8 * settings.body_max_bytes,
-        unread_timeout_s=settings.body_idle_timeout_ms / 1000,
+        # A client that sends more than this sees a reset instead of its 413.
+        drain_max_bytes=8 * settings.body_max_bytes,
+        drain_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
-        refusal=_refusal,
+        error_response=_error_response,
     )
     bound = {
         "limits": limits,
@@ -256,7 +263,7 @@ def _protocol(
 
 
 def _busy(app: Any) -> Any:
-    """Above the limit of connections: health still answers, all else is told to come back."""
+    """The application above the limit of connections: only health is served, the rest gets 429."""
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] in _HEALTH_PATHS:
@@ -264,39 +271,38 @@ def _busy(app: Any) -> Any:
             return
         problem = problems.to_problem(Throttled("too many connections"), request_id="")
         body = problem.body()
-        headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
+        headers = _connection_headers(problem, body)
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     return busy
 
 
-def _refusal(error: RequestError) -> bytes:
-    """The whole response to bytes that are not a request."""
+def _error_response(error: RequestError) -> bytes:
+    """The complete response to bytes that are not a request."""
     problem = problems.to_problem(error, request_id="")
     body = problem.body()
-    headers = [*problem.headers, _new_id(), _length(body), _CLOSE]
-    lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    status = HTTPStatus(problem.status)
-    return f"HTTP/1.1 {status} {status.phrase}\r\n".encode() + lines + b"\r\n" + body
+    return encode_head(problem.status, _connection_headers(problem, body)) + body
 
 
-def _new_id() -> tuple[bytes, bytes]:
-    return b"x-request-id", secrets.token_hex(8).encode()
-
-
-def _length(body: bytes) -> tuple[bytes, bytes]:
-    return b"content-length", str(len(body)).encode()
+def _connection_headers(problem: problems.Problem, body: bytes) -> problems.HeaderList:
+    """The headers of a problem that ends its connection and does not go through `dispatch`."""
+    return [
+        *problem.headers,
+        (b"x-request-id", secrets.token_hex(8).encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
 
 
 class RunningServer:
-    """A server in its own thread, on a loopback port. A context manager; leaving it stops it."""
+    """A server in its own thread, on a loopback port. A context manager; leaving stops it."""
 
     def __init__(
         self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
     ) -> None:
         self._sock = bind("127.0.0.1", 0)
-        cut_silent_clients(self._sock, settings)
+        set_tcp_timeouts(self._sock, settings)
         self.port: int = self._sock.getsockname()[1]
         self._started = threading.Event()
         self._tls = tls
@@ -322,7 +328,7 @@ class RunningServer:
         assert self._server is not None
         try:
             self._server.run(sockets=[self._sock])
-        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+        except BaseException as error:  # noqa: BLE001  raised by `__enter__`
             self._failure = error
         finally:
             self._started.set()

@@ -1,6 +1,6 @@
-"""The settings of the HTTP side: its limits and its clock. Read at the edge and passed in.
+"""The settings of the HTTP server: its limits and its clock. Read at the edge and passed in.
 
-Sizes are bytes, times milliseconds. What is above a limit is refused, never clamped.
+What exceeds a limit is refused, never clamped.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class HttpSettings:
     read_threads: int = 16
     write_threads: int = 8
     parse_threads: int = 4
-    # Without tokens only loopback names are answered; these are accepted as well.
+    # Host names that are accepted besides loopback names, on a broker without tokens.
     allowed_hosts: tuple[str, ...] = ()
     check_host: bool = True
-    # If the file exists, tokens are required; with `tokens_required`, even if it does not.
+    # Tokens are required if the file exists, and with `tokens_required` even if it does not.
     tokens_file: Path | None = None
     tokens_required: bool = False
     client_requests_max: int | None = None  # a second
     heartbeat_ms: int = 15_000
-    console_sample_ms: int = 5_000  # how often the console notes throughput and lag
+    console_sample_ms: int = 5_000  # the interval of the console's charts
     clock: Callable[[], int] = wall_clock_ms

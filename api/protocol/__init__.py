@@ -1,4 +1,4 @@
-"""An HTTP/1.1 connection: uvicorn's protocol with limits, sendfile, and responses without a task.
+"""HTTP/1.1 connections: uvicorn's protocol with limits, sendfile, and responses without a task.
 
-It knows none of the calls. Read `limited_protocol` first, then `zerocopy`.
+Nothing here knows the API. Read `limited_protocol` first, then `zerocopy` and `immediate`.
 """

@@ -1,11 +1,11 @@
-"""The rest of a request's body, received from the socket straight into the body's buffer.
+"""Receives the rest of a request's body from the socket directly into its final buffer.
 
-Between a socket and a handler, uvicorn copies a body four times: into the loop's buffer, into a
-piece for the parser, into the pieces that wait, and into the whole. Here the kernel's copy is the
-only one.
+Between the socket and a handler, uvicorn copies a body four times: into the loop's buffer, into
+the parser's piece, into the queue of pieces, and into the joined body. Here the kernel's copy is
+the only one.
 
-* Bytes are read as they come, at most `TURN_BYTES` in one turn of the loop.
-* No more is read than the buffer has room for: what follows the body is the next request.
+* Bytes are read as they arrive, at most `TURN_BYTES` per iteration of the loop.
+* No more is read than the buffer can hold: what follows the body is the next request.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from typing import Final, Protocol
 
 from api.protocol.deadline import Deadline
 
-DIRECT_BODY: Final = "tierlog.body"  # among a scope's extensions: a `DirectBody`
+DIRECT_BODY: Final = "tierlog.body"  # the extension of a scope that is a `DirectBody`
 TURN_BYTES: Final = 1 << 20
 
 
 class DirectBody(Protocol):
-    """The body of the request under way, past ASGI's messages."""
+    """Access to the body of the request in progress that bypasses ASGI's messages."""
 
     def take_buffered_body(self) -> tuple[bytes | bytearray, bool] | None:
-        """What came of it and was not taken yet, and whether more is to come; None if it has to be
-        asked for by a message.
+        """Return (the bytes received but not taken yet, whether more follow), or None if a message
+        has to be awaited.
         """
         ...
 
     async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
     ) -> None:
-        """Fill a view that is as long as the rest of it. Raises what `BodyReceiver.run` does."""
+        """Fill `view`, which is as long as the rest of the body. Raises as `BodyReceiver.run`."""
         ...
 
 
 class BodyReceiver:
-    """Fills one buffer. `on_bytes` gets the total number of bytes so far, and may raise."""
+    """Fills one buffer. `on_bytes` is called with the total number of bytes so far; it may raise
+    to stop.
+    """
 
     __slots__ = (
-        "_came",
         "_done",
         "_idle",
         "_idle_s",
         "_loop",
         "_on_bytes",
+        "_received",
         "_sock",
         "_view",
         "_watching",
@@ -63,17 +65,17 @@ class BodyReceiver:
     ) -> None:
         self._loop, self._sock, self._view = loop, sock, view
         self._idle_s, self._on_bytes = idle_s, on_bytes
-        self._came, self._watching = 0, False
-        self._idle = Deadline(loop, self._is_late)
+        self._received, self._watching = 0, False
+        self._idle = Deadline(loop, self._timed_out)
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
         """Return when the buffer is full.
 
-        Raises TimeoutError if nothing came for `idle_s`, ConnectionError if the client is gone, and
-        what `on_bytes` raises.
+        Raises TimeoutError if nothing arrives for `idle_s`, ConnectionError if the client
+        disconnects, and what `on_bytes` raises.
         """
-        self._read()  # often the rest of the body is already there
+        self._read()  # often the rest of the body has already arrived
         if not self._done.done():
             self._idle.set(self._idle_s)
             self._watching = True
@@ -89,28 +91,28 @@ class BodyReceiver:
 
     def _read(self) -> None:
         try:
-            count = self._sock.recv_into(self._view[self._came : self._came + TURN_BYTES])
+            count = self._sock.recv_into(self._view[self._received : self._received + TURN_BYTES])
         except BlockingIOError:
             return
         except OSError as error:
             self._finish(ConnectionResetError(str(error)))
             return
-        self._came += count
-        if self._came == len(self._view):
+        self._received += count
+        if self._received == len(self._view):
             self._finish()
         elif not count:
-            self._finish(ConnectionResetError("the client disconnected within the body"))
+            self._finish(ConnectionResetError("the client disconnected before the body's end"))
         else:
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._idle.set(self._idle_s)
         try:
-            self._on_bytes(self._came)
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            self._on_bytes(self._received)
+        except Exception as error:  # noqa: BLE001  raised by `run`
             self._finish(error)
 
-    def _is_late(self) -> None:
+    def _timed_out(self) -> None:
         self._finish(TimeoutError())
 
     def _unwatch(self) -> None:

@@ -1,7 +1,7 @@
-"""A time-out that every request moves and that rarely fires: moving it creates no timer.
+"""A timeout that every request postpones and that rarely expires; postponing it creates no timer.
 
-The loop's timer fires at the time it was set for, and is then set again for the time to which the
-time-out was moved meanwhile.
+The loop's timer fires at the time for which it was created. If the deadline has been postponed
+meanwhile, a new timer is created for the rest.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls `on_time` once, `after_s` seconds after the last `set`, unless it was cleared."""
+    """Calls `on_expiry` once, `after_s` seconds after the last `set`, unless it was cleared."""
 
-    __slots__ = ("_due_s", "_loop", "_on_time", "_timer")
+    __slots__ = ("_due_s", "_loop", "_on_expiry", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_time: Callable[[], object]) -> None:
-        self._loop, self._on_time = loop, on_time
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_expiry: Callable[[], object]) -> None:
+        self._loop, self._on_expiry = loop, on_expiry
         self._due_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, after_s: float) -> None:
         self._due_s = self._loop.time() + after_s
         if self._timer is None:
-            self._timer = self._loop.call_later(after_s, self._ring)
+            self._timer = self._loop.call_later(after_s, self._fire)
 
     def clear(self) -> None:
         self._due_s = None
 
     def stop(self) -> None:
-        """For good: nothing keeps a reference to the connection afterwards."""
-        self._due_s, self._on_time = None, _nothing
+        """Cancel for good, and drop the callback, which refers to the connection."""
+        self._due_s, self._on_expiry = None, _nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._timer = None
         if self._due_s is None:
             return
         left_s = self._due_s - self._loop.time()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._ring)
+            self._timer = self._loop.call_later(left_s, self._fire)
         else:
             self._due_s = None
-            self._on_time()
+            self._on_expiry()
 
 
 def _nothing() -> None:

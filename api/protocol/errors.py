@@ -1,4 +1,4 @@
-"""Errors of the connection itself, which no handler sees."""
+"""Errors of the connection itself, which are raised outside handlers."""
 
 from record_format.errors import RequestError
 
@@ -8,10 +8,11 @@ class HeaderTooLarge(RequestError):
 
     def __init__(self, *, limit_bytes: int, size_bytes: int) -> None:
         super().__init__(
-            f"the request's head has {size_bytes} bytes or more; at most {limit_bytes} are taken"
+            f"the request line and headers have {size_bytes} bytes or more; the limit is "
+            f"{limit_bytes}"
         )
         self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection: there is nobody to answer."""
+    """The client closed the connection, so there is no response to send."""

@@ -1,8 +1,8 @@
-"""A run of bytes of one file on its way into one socket, one turn of the event loop at a time.
+"""Sends a range of a file to a socket, with a bounded number of bytes per turn.
 
-* Only bytes that are in memory are sent on the loop; a thread waits for the disk.
-* A turn sends at most what its owner allows, and `send_scheduler` decides whose turn it is, so that
-  large responses do not delay small ones.
+* Only bytes in the page cache are sent on the event loop; a thread waits for the disk.
+* `turn_bytes` limits a turn, and `send_scheduler` decides whose turn it is, so that large responses
+  do not delay small ones.
 * Nothing is buffered here: what the socket does not accept stays in the file.
 """
 
@@ -19,11 +19,11 @@ from api.protocol.send_scheduler import SendScheduler
 from record_format import page_cache
 from record_format.page_cache import HasFileno
 
-SMALL_BYTES: Final = 64 << 10  # such a response does not wait for its turn
+SMALL_BYTES: Final = 64 << 10  # up to this size a response does not wait for its turn
 
 
 class FileSender:
-    """The sending of one range of a file into one socket."""
+    """One transfer of a range of a file to a socket."""
 
     __slots__ = (
         "_done",
@@ -36,6 +36,7 @@ class FileSender:
         "_sock",
         "_threads",
         "_turn",
+        "_turn_bytes",
         "_watching",
     )
 
@@ -53,16 +54,19 @@ class FileSender:
     ) -> None:
         self._loop, self._sock, self._file = loop, sock, file
         self._position, self._left = position, size_bytes
-        self._turn, self._scheduler, self._threads = turn_bytes, scheduler, threads
+        self._turn_bytes, self._scheduler, self._threads = turn_bytes, scheduler, threads
         self._watching = self._queued = False
         self._done: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
-        """Return when all is in the socket's buffer, or after `stop`; raise what ended it."""
+        """Return when everything is in the socket's buffer, or after `stop`.
+
+        Raises OSError, and EOFError if the file is too short.
+        """
         if self._scheduler.busy and self._left > SMALL_BYTES:
-            self._ready()
+            self._on_writable()
         else:
-            self._send_turn()  # at once, with the head
+            self._send_turn()  # immediately, with the head
         try:
             await self._done
         finally:
@@ -72,18 +76,18 @@ class FileSender:
         """The socket is about to be closed."""
         self._finish()
 
-    def _ready(self) -> None:
-        """The socket is writable; called again and again until it is not."""
+    def _on_writable(self) -> None:
+        """Called in each iteration of the loop in which the socket is writable."""
         if not self._queued:
             self._queued = True
             self._scheduler.schedule(self._send_turn, self._loop)
 
     def _send_turn(self) -> int:
-        """Send one window, or have it read first. Returns how many bytes the socket accepted."""
+        """Send one window, after loading it if necessary. Returns how many bytes were sent now."""
         self._queued = False
         if self._done.done():
             return 0
-        window = min(self._left, self._turn())
+        window = min(self._left, self._turn_bytes())
         try:
             resident = page_cache.is_resident(self._file.fileno(), self._position, window)
         except OSError as error:
@@ -91,7 +95,7 @@ class FileSender:
             return 0
         if resident:
             return self._send(window)
-        self._bring_in(window)
+        self._load(window)
         return 0
 
     def _send(self, window: int) -> int:
@@ -108,19 +112,19 @@ class FileSender:
         if not self._left:
             self._finish()
         elif not sent:
-            self._finish(EOFError("a file is shorter than what was announced of it"))
+            self._finish(EOFError("the file is shorter than the announced range"))
         else:
             self._watch()
         return sent
 
-    def _bring_in(self, window: int) -> None:
-        """Let a thread wait for the disk, then send the window without checking again."""
+    def _load(self, window: int) -> None:
+        """Load the window in a thread, then send it without checking again."""
         self._unwatch()
         waiting = self._loop.run_in_executor(
             self._threads, page_cache.prefetch, self._file, self._position, window
         )
 
-        def brought_in(_: asyncio.Future[None]) -> None:
+        def loaded(_: asyncio.Future[None]) -> None:
             error = None if waiting.cancelled() else waiting.exception()
             if self._done.done():
                 return
@@ -129,12 +133,12 @@ class FileSender:
             else:
                 self._finish(error)
 
-        waiting.add_done_callback(brought_in)
+        waiting.add_done_callback(loaded)
 
     def _watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._loop.add_writer(self._sock.fileno(), self._ready)
+            self._loop.add_writer(self._sock.fileno(), self._on_writable)
 
     def _unwatch(self) -> None:
         if self._watching:

@@ -1,12 +1,11 @@
-"""uvicorn's HTTP/1.1 protocol for clients that ask for another one: nothing is upgraded here.
+"""uvicorn's HTTP/1.1 protocol, which ignores requests to upgrade to another protocol.
 
-* A request with `Upgrade` is treated as HTTP/1.1, as if it had not asked (RFC 9110, 7.8). Java's
-  client asks for h2c in the first request of a connection, even in one that has a body.
-* uvicorn's parser takes such a request for the last of its connection, and as one without a body.
-  If it has one, a new parser is told of its framing and continues with the body; what was read of
-  the request stays.
+* A request with `Upgrade` is handled as if it had none (RFC 9110, 7.8). Java's client asks for h2c
+  in the first request of a connection, even if that has a body.
+* uvicorn's parser takes such a request for the last one of its connection, without a body. If it
+  has a body, a new parser is given the framing and continues with the body; the parsed head stays.
 * Only the framing of HTTP/1.0 and 1.1 is accepted: another version is refused, and so is any
-  transfer coding except `chunked` (its bytes would be taken for the body's own).
+  transfer coding except `chunked`, whose bytes would be taken for the body.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _VERSIONS: Final = ("1.1", "1.0")
 
 
 class NoUpgradeProtocol(HttpToolsProtocol):
-    """Relies on uvicorn's `_unsupported_upgrade_warning`, called where the parser stopped."""
+    """Relies on uvicorn calling `_unsupported_upgrade_warning` where the parser stopped."""
 
-    _piece = b""  # what the parser is being fed
-    _unfed = b""  # what it left of that after a request that asks for an upgrade
-    _body_head = b""  # of such a request: a head with the framing of its body
+    _piece = b""  # being fed to the parser
+    _unfed = b""  # what the parser left of it after a request with `Upgrade`
+    _body_head = b""  # for such a request: a head with the framing of its body
 
     def data_received(self, data: bytes) -> None:
         self._unfed = data
@@ -38,7 +37,7 @@ class NoUpgradeProtocol(HttpToolsProtocol):
         self._piece = b""
 
     def check_framing(self) -> None:
-        """Raises InvalidRequest. Call once the head is complete."""
+        """Check the version and the transfer coding of a complete head. Raises InvalidRequest."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise InvalidRequest(f"HTTP/{version} is not supported")
@@ -54,11 +53,11 @@ class NoUpgradeProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         found = sys.exception()
-        assert isinstance(found, httptools.HttpParserUpgrade), "uvicorn met the end of a request"
+        assert isinstance(found, httptools.HttpParserUpgrade), "called while handling it"
         self._unfed = self._piece[found.args[0] :]
         if self._body_head:
             head, self._body_head = self._body_head, b""
-            self.parser = _parser_behind(head, self)
+            self.parser = _parser_after(head, self)
 
 
 def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -69,31 +68,33 @@ def _body_head(headers: list[tuple[bytes, bytes]]) -> bytes:
     return b""
 
 
-def _parser_behind(head: bytes, protocol: NoUpgradeProtocol) -> httptools.HttpRequestParser:
-    """A parser that has read `head`, without `protocol` having been told."""
-    listener = _Listener(protocol)
-    parser = new_parser(listener)
+def _parser_after(head: bytes, protocol: NoUpgradeProtocol) -> httptools.HttpRequestParser:
+    """A parser that has read `head` without any callback to `protocol`."""
+    callbacks = _Callbacks(protocol)
+    parser = new_parser(callbacks)
     parser.feed_data(head)
-    listener.hears = True
+    callbacks.enabled = True
     return parser
 
 
-def new_parser(listener: object) -> httptools.HttpRequestParser:
-    """As uvicorn's, at the start of a request."""
-    parser = httptools.HttpRequestParser(listener)
+def new_parser(callbacks: object) -> httptools.HttpRequestParser:
+    """A parser configured as uvicorn's, at the start of a request."""
+    parser = httptools.HttpRequestParser(callbacks)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 
-class _Listener:
+class _Callbacks:
+    """The protocol's parser callbacks, which do nothing until `enabled`."""
+
     def __init__(self, protocol: NoUpgradeProtocol) -> None:
-        self._protocol, self.hears = protocol, False
+        self._protocol, self.enabled = protocol, False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         callback = getattr(self._protocol, name)
 
-        def tell(*told: bytes) -> None:
-            if self.hears:
-                callback(*told)
+        def forward(*args: bytes) -> None:
+            if self.enabled:
+                callback(*args)
 
-        return tell
+        return forward

@@ -1,9 +1,9 @@
-"""Who may send bytes of a file in this turn of the event loop.
+"""Which connections may send file bytes in this iteration of the event loop.
 
-* All large responses together get `TURN_BYTES` in one turn, first come first served: between two
-  turns the loop looks at its sockets, so a small request waits for one run of bytes and not for one
-  of every large response under way.
-* A sender that is not in the queue is waiting for its socket or its disk, and says when it is
+* All large responses together may send `TURN_BYTES` per iteration, in FIFO order. The loop polls
+  its sockets between iterations, so a small request waits for one such run of bytes rather than for
+  one of every large response in progress.
+* A sender that waits for its socket or its disk is not in the queue; it calls `schedule` when it is
   ready.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 TURN_BYTES: Final = 256 << 10
 
 SendTurn = Callable[[], int]
-"""Sends what one turn allows. Returns how many bytes that were."""
+"""Sends the bytes of one turn. Returns how many were sent."""
 
 
 class SendScheduler:
@@ -31,20 +31,20 @@ class SendScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody else is waiting for a turn."""
+        """Whether senders are waiting for their turn."""
         return bool(self._queue)
 
     def schedule(self, send: SendTurn, loop: asyncio.AbstractEventLoop) -> None:
-        """Call `send` once, when its turn comes. It must not raise."""
+        """Call `send` once, when it is its turn. It must not raise."""
         self._queue.append(send)
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._turn, loop)
+            loop.call_soon(self._run, loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         sent = 0
         while self._queue and sent < TURN_BYTES:
             sent += self._queue.popleft()()
         self._scheduled = bool(self._queue)
         if self._scheduled:
-            loop.call_soon(self._turn, loop)
+            loop.call_soon(self._run, loop)

@@ -1,7 +1,7 @@
-"""Accepts TLS connections so that those which still shake hands are counted, and few.
+"""A TLS server that counts and limits connections in their handshake.
 
-asyncio's own server tells of a connection once its handshake is over: until then each holds a
-descriptor for as long as the handshake may take, and nothing bounds how many do.
+asyncio's own server reports a connection only after its handshake: until then each holds a
+descriptor for up to the handshake timeout, and nothing bounds their number.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-_OUT_OF_DESCRIPTORS_S: Final = 1.0  # as asyncio's own server waits
+_ACCEPT_RETRY_S: Final = 1.0  # after a lack of descriptors; as asyncio's own server
 
 
 class TlsServer:
-    """As much of an `asyncio.Server` as uvicorn asks for. Runs until it is closed.
+    """The part of the `asyncio.Server` interface that uvicorn uses. Runs until it is closed.
 
-    A connection that comes while `is_full` is closed at once, and one that does not end its
-    handshake within `handshake_timeout_s` is cut.
+    A connection accepted while `is_full` is closed immediately, and one whose handshake takes
+    longer than `handshake_timeout_s` is aborted.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class TlsServer:
                 continue
             except OSError as error:
                 loop.call_exception_handler({"message": "accept failed", "exception": error})
-                await asyncio.sleep(_OUT_OF_DESCRIPTORS_S)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             if self._is_full():
                 accepted.close()
                 continue
-            task = loop.create_task(self._shake_hands(accepted))
+            task = loop.create_task(self._handshake(accepted))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, accepted: socket.socket) -> None:
-        with suppress(OSError):  # TLS's own errors, and a handshake that took too long, are such
+    async def _handshake(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # includes ssl.SSLError and a handshake timeout
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._new_protocol,
                 accepted,

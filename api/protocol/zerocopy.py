@@ -1,25 +1,25 @@
 """Zero copy in both directions: uvicorn's HTTP/1.1 protocol with `sendfile` for responses, and with
-request bodies that are received where they stay.
+request bodies received directly into their final buffers.
 
 Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
 several messages per response) on plain connections. Under TLS, and under other servers, the
-extension is not offered and `answers` reads instead. The same goes for `DIRECT_BODY`, which
-`bodies` uses.
+extension is not offered and `responses` reads the files instead. The same goes for `DIRECT_BODY`,
+which `bodies` uses.
 
 Rules:
 
-* The response's head is held back and leaves together with the first bytes of its body, in one
-  packet.
-* Only one party writes at a time: what the transport still has buffered goes first, and while a
-  `FileSender` is under way nothing else is written.
+* A response's head is held back and sent with the first bytes of its body, in one packet.
+* There is one writer at a time: whatever the transport has buffered is written first, and nothing
+  else is written while a `FileSender` runs.
 * The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
   `add_writer` on a transport's descriptor.
-* A file that turns out to be shorter than announced, or a send that fails, aborts the connection: a
-  client may see a short response, never wrong bytes.
-* One turn of the loop sends at most `TURN_BYTES` of a response while other requests are under way.
-* A client that closes its sending side after a whole request still gets its response.
-* While a body is received around the transport, the transport reads nothing. The parser is not told
-  of those bytes: the next request gets a new parser, and after a body that broke off there is none.
+* If a file is shorter than announced, or a send fails, the connection is aborted: a client may see
+  a short response, never wrong bytes.
+* A response sends at most `TURN_BYTES` per iteration of the loop while other requests are in
+  progress.
+* A client that closes its sending side after a complete request still gets its response.
+* While a body is received directly, the transport does not read. The parser does not see those
+  bytes, so the next request gets a new parser; after an incomplete body no request follows.
 
 This relies on internals of uvicorn's `HttpToolsProtocol`; `tests/unit/api/test_zerocopy.py` lists
 them.
@@ -52,10 +52,10 @@ _MSG_MORE: Final[int] = getattr(socket, "MSG_MORE", 0)
 
 
 def encode_head(status: int, lines: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """As uvicorn writes it, in a third of the time. Names are in lower case, as in ASGI."""
+    """Encode a head as uvicorn does, in a third of the time. Names are lower case, as in ASGI."""
     head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
     if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
-        raise RuntimeError("a header of the response breaks its line")
+        raise RuntimeError("a response header contains a line break")
     return head
 
 
@@ -63,53 +63,53 @@ class ZeroCopyCycle(RequestResponseCycle):
     """One request and its response, on a connection that can send files."""
 
     protocol: ZeroCopyProtocol
-    held_head = b""
-    body_given = False  # the whole request body was handed to the application
-    sending_ended = False  # the client closed its sending side
-    ends_by_closing = False  # the body has no length, and the client does not know chunks
+    pending_head = b""
+    body_taken = False  # the application has received the whole request body
+    half_closed = False  # the client closed its sending side
+    close_delimited = False  # no Content-Length, and HTTP/1.0 has no chunked coding (RFC 9112, 6.3)
 
     @property
-    def is_endless(self) -> bool:
-        """Whether no length was announced: chunked or, in HTTP/1.0, ended by the close."""
-        return self.chunked_encoding or self.ends_by_closing
+    def is_unbounded(self) -> bool:
+        """Whether the length was not announced: chunked or, in HTTP/1.0, close-delimited."""
+        return self.chunked_encoding or self.close_delimited
 
     async def send(self, message: Any) -> None:
-        """Raises ClientDisconnected if more is to follow and nobody is there to read it."""
+        """Raises ClientDisconnected if more of the body is to follow."""
         kind = message["type"]
         if self.disconnected and message.get("more_body", False):
             raise ClientDisconnected
-        if self.ends_by_closing:
+        if self.close_delimited:
             self.expected_content_length = len(message.get("body", b""))
         if kind == EXTENSION:
             await self._send_file(message)
         elif kind == "http.response.start" and not self.response_started:
-            await self._hold_head(message)
-        elif not self.held_head:
+            await self._set_head(message)
+        elif not self.pending_head:
             await super().send(message)
         elif self._is_small_whole_body(message):
-            head, self.held_head = self.held_head, b""
+            head, self.pending_head = self.pending_head, b""
             if not self.disconnected:
                 self.transport.write(head + message.get("body", b""))
                 self.expected_content_length = 0
                 self._complete()
         else:
-            head, self.held_head = self.held_head, b""
+            head, self.pending_head = self.pending_head, b""
             if not self.disconnected:
                 self.transport.write(head)
             await super().send(message)
 
-    async def _hold_head(self, message: Any) -> None:
+    async def _set_head(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
         if self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # the body may or may not come (RFC 9110, 10.1.1)
+            self.keep_alive = False  # the client may or may not send the body (RFC 9110, 10.1.1)
         self.response_started, self.waiting_for_100_continue = True, False
-        self.held_head = self._head(message["status"], message.get("headers", ()))
+        self.pending_head = self._head(message["status"], message.get("headers", ()))
         if not self.keep_alive and self.more_body:
             self.keep_alive = True
-            self.protocol.end_behind_answer()
+            self.protocol.close_after_response()
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         lines = [*self.default_headers, *headers]
@@ -123,8 +123,8 @@ class ZeroCopyCycle(RequestResponseCycle):
             self.expected_content_length = int(length)
         has_body = self.scope["method"] != "HEAD" and status not in _BODILESS
         is_open_ended = length is None and has_body
-        self.ends_by_closing = is_open_ended and self.scope["http_version"] == "1.0"
-        self.chunked_encoding = is_open_ended and not self.ends_by_closing
+        self.close_delimited = is_open_ended and self.scope["http_version"] == "1.0"
+        self.chunked_encoding = is_open_ended and not self.close_delimited
         if self.chunked_encoding:
             lines.append((b"transfer-encoding", b"chunked"))
         return encode_head(status, lines)
@@ -144,12 +144,12 @@ class ZeroCopyCycle(RequestResponseCycle):
         if self.disconnected:
             return
         assert self.response_started, "a response begins with its head"
-        assert not self.chunked_encoding, "the length of what is sent is known"
+        assert not self.chunked_encoding, "files are sent with a Content-Length"
         count = message["count"]
-        head, self.held_head = self.held_head, b""
+        head, self.pending_head = self.pending_head, b""
         if self.scope["method"] == "HEAD":
             count = self.expected_content_length = 0
-        assert count <= self.expected_content_length, "no more than was announced"
+        assert count <= self.expected_content_length, "no more than the Content-Length"
         self.expected_content_length -= count
         await self.protocol.send_file(
             head, message["file"], position=message.get("offset", 0), size_bytes=count
@@ -158,7 +158,7 @@ class ZeroCopyCycle(RequestResponseCycle):
             self._complete()
 
     def _complete(self) -> None:
-        """As uvicorn ends a response."""
+        """End a response as uvicorn does."""
         if self.expected_content_length:
             raise RuntimeError("Response content shorter than Content-Length")
         self.response_complete = True
@@ -168,37 +168,37 @@ class ZeroCopyCycle(RequestResponseCycle):
         self.on_response()
 
     async def receive(self) -> Any:
-        """As uvicorn's, but the body is not copied, and a half-closed client is reported."""
+        """As uvicorn's, but without a copy of the body, and a half-close is a disconnect."""
         if self.waiting_for_100_continue and not (self.disconnected or self.transport.is_closing()):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
-        if not (self.disconnected or self.response_complete or self._told_of_end):
+        if not (self.disconnected or self.response_complete or self._reports_half_close):
             self.flow.resume_reading()
             await self.message_event.wait()
             self.message_event.clear()
-        if self.disconnected or self.response_complete or self._told_of_end:
+        if self.disconnected or self.response_complete or self._reports_half_close:
             return {"type": "http.disconnect"}
         body, more = self.take_body()
         return {"type": "http.request", "body": body, "more_body": more}
 
     def take_body(self) -> tuple[bytes | bytearray, bool]:
         body, self.body = self.body, bytearray()
-        self.body_given = not self.more_body
+        self.body_taken = not self.more_body
         return body, self.more_body
 
     @property
-    def _told_of_end(self) -> bool:
-        return self.body_given and self.sending_ended
+    def _reports_half_close(self) -> bool:
+        return self.body_taken and self.half_closed
 
 
 class ZeroCopyProtocol(LimitedProtocol):
-    """The protocol with `sendfile`, and with responses to half-closed clients."""
+    """The protocol with `sendfile`, direct bodies, and responses to half-closed clients."""
 
     threads: Executor | None = None
     scheduler: SendScheduler
     _sends_files = False
-    _sending_ended = False  # the client closed its sending side
-    _sock: socket.socket | None = None  # the duplicate
+    _half_closed = False  # the client closed its sending side
+    _sock: socket.socket | None = None  # a duplicate of the transport's
     _sending: FileSender | None = None
     _receiving: BodyReceiver | None = None
 
@@ -222,35 +222,35 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sending.stop()
         if self._receiving is not None:
             self._receiving.stop()
-        self._extensions.clear()  # a reference back to here would keep all this alive
+        self._extensions.clear()  # breaks the reference cycle with this protocol
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep our sending side open while a whole request waits for its response."""
+        """Keep our sending side open while a complete request waits for its response."""
         last = self.cycle
         if not self._sends_files or last is None or last.response_complete or last.more_body:
             return None
         last.keep_alive = False
-        self._nothing_more_comes()
+        self._input_ended()
         return True
 
-    def _nothing_more_comes(self) -> None:
-        self._sending_ended = True
+    def _input_ended(self) -> None:
+        self._half_closed = True
         if isinstance(self._active, ZeroCopyCycle):
-            self._active.sending_ended = True
+            self._active.half_closed = True
             self._active.message_event.set()
 
-    def cut_endless(self) -> None:
-        """End an endless response whose client does not read: the client knows where to resume."""
+    def abort_unbounded_response(self) -> None:
+        """Abort a response without a length: its client knows where to resume."""
         active = self._active
         assert active is None or isinstance(active, ZeroCopyCycle)
-        if active is not None and active.is_endless:
-            self.cut_answer()
+        if active is not None and active.is_unbounded:
+            self.abort_response()
 
-    def cut_answer(self) -> None:
-        """End a response that has begun."""
+    def abort_response(self) -> None:
+        """Abort a response that has begun."""
         active = self._active
         if active is not None and active.response_started and not active.response_complete:
             self.transport.abort()
@@ -266,19 +266,19 @@ class ZeroCopyProtocol(LimitedProtocol):
         cycle.__class__ = ZeroCopyCycle
         assert isinstance(cycle, ZeroCopyCycle)
         cycle.protocol = self
-        cycle.sending_ended = self._sending_ended
+        cycle.half_closed = self._half_closed
         if cycle.scope["http_version"] == "1.0":
-            cycle.waiting_for_100_continue = False  # HTTP/1.0 has no such answer
+            cycle.waiting_for_100_continue = False  # HTTP/1.0 has no 1xx responses
         super()._start_asgi_task(cycle, app)
 
     # --- bodies ---------------------------------------------------------------------------------
 
     def take_buffered_body(self) -> tuple[bytes | bytearray, bool] | None:
-        """See `DirectBody`. Not for a client that waits to be told to send its body."""
+        """See `DirectBody`. None for a client that waits for 100 Continue."""
         cycle = self._active
         assert isinstance(cycle, ZeroCopyCycle)
-        came = bool(cycle.body) or not cycle.more_body
-        if not came or cycle.disconnected or cycle.body_given or cycle.waiting_for_100_continue:
+        is_ready = bool(cycle.body) or not cycle.more_body
+        if not is_ready or cycle.disconnected or cycle.body_taken or cycle.waiting_for_100_continue:
             return None
         self.flow.resume_reading()
         cycle.message_event.clear()
@@ -290,10 +290,10 @@ class ZeroCopyProtocol(LimitedProtocol):
         """See `DirectBody`."""
         cycle = self._active
         assert isinstance(cycle, ZeroCopyCycle)
-        assert cycle is self.cycle, "of the last request alone a body is still coming"
-        assert not cycle.body, "what came before was given"
+        assert cycle is self.cycle, "only the last request's body is still arriving"
+        assert not cycle.body, "the buffered part was taken"
         if self.transport.is_closing():
-            cycle.disconnected = True  # as `connection_lost` is about to say
+            cycle.disconnected = True  # as `connection_lost` is about to set
             raise ConnectionAbortedError("the connection was closed")
         self.flow.pause_reading()
         sock = self._duplicate()
@@ -305,14 +305,14 @@ class ZeroCopyProtocol(LimitedProtocol):
             self.transport.abort()
             raise
         except BaseException:
-            self._is_deaf = True  # it is no longer known where the next request begins
-            self.end_behind_answer()
+            self._discards_input = True  # the next request's beginning is unknown
+            self.close_after_response()
             raise
         finally:
             self._receiving = None
         self.parser = new_parser(self)
         self.on_message_complete()
-        cycle.body_given = True
+        cycle.body_taken = True
         cycle.message_event.clear()
 
     # --- files ----------------------------------------------------------------------------------
@@ -320,9 +320,9 @@ class ZeroCopyProtocol(LimitedProtocol):
     async def send_file(
         self, head: bytes, file: HasFileno, *, position: int, size_bytes: int
     ) -> None:
-        """Write `head`, then the bytes; do nothing if the client is gone.
+        """Write `head`, then the bytes; do nothing if the client has disconnected.
 
-        Raises EOFError, after the connection was aborted, if the file is too short.
+        If the file is too short, aborts the connection and raises EOFError.
         """
         if not self.transport.get_write_buffer_size():
             head = self._send_head(head, more=size_bytes > 0)
@@ -346,7 +346,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         try:
             await self._sending.run()
         except OSError:
-            self.transport.abort()  # the client is gone, or the disk failed: that is all
+            self.transport.abort()  # the client disconnected, or the disk failed
         except (EOFError, asyncio.CancelledError):
             self.transport.abort()
             raise
@@ -354,7 +354,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sending = None
 
     def _send_head(self, head: bytes, *, more: bool) -> bytes:
-        """Put the head into the socket. Returns what is left of it."""
+        """Send the head directly. Returns the part that the socket did not accept."""
         if not head:
             return head
         try:
@@ -366,7 +366,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             return b""
 
     async def _drain(self, head: bytes) -> None:
-        """Have the transport write `head` and everything that it still holds."""
+        """Write `head` and wait until the transport has written everything it has buffered."""
         transport = self.transport
         transport.write(head)
         low, high = transport.get_write_buffer_limits()
@@ -376,7 +376,7 @@ class ZeroCopyProtocol(LimitedProtocol):
                 if self.flow.write_paused:
                     await self.flow.drain()
                 else:
-                    await asyncio.sleep(0)  # uvloop writes at the end of the turn
+                    await asyncio.sleep(0)  # uvloop writes at the end of the iteration
         finally:
             transport.set_write_buffer_limits(high=high, low=low)
 

@@ -151,7 +151,7 @@ async def trim(context: Context, exchange: Exchange) -> Response:
     log_start = await context.write_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
-    context.watermarks.look_again(partition)  # a long poll may be waiting at an offset that is gone
+    context.watermarks.wake_all(partition)  # a long poll may be waiting at an offset that is gone
     return json_response(Trimmed(log_start))
 
 

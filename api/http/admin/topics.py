@@ -11,7 +11,7 @@ from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange
-from api.http.problems import public
+from api.http.problems import shorten_paths
 from api.http.responses import Response, json_response
 from api.http.schemas import DamagedState, TopicList, TopicState
 from broker.topic_registry import INTERNAL_PREFIX
@@ -89,7 +89,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Response:
 def _show_to_tails(context: Context, name: str) -> None:
     """Wake the tails of the topic that wait: they include the partitions that it gained."""
     for partition in list(context.broker.topic(name).partitions.values()):
-        context.watermarks.look_again(partition)
+        context.watermarks.wake_all(partition)
 
 
 def _check_offsets_are_kept(wanted: AlterTopic) -> None:
@@ -120,6 +120,7 @@ def _shown(topic: TopicDescription) -> TopicState:
         effective_config=topic.effective_config,
         partitions=topic.partitions,
         damaged_partitions=[
-            DamagedState(one.partition, public(one.detail)) for one in topic.damaged_partitions
+            DamagedState(one.partition, shorten_paths(one.detail))
+            for one in topic.damaged_partitions
         ],
     )

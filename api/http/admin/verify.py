@@ -10,7 +10,7 @@ from api.http.context import Context
 from api.http.control_requests import no_body
 from api.http.corruption_details import short_path
 from api.http.exchange import Exchange
-from api.http.problems import public
+from api.http.problems import shorten_paths
 from api.http.responses import Response, json_response
 from record_format.findings import Problem
 
@@ -33,4 +33,4 @@ def _shown(found: Problem) -> Problem:
     if found.file is None:
         return found
     file = short_path(found.file)
-    return replace(found, file=file, detail=public(found.detail.replace(found.file, file)))
+    return replace(found, file=file, detail=shorten_paths(found.detail.replace(found.file, file)))

@@ -1,7 +1,7 @@
-"""Reading records: `nowait` if nothing has to be waited for, otherwise `one`.
+"""Reading records: `nowait` if the response is ready without waiting, otherwise `single`.
 
-`positions` says where a reader starts, `reading` how the log is read, `long_poll` waits on
-`watermarks`, `record_json` writes records as text, and `shared_pages` does so once for everybody at
-the end of a log. `many` is the same for many partitions, `tail` the same without an end; `segments`
-gives a segment's bytes.
+`positions` resolves where a reader starts, `reading` reads the log, `long_poll` waits on
+`watermarks`, `record_json` encodes records as text, and `shared_pages` does so once for all readers
+at the end of a log. `many` fetches from many partitions, `tail` streams, and `segments` serves a
+segment's bytes.
 """

@@ -1,6 +1,6 @@
-"""Fewer batches from a fetch: up to a limit of records, and without those of aborted transactions.
+"""Removes batches from a fetch: those beyond `max_records`, and those of aborted transactions.
 
-Only headers are read. What is left out lies between slices: nothing is copied.
+Only headers are read. The remaining slices exclude what is removed; nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from record_format.errors import CorruptBatch
 from record_format.file_slice import FileSlice
 
 
-class _Placed(NamedTuple):
-    """A batch in its file."""
+class _Batch(NamedTuple):
+    """A batch and where it is in its file."""
 
     header: BatchHeader
     piece: FileSlice
 
 
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
-    """Whole batches with at most `max_records` records from `offset` on, but at least one batch.
+    """Keep whole batches with at most `max_records` records from `offset` on, but at least one.
 
-    Aborted batches are left out. Reads files: it may block.
+    Aborted batches are removed. Reads files, so it may block.
     """
     kept: list[FileSlice] = []
     records = 0
-    for header, piece in _placed(fetched):
+    for header, piece in _batches(fetched):
         counted = min(header.record_count, header.last_offset - max(offset, header.base_offset) + 1)
         if max_records is not None and kept and records + counted > max_records:
-            return fetched._replace(slices=tuple(_joined(kept)), next_offset=header.base_offset)
+            return fetched._replace(slices=tuple(_merged(kept)), next_offset=header.base_offset)
         if not is_aborted(header, fetched.aborted):
             kept.append(piece)
             records += 0 if header.is_control else counted
-    return fetched._replace(slices=tuple(_joined(kept)))
+    return fetched._replace(slices=tuple(_merged(kept)))
 
 
-def _placed(fetched: Fetched) -> Iterator[_Placed]:
+def _batches(fetched: Fetched) -> Iterator[_Batch]:
     for piece in fetched.slices:
         position, end = piece.position, piece.position + piece.size_bytes
         while position < end:
             header = _header_at(piece, position)
-            yield _Placed(header, piece._replace(position=position, size_bytes=header.size_bytes))
+            yield _Batch(header, piece._replace(position=position, size_bytes=header.size_bytes))
             position += header.size_bytes
 
 
@@ -57,8 +57,8 @@ def _header_at(piece: FileSlice, position: int) -> BatchHeader:
         raise CorruptBatch(error.detail, file=str(piece.file.path), position=position) from error
 
 
-def _joined(pieces: list[FileSlice]) -> Iterator[FileSlice]:
-    """Adjacent slices of a file as one."""
+def _merged(pieces: list[FileSlice]) -> Iterator[FileSlice]:
+    """Merge adjacent slices of a file."""
     run: FileSlice | None = None
     for piece in pieces:
         if run is not None and run.file is piece.file and _end(run) == piece.position:

@@ -1,7 +1,7 @@
-"""Waiting for the high watermark: woken by it, by the deadline, or by the client's leaving.
+"""Waits until the high watermark advances, the deadline passes, or the client disconnects.
 
-No thread and no polling: a waiting request is an entry in `watermarks`, a timer, and a task that
-listens for the end of the connection.
+Without a thread or polling: a waiting request is an entry in `watermarks`, a timer, and a task that
+waits for the disconnect.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ class AwaitedOffset(NamedTuple):
 
 
 class LongPoll:
-    """How long one request waits. A context manager; on the event loop."""
+    """The wait of one request, at most `wait_ms`. A context manager; used on the event loop."""
 
     def __init__(self, context: Context, exchange: Exchange, *, wait_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._context, self._exchange = context, exchange
         self._deadline = self._loop.time() + wait_ms / 1000
         self._over = wait_ms <= 0
-        self.left = False  # the client has left, or the server is about to stop
+        self.cancelled = False  # the client has disconnected, or the server is stopping
         self._woken = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def over(self) -> bool:
-        """The time is up, or the client has left: answer with what there is."""
+        """The deadline has passed, or the wait was cancelled: respond with what there is."""
         return self._over or self._loop.time() >= self._deadline
 
     def listen(self) -> None:
-        """From now on `left` is kept up to date, whether anything is waited for or not."""
+        """Keep `cancelled` up to date from now on, even while nothing waits."""
         if self._watch is None:
-            self._watch = self._exchange.watch_disconnect(self.leave)
-            self._context.add_waiting(self.leave)
+            self._watch = self._exchange.watch_disconnect(self.cancel)
+            self._context.add_waiting(self.cancel)
 
-    async def wait(self, beyonds: Iterable[AwaitedOffset]) -> None:
-        """Return when one of the high watermarks is above its offset, or `over`."""
+    async def wait(self, awaited: Iterable[AwaitedOffset]) -> None:
+        """Return when one of the high watermarks is above its offset, or when `over`."""
         self.listen()
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._end)
         self._woken.clear()
         watermarks = self._context.watermarks
-        cancels = [watermarks.wait_beyond(*beyond, self._woken.set) for beyond in beyonds]
+        cancels = [watermarks.wait_beyond(*one, self._woken.set) for one in awaited]
         try:
             if not self._over:
                 await self._woken.wait()
@@ -62,16 +62,16 @@ class LongPoll:
                 cancel()
 
     def restart(self, *, wait_ms: int) -> None:
-        """Wait for the same time once more, unless the client left."""
+        """Set a new deadline, unless the wait was cancelled."""
         self._deadline = self._loop.time() + wait_ms / 1000
-        self._over = self.left
+        self._over = self.cancelled
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def leave(self) -> None:
-        """The client is gone, or the server is stopping: stop waiting."""
-        self.left = True
+    def cancel(self) -> None:
+        """Stop waiting: the client has disconnected, or the server is stopping."""
+        self.cancelled = True
         self._end()
 
     def _end(self) -> None:
@@ -81,7 +81,7 @@ class LongPoll:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            self._context.remove_waiting(self.leave)
+            self._context.remove_waiting(self.cancel)
         if self._timer is not None:
             self._timer.cancel()
 

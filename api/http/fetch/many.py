@@ -36,18 +36,18 @@ from api.http.fetch.reading import (
     work_bytes,
 )
 from api.http.fetch.record_json import Page
-from api.http.fetch.single import FetchQuery, framed, read_on
+from api.http.fetch.single import FetchQuery, json_object, read_on
 from api.http.responses import JSON, NO_STORE, Response
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
 from record_format.errors import StoreUnavailable, Throttled, TierlogError
 
 MAX_PARTITIONS: Final = 1000
-IN_VAIN: Final = (StoreUnavailable, Throttled)
-IN_VAIN_MAX_S: Final = 5.0
+STORE_ERRORS: Final = (StoreUnavailable, Throttled)
+STORE_WAIT_MAX_S: Final = 5.0
 
 
-class WantedPartition(msgspec.Struct, forbid_unknown_fields=True):
+class RequestedPartition(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     partition: int
     offset: int | str | UnsetType = UNSET
@@ -55,7 +55,7 @@ class WantedPartition(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FetchMany(msgspec.Struct, forbid_unknown_fields=True):
-    partitions: Annotated[list[WantedPartition], Meta(min_length=1, max_length=MAX_PARTITIONS)]
+    partitions: Annotated[list[RequestedPartition], Meta(min_length=1, max_length=MAX_PARTITIONS)]
     max_bytes: MaxBytes = 8 * MIB
     min_bytes: MinBytes = 1
     wait_ms: WaitMs = 0
@@ -128,7 +128,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> Response:
 async def _place(
     context: Context,
     grant: Grant,
-    one: WantedPartition,
+    one: RequestedPartition,
     position: Position,
     wanted: FetchMany,
 ) -> PartitionFetch | Refused:
@@ -152,9 +152,9 @@ async def _read_all(
         if isinstance(place, PartitionFetch):
             began_s = time.monotonic()
             place = await _read_one(context, place, wanted, room, impatience=impatience)
-            if isinstance(place, Refused) and isinstance(place.error, IN_VAIN):
+            if isinstance(place, Refused) and isinstance(place.error, STORE_ERRORS):
                 in_vain_s += time.monotonic() - began_s
-                if in_vain_s > IN_VAIN_MAX_S:
+                if in_vain_s > STORE_WAIT_MAX_S:
                     kind = Throttled if isinstance(place.error, Throttled) else StoreUnavailable
                     impatience = kind("not waited for: the partitions before did so in vain")
             if isinstance(place, PartitionFetch) and place.fetched is not None:
@@ -256,7 +256,7 @@ def _shown(
         refused = Refused(place.partition.topic, place.partition.number, error)
         return _shown_error(context, exchange, refused)
     records = record_json.write_array(page, wanted.encoding)
-    return framed(place.partition, place.fetched, records, next_offset=page.next_offset)
+    return json_object(place.partition, place.fetched, records, next_offset=page.next_offset)
 
 
 def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:

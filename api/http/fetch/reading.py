@@ -43,7 +43,7 @@ async def read(context: Context, partition: Partition, offset: int, query: ReadQ
     if fetched is None:
         call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
         fetched = await context.run(context.threads_for(partition, offset), call)
-    timings.took("broker" if fetched.tier == "hot" else "store", began_s)
+    timings.record("broker" if fetched.tier == "hot" else "store", began_s)
     return fetched
 
 

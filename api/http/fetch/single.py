@@ -108,7 +108,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _batches_response(context, exchange, found, query)
+        return await _filtered_batches_response(context, exchange, found, query)
     few = query.for_few()
     found = await _fetch_enough(context, exchange, partition, position, few)
     page = await _written(context, found, few, form)
@@ -221,7 +221,7 @@ def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> Hea
     return [*log_headers(partition, fetched, next_offset=next_offset, tier=tier), NO_STORE]
 
 
-async def _batches_response(
+async def _filtered_batches_response(
     context: Context, exchange: Exchange, found: Found, query: FetchQuery
 ) -> FileResponse:
     fetched, limit = found.fetched, query.record_limit
@@ -230,10 +230,10 @@ async def _batches_response(
             filter_batches, fetched, offset=found.offset, max_records=limit
         )
         found = found._replace(fetched=fetched)
-    return raw_response(context, exchange, found)
+    return batches_response(context, exchange, found)
 
 
-def raw_response(context: Context, exchange: Exchange, found: Found) -> FileResponse:
+def batches_response(context: Context, exchange: Exchange, found: Found) -> FileResponse:
     partition, offset, fetched = found
     next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # which reads nothing of the files
@@ -249,7 +249,7 @@ def records_response(context: Context, found: Found, page: RenderedPage, form: s
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
     body: bytes = page.content
     if form == media_types.JSON:
-        body = framed(partition, fetched, body, next_offset=page.next_offset)
+        body = json_object(partition, fetched, body, next_offset=page.next_offset)
     headers = _headers(partition, fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
     return Response(200, headers, body)
@@ -259,13 +259,13 @@ async def _written(context: Context, found: Found, query: FetchQuery, form: str)
     """The records as text; shared with others at the end of the log, if possible."""
     work = work_bytes(found.fetched, found.offset)
     return await context.pages.get(
-        key_of(found, query, form),
+        cache_key(found, query, form),
         found.fetched,
         lambda: compute_text(context, work, partial(write, found, query, form)),
     )
 
 
-def key_of(found: Found, query: FetchQuery, form: str) -> Key:
+def cache_key(found: Found, query: FetchQuery, form: str) -> Key:
     """Everything that the result of `write` depends on."""
     partition, offset, fetched = found
     limits = (query.committed, query.max_bytes, query.record_limit)
@@ -289,7 +289,9 @@ def write(found: Found, query: FetchQuery, form: str, nowait: bool) -> RenderedP
     return RenderedPage(body, page.next_offset, len(body), page.record_count)
 
 
-def framed(partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int) -> bytes:
+def json_object(
+    partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int
+) -> bytes:
     """The object around records that were written already."""
     return b"".join(
         (

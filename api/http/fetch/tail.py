@@ -85,7 +85,7 @@ class Tail:
             check_within(partition, offset)
             self.places[partition] = offset
 
-    def take_in_younger(self) -> bool:
+    def add_new_partitions(self) -> bool:
         """Whether the topic gained partitions: everything in them is new, and read next."""
         if self._topic is None or len(self._topic.partitions) == len(self.places):
             return False
@@ -224,15 +224,15 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
                 async with aclosing(tail.pages()) as pages:
                     async for events in pages:
                         yield events
-                        if poll.left:
+                        if poll.cancelled:
                             return
                         context.access.recheck(exchange)
             except TierlogError as error:
                 yield _error_event(context, exchange, error)
                 return
-            if tail.at_end and not tail.take_in_younger():
+            if tail.at_end and not tail.add_new_partitions():
                 await poll.wait(tail.beyonds())
-            if poll.left:
+            if poll.cancelled:
                 return
             if poll.over:
                 yield _COMMENT

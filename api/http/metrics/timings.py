@@ -1,8 +1,8 @@
-"""Where the time of a request went: `Server-Timing`, in milliseconds.
+"""How long each part of a request took, for the `Server-Timing` header, in milliseconds.
 
-`broker`: the log and the local disk, including the wait for a flush. `store`: reads that went to
-the cold tier. `encode`: records into text and text into records. `total`: from the head of the
-request to the head of the response; the wait of a long poll is in it, and in none of the others.
+`broker`: the log and the local disk, including the wait for a flush. `store`: reads from the cold
+tier. `encode`: encoding and decoding records as text. `total`: from the head of the request to the
+head of the response; it alone includes the wait of a long poll.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Part = Literal["broker", "store", "encode"]
 
 
 class Timings:
-    """Those of one request; used on the event loop."""
+    """The timings of one request; used on the event loop."""
 
     __slots__ = ("_began_s", "broker", "encode", "store")
 
@@ -28,7 +28,7 @@ class Timings:
         return time.perf_counter() - self._began_s
 
     def add(self, part: Part, began_s: float) -> None:
-        """Count the time since `began_s` (of `time.perf_counter`)."""
+        """Add the time since `began_s`, a value of `time.perf_counter`."""
         setattr(self, part, getattr(self, part) + time.perf_counter() - began_s)
 
     def header(self) -> bytes:
@@ -46,14 +46,14 @@ _CURRENT: ContextVar[Timings | None] = ContextVar("tierlog_timings", default=Non
 
 
 def begin() -> Timings:
-    """The timings of a request that comes in now; in its task, `took` adds to them."""
+    """Start the timings of a request; in its task, `record` adds to them."""
     timings = Timings()
     _CURRENT.set(timings)
     return timings
 
 
-def took(part: Part, began_s: float) -> None:
-    """As `Timings.add`, for the current request."""
+def record(part: Part, began_s: float) -> None:
+    """Add the time since `began_s` to the current request's timings."""
     timings = _CURRENT.get()
     if timings is not None:
         timings.add(part, began_s)

@@ -42,7 +42,7 @@ async def append(
         return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await AllCompleted(futures.values())
-    timings.took("broker", began_s)
+    timings.record("broker", began_s)
     outcomes = [future.exception() or future.result() for future in futures.values()]
     _count(context, zip(appends.values(), outcomes, strict=True))
     results = _results(request, appends, outcomes)

@@ -139,9 +139,9 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
         header_max_bytes=8192,
         header_timeout_s=10,
         busy_app=None,
-        unread_max_bytes=1 << 20,
-        unread_timeout_s=1,
-        refusal=lambda error: b"",
+        drain_max_bytes=1 << 20,
+        drain_timeout_s=1,
+        error_response=lambda error: b"",
     )
     bound = {"limits": limits, "scheduler": SendScheduler(), "immediate_app": app}
     with serving_protocol(app, ImmediateProtocol, bound, **config) as server:

@@ -81,8 +81,8 @@ def test_what_is_bad_is_told_with_its_place_and_with_what_to_do() -> None:
 
     place = "a-b-0/00.log: position 7: offset 3: "
     assert detail("bad") == (
-        f"{place}bad; `tierlog storage verify a-b --deep` says what else is bad, "
-        "`tierlog storage repair a-b` mends it"
+        f"{place}bad; `tierlog storage verify a-b --deep` reports what else is corrupt, "
+        "`tierlog storage repair a-b` repairs it"
     )
     assert detail("bad; `rm` the file") == f"{place}bad; `rm` the file"
     newer = "version 9, this tierlog knows 1"

@@ -128,7 +128,7 @@ def running(server: Running) -> Running:
 def impatient(running: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
     """For clients that come late, and no others: any may, on a machine that stands still."""
     protocol = running.server.config.http_protocol_class
-    limits = protocol.limits._replace(header_timeout_s=0.3, unread_timeout_s=0.2)
+    limits = protocol.limits._replace(header_timeout_s=0.3, drain_timeout_s=0.2)
     monkeypatch.setattr(protocol, "limits", limits)
     return running
 
@@ -146,9 +146,9 @@ def server(
         header_max_bytes=8192,
         header_timeout_s=60,
         busy_app=busy,
-        unread_max_bytes=1 << 20,
-        unread_timeout_s=60,
-        refusal=lambda error: f"HTTP/1.1 400 {error}\r\ncontent-length: 0\r\n\r\n".encode(),
+        drain_max_bytes=1 << 20,
+        drain_timeout_s=60,
+        error_response=lambda error: f"HTTP/1.1 400 {error}\r\ncontent-length: 0\r\n\r\n".encode(),
     )
     with ThreadPoolExecutor(2) as threads:
         bound = {"limits": limits, "threads": threads, "scheduler": SendScheduler()}
@@ -290,7 +290,7 @@ def test_a_head_that_never_ends_is_cut_by_size(running: Running) -> None:
 def test_a_head_is_not_late_while_nobody_reads_on(
     impatient: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came, ring = threading.Event(), Deadline._ring
+    came, ring = threading.Event(), Deadline._fire
 
     def rings(deadline: Deadline) -> None:
         due_s = deadline._due_s
@@ -298,7 +298,7 @@ def test_a_head_is_not_late_while_nobody_reads_on(
         if deadline._due_s != due_s:
             came.set()
 
-    monkeypatch.setattr(Deadline, "_ring", rings)
+    monkeypatch.setattr(Deadline, "_fire", rings)
     long, short = (b"GET /file?0-%d HTTP/1.1\r\nHost: x\r\n\r\n" % size for size in (SIZE, 1))
     last = b"GET /file?5-2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with impatient.connect(receive_buffer=4096) as sock:
@@ -317,7 +317,7 @@ def test_a_head_is_bounded_however_it_is_cut_into_packets(running: Running, cut_
         sock.sendall(LONG_HEAD[:cut_at])
         time.sleep(0.02)
         sock.sendall(LONG_HEAD[cut_at:])
-        assert read_all(sock).startswith(b"HTTP/1.1 400 the request's head has 9")
+        assert read_all(sock).startswith(b"HTTP/1.1 400 the request line and headers have 9")
 
 
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -329,7 +329,7 @@ def test_a_body_that_is_not_http_is_answered(running: Running) -> None:
             sock.sendall(CHUNKED)
             time.sleep(between_s)
             sock.sendall(b"zz\r\n")
-            assert read_all(sock).startswith(b"HTTP/1.1 400 this is no request of HTTP/1.1: Inv")
+            assert read_all(sock).startswith(b"HTTP/1.1 400 malformed request: Inv")
 
 
 def test_what_is_not_http_never_answers_for_the_request_before_it(running: Running) -> None:
@@ -346,7 +346,7 @@ def test_a_malformed_body_behind_a_request_is_refused_in_its_turn(running: Runni
         sock.sendall(b"GET /file?0-400000 HTTP/1.1\r\nHost: x\r\n\r\n" + CHUNKED + b"zz\r\n")
         first, second = read_all(sock).split(b"HTTP/1.1 ")[1:]
     assert first.endswith(running.data[399_900:400_000])
-    assert second.startswith(b"400 this is no request of HTTP/1.1: Invalid character in chunk")
+    assert second.startswith(b"400 malformed request: Invalid character in chunk")
 
 
 UNREAD = b"POST /file?0-5 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -359,7 +359,7 @@ def test_a_request_behind_a_body_that_nobody_read_is_answered(running: Running) 
         sock.sendall(b"GET /file?5-2 HTTP/1.1\r\nHost: x\r\n\r\n")
         while not got.endswith(b"\r\n\r\n" + running.data[5:7]):
             got += sock.recv(1000) or pytest.fail("the connection ended")
-        until(lambda: not any(one._unread_timer for one in connections))  # all of it came
+        until(lambda: not any(one._drain_timer for one in connections))  # all of it came
     assert got.count(b"HTTP/1.1 200") == 2
 
 
