@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from bench import s3
 from bench.report import Report, Target
@@ -28,7 +28,7 @@ from bench.s3 import Bucket
 from cold_tier.open import open_store
 from manifest import transitions
 from manifest.keys import PartitionKeys
-from manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, packed_page
+from manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
 from manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions, random_name
 from manifest.transitions import Claim
@@ -84,13 +84,13 @@ def _make(manifests: ManifestStore) -> None:
     for first in range(0, SEGMENTS - INLINE_MAX, PAGE_ENTRIES):
         count = min(PAGE_ENTRIES, SEGMENTS - INLINE_MAX - first)
         entries = tuple(_entry(first + number) for number in range(count))
-        page, body = packed_page(KEYS, entries, unique=random_name())
+        page, body = build_page(KEYS, entries, unique=random_name())
         manifests.objects.put(page.key, body)
         pages.append(page)
     newest = tuple(_entry(number) for number in range(SEGMENTS - INLINE_MAX, SEGMENTS))
     end = newest[-1].next_offset
     manifests.commit(
-        state, lambda m: altered(m, pages=tuple(pages), segments=newest, end_offset=end)
+        state, lambda m: replace(m, pages=tuple(pages), segments=newest, end_offset=end)
     )
 
 

@@ -26,7 +26,7 @@ from hot_tier.log_config import LogConfig
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
-from manifest.paging import mergeable
+from manifest.paging import mergeable_pages
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore
@@ -114,7 +114,7 @@ class ColdLog(ColdReads):
             last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
             entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
             self.commit(
-                lambda manifest: transitions.replace(
+                lambda manifest: transitions.replace_segments(
                     manifest, old, [entry], pages=self._manifests, now_ms=now_ms
                 )
             )
@@ -145,9 +145,9 @@ class ColdLog(ColdReads):
         """Merge small pages of the manifest now and then, so that no commit has to."""
         if not self.ownership.claimed or self.manifest is None:
             return
-        if run := mergeable(self.manifest):
+        if run := mergeable_pages(self.manifest):
             with self.uploading(run[0].base_offset):  # which names the page that they make
-                self.commit(self._manifests.merging(run))
+                self.commit(self._manifests.write_merged_page(run))
 
     @property
     def pages(self) -> transitions.PageSource:
@@ -160,7 +160,7 @@ class ColdLog(ColdReads):
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
         under_way = self._uploading.__contains__
-        return Collector(self._manifests, self._pins, policy, is_under_way=under_way)
+        return Collector(self._manifests, self._pins, policy, is_uploading=under_way)
 
     def collect(self, policy: GarbagePolicy) -> int:
         """Delete from the bucket what no version needs any more; how many objects.
@@ -186,7 +186,7 @@ class ColdLog(ColdReads):
         with self.ownership.exclusive():
             assert self.manifest is not None, "only a claimed partition commits"
             if self._unsure:
-                self._catch_up()  # each is noted before the next one: see `is_older`
+                self._catch_up()  # each is noted before the next one: see `is_stale_copy`
             self._unsure = True
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:

@@ -17,7 +17,7 @@ from broker.store_status import StoreStatus
 from cold_tier.cold_reader import ColdReader
 from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
-from manifest.state import LoosePage, Manifest, PageRef, SegmentEntry
+from manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
 from manifest.store import ManifestStore
 from manifest.versions import VersionStat
 from record_format.errors import (
@@ -42,7 +42,7 @@ class ColdReads:
     ) -> None:
         self._manifests, self._reader, self.bucket_state = manifests, reader, bucket_state
         self._store_status = store_status
-        self._oldest: tuple[PageRef | LoosePage, SegmentEntry] | None = None
+        self._oldest: tuple[PageRef | UnwrittenPage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
         return str(self._manifests.keys)
@@ -104,7 +104,7 @@ class ColdReads:
         on to the end of the cold tier.
         """
         manifest = self.manifest
-        entry = self._manifests.peek(manifest, offset) if manifest else None
+        entry = self._manifests.find_cached(manifest, offset) if manifest else None
         if manifest is None or entry is None:
             return None
         return self._reader.try_read(
@@ -117,7 +117,7 @@ class ColdReads:
 
     def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """As the manifests' `find`. Raises BlockingIOError if the page is not in memory."""
-        entry = self._manifests.peek(manifest, offset)
+        entry = self._manifests.find_cached(manifest, offset)
         if entry is None and offset < manifest.end_offset:
             raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
         return entry
@@ -221,7 +221,7 @@ class ColdReads:
 
     def history(self, *, after: int, limit: int) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first. One LIST."""
-        return self._manifests.history(after=after, limit=limit)
+        return self._manifests.list_versions(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
         return self._store_status.store.full_key(key)

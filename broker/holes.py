@@ -29,7 +29,7 @@ from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_gaps import Gap
 from manifest.invariants import uncovered
-from manifest.state import LoosePage, Manifest, PageRef
+from manifest.state import Manifest, PageRef, UnwrittenPage
 from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
@@ -161,7 +161,7 @@ def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
 
 
 def _lost_before_end_of(
-    opened: PartitionLog, page: PageRef | LoosePage, *, is_plain: bool
+    opened: PartitionLog, page: PageRef | UnwrittenPage, *, is_plain: bool
 ) -> int | None:
     sealed = opened.base_offsets[:-1]
     first = bisect_left(sealed, page.base_offset)

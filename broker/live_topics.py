@@ -167,7 +167,7 @@ class LiveTopics:
     ) -> TopicDescription:
         with self._changing():
             topic = self._find_ours(name)
-            changed = topic.config.altered(config)
+            changed = topic.config.replace(config)
             _check_alteration(topic, changed)
             record = msgspec.structs.replace(
                 topic.record, config=dict(changed.overrides), dirty=True

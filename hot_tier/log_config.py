@@ -322,7 +322,7 @@ class LogConfig:
         by_field = {KEYS_BY_NAME[name].attribute: value for name, value in typed.items()}
         return cls(**by_field, overrides=typed)  # type: ignore[arg-type]
 
-    def altered(self, changes: Mapping[str, object]) -> LogConfig:
+    def replace(self, changes: Mapping[str, object]) -> LogConfig:
         """The same with `changes` applied; None restores a key's default."""
         unknown = [name for name in changes if name not in KEYS_BY_NAME]
         merged: dict[str, object] = {**self.overrides, **changes}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.invariants import violation
 from manifest.keys import PartitionKeys, version_key
@@ -61,9 +61,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The sealed object. Pages are written first: a loose one here is our own mistake."""
     folder = keys_of(manifest).folder
     written = [page for page in manifest.pages if isinstance(page, PageRef)]
-    assert len(written) == len(manifest.pages), "loose pages are folded before the commit"
+    assert len(written) == len(manifest.pages), "loose pages are spilled before the commit"
     pages = [_with_key(page, folder, shorten=True) for page in written]
-    stored = altered(
+    stored = replace(
         manifest,
         pages=tuple(pages),
         segments=tuple(_with_keys(entry, folder, shorten=True) for entry in manifest.segments),
@@ -146,7 +146,7 @@ def _rekeyed(key: str, folder: str, *, shorten: bool) -> str:
 
 
 def _with_keys(entry: SegmentEntry, folder: str, *, shorten: bool = False) -> SegmentEntry:
-    return altered(
+    return replace(
         entry,
         log_key=_rekeyed(entry.log_key, folder, shorten=shorten),
         indexes_key=_rekeyed(entry.indexes_key, folder, shorten=shorten),
@@ -154,4 +154,4 @@ def _with_keys(entry: SegmentEntry, folder: str, *, shorten: bool = False) -> Se
 
 
 def _with_key(entry: _Keyed, folder: str, *, shorten: bool = False) -> _Keyed:
-    return altered(entry, key=_rekeyed(entry.key, folder, shorten=shorten))
+    return replace(entry, key=_rekeyed(entry.key, folder, shorten=shorten))

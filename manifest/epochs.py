@@ -32,7 +32,7 @@ def prune(history: tuple[EpochStart, ...], log_start_offset: int) -> tuple[Epoch
     return history[first:]
 
 
-def parting_offset(
+def divergence_offset(
     local: Sequence[EpochStart], remote: Sequence[EpochStart], *, local_end: int, remote_end: int
 ) -> int:
     """Where two histories of one partition diverge: below it both logs hold the same records.

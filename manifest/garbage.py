@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from manifest.invariants import where
 from manifest.keys import base_offset_of
-from manifest.paging import names_object
+from manifest.paging import references_object
 from manifest.pins import Pin, Pins
 from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
@@ -47,8 +47,8 @@ from record_format.errors import (
     UnknownManifestVersion,
 )
 
-IsNamed = Callable[[str], bool]
-IsUnderWay = Callable[[int], bool]
+IsReferenced = Callable[[str], bool]
+IsUploading = Callable[[int], bool]
 """Whether the segment, or page, of that base offset is going up just now, and not committed yet."""
 
 
@@ -74,8 +74,8 @@ class GarbagePlan(NamedTuple):
     pins_seen: frozenset[str] = frozenset()  # their nonces
 
 
-def due_removals(
-    removed: Iterable[RemovedObject], *, now_ms: int, grace_ms: int, is_pinned: IsNamed
+def expired_removals(
+    removed: Iterable[RemovedObject], *, now_ms: int, grace_ms: int, is_pinned: IsReferenced
 ) -> Iterator[str]:
     """Keys of dropped objects whose grace is over and that nothing holds."""
     for entry in removed:
@@ -84,7 +84,7 @@ def due_removals(
             yield entry.key
 
 
-def due_versions(
+def expired_versions(
     stats: Iterable[VersionStat], *, newest: int, now_ms: int, policy: GarbagePolicy
 ) -> Iterator[int]:
     """Numbers of versions that may go, pins aside. `stats` in order; the last one never goes."""
@@ -95,13 +95,13 @@ def due_versions(
             yield stat.version
 
 
-def nothing_under_way(_base_offset: int) -> bool:
+def nothing_uploading(_base_offset: int) -> bool:
     """For callers that upload nothing."""
     return False
 
 
 def orphans(
-    stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsNamed
+    stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsReferenced
 ) -> Iterator[str]:
     """Keys of objects that are old enough and that nothing names or lists as removed."""
     for stat in stats:
@@ -118,18 +118,18 @@ class Collector:
         pins: Pins,
         policy: GarbagePolicy = DEFAULT_POLICY,
         *,
-        is_under_way: IsUnderWay = nothing_under_way,
+        is_uploading: IsUploading = nothing_uploading,
     ) -> None:
         self._manifests = manifests
         self._pins = pins
         self._policy = policy
-        self._is_under_way = is_under_way
+        self._is_under_way = is_uploading
 
     def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
         """What would go now; changes nothing. `manifest` is the one in force."""
         pins = self._pins.all()
         active = [pin for pin in pins if pin.is_active(now_ms)]
-        is_pinned = self._names_any(self._pinned_versions(active))
+        is_pinned = self._references_any(self._pinned_versions(active))
         objects, forget = self._due_objects(manifest, is_pinned, now_ms=now_ms)
         return GarbagePlan(
             objects=objects,
@@ -167,7 +167,7 @@ class Collector:
         """Delete what the plan names. Raises, before anything is deleted, FencedError for a foreign
         owner, and ManifestConflict where `manifest` is not in force. Returns what is afterwards.
         """
-        current = self._manifests.check_by_list(manifest)
+        current = self._manifests.check_fence_by_list(manifest)
         if current is not manifest:
             raise ManifestConflict(
                 f"{where(current)} is in force, the plan is of {where(manifest)}"
@@ -177,7 +177,7 @@ class Collector:
                 self._pins.delete(pin.name)
         forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
         pinned_since = self._pinned_since(plan)
-        is_pinned = self._names_any(self._pinned_versions(pinned_since))
+        is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
         self._manifests.versions.delete([one for one in plan.versions if one not in kept])
         gone = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
@@ -191,10 +191,12 @@ class Collector:
         return [pin for pin in self._pins.all() if pin.nonce not in plan.pins_seen]
 
     def _due_objects(
-        self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int
+        self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int
     ) -> tuple[tuple[str, ...], frozenset[str]]:
         grace_ms, limit = self._policy.grace_ms, self._policy.limit
-        due = due_removals(manifest.removed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned)
+        due = expired_removals(
+            manifest.removed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned
+        )
         keys = list(islice(due, limit))
         forget = set(keys)
         for page in manifest.removed_pages:
@@ -202,36 +204,40 @@ class Collector:
                 break
             if now_ms - page.removed_ms < grace_ms:
                 continue
-            listed = self._listed(page) or [page.itself]  # what it named goes by age then
-            gone = list(due_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned))
+            listed = self._removed_with(page) or [page.own_object]  # what it named goes by age then
+            gone = list(
+                expired_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned)
+            )
             if len(gone) == len(listed):  # a page with a pinned object waits as a whole
                 keys += gone  # the page itself is the last of them
                 forget.add(page.key)
         return tuple(keys), frozenset(forget)
 
-    def _listed(self, page: RemovedPage) -> list[RemovedObject] | None:
+    def _removed_with(self, page: RemovedPage) -> list[RemovedObject] | None:
         """All that goes with a page, which is the last of it; None if it cannot be read."""
         try:
-            return self._manifests.removed_with(page)
+            return self._manifests.objects_removed_with(page)
         except CorruptDataError:
             return None
 
     def _versions(self, manifest: Manifest, active: list[Pin], *, now_ms: int) -> tuple[int, ...]:
         pinned = {pin.version for pin in active}
-        due = due_versions(
+        due = expired_versions(
             self._all_versions(), newest=manifest.version, now_ms=now_ms, policy=self._policy
         )
         return tuple(islice((v for v in due if v not in pinned), self._policy.limit))
 
     def _all_versions(self) -> Iterator[VersionStat]:
         after = 0
-        while page := self._manifests.history(after=after, limit=LIST_LIMIT):
+        while page := self._manifests.list_versions(after=after, limit=LIST_LIMIT):
             yield from page
             after = page[-1].version
 
-    def _orphans(self, manifest: Manifest, is_pinned: IsNamed, *, now_ms: int) -> tuple[str, ...]:
+    def _orphans(
+        self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int
+    ) -> tuple[str, ...]:
         removed = {entry.key for entry in manifest.removed}
-        in_force = self._names_any([manifest])
+        in_force = self._references_any([manifest])
 
         def is_named(key: str) -> bool:
             return key in removed or self._is_uploading(key) or in_force(key) or is_pinned(key)
@@ -241,7 +247,7 @@ class Collector:
         )
         nobodys = tuple(islice(found, self._policy.limit))
         for page in manifest.removed_pages if nobodys else ():
-            if (listed := self._listed(page)) is None:
+            if (listed := self._removed_with(page)) is None:
                 return ()  # any may be in it, and have its grace
             dropped = {entry.key for entry in listed}
             nobodys = tuple(key for key in nobodys if key not in dropped)
@@ -256,15 +262,15 @@ class Collector:
                 yield from (stat for stat in page if base_offset_of(stat.key) is not None)
                 after = page[-1].key
 
-    def _names_any(self, manifests: list[Manifest]) -> IsNamed:
-        pages = _AskedOnce(self._manifests)
+    def _references_any(self, manifests: list[Manifest]) -> IsReferenced:
+        pages = _FailFastPages(self._manifests)
 
         def named(key: str) -> bool:
             base_offset = base_offset_of(key)
             assert base_offset is not None, f"{key} is no name of ours"
             try:
                 return any(
-                    names_object(manifest, key, base_offset=base_offset, pages=pages)
+                    references_object(manifest, key, base_offset=base_offset, pages=pages)
                     for manifest in manifests
                 )
             except CorruptDataError:
@@ -273,7 +279,7 @@ class Collector:
         return named
 
 
-class _AskedOnce:
+class _FailFastPages:
     """Pages, of which one that cannot be read is not asked for again: a trim takes also those that
     a pinned version names.
     """

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from manifest.state import LoosePage, Manifest, PageRef, SegmentEntry
+from manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
 from record_format.errors import TierlogError
 
-Run = PageRef | LoosePage | SegmentEntry
+Run = PageRef | UnwrittenPage | SegmentEntry
 
 
 class InvalidTransition(TierlogError):
@@ -112,7 +112,7 @@ def _run(manifest: Manifest, run: Run) -> Iterator[str]:
         yield f"an entry spans [{run.base_offset}, {run.last_offset}]"
     if run.last_offset < manifest.log_start_offset:
         yield f"the entry at {run.base_offset} lies wholly below the log start"
-    if isinstance(run, LoosePage):
+    if isinstance(run, UnwrittenPage):
         yield from _loose(manifest, run)
     elif isinstance(run, PageRef):
         if run.entry_count <= 0 or run.size_bytes <= 0:
@@ -121,7 +121,7 @@ def _run(manifest: Manifest, run: Run) -> Iterator[str]:
         yield from entry_violation(manifest, run)
 
 
-def _loose(manifest: Manifest, page: LoosePage) -> Iterator[str]:
+def _loose(manifest: Manifest, page: UnwrittenPage) -> Iterator[str]:
     for entry in page.entries:
         yield from entry_violation(manifest, entry)
     for left, right in pairwise(page.entries):
@@ -169,12 +169,12 @@ def _monotonic(before: Manifest, after: Manifest) -> Iterator[str]:
 def _forgotten(before: Manifest, after: Manifest) -> Iterator[str]:
     listed = {removed.key for removed in after.removed}
     listed.update(page.key for page in after.removed_pages)
-    missing = named_directly(before) - named_directly(after) - listed
+    missing = direct_references(before) - direct_references(after) - listed
     if missing:
         yield f"{len(missing)} objects are neither named nor removed, {min(missing)} among them"
 
 
-def named_directly(manifest: Manifest) -> set[str]:
+def direct_references(manifest: Manifest) -> set[str]:
     """Keys that the version itself names; what lies inside its pages is named by the pages."""
     keys = {key for entry in manifest.segments for key in entry.keys}
     for page in manifest.pages:

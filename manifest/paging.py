@@ -3,11 +3,11 @@
 * The newest entries stay inline (at most INLINE_MAX). Overflow becomes small pages of SMALL_PAGE
   entries, which a commit writes now and then: every commit is small.
 * A run of RUN_MAX pages that are less than half full becomes a full one, in a separate step that no
-  upload waits for (`mergeable`). So each entry is written three times in its life.
+  upload waits for (`mergeable_pages`). So each entry is written three times in its life.
 * The list of removed objects overflows in the same way, into pages of its own.
 * A page is immutable and has a unique name. It is written before the commit that names it; if that
   commit is lost, nobody names the page and it is deleted by age.
-* `fold` is pure: it says which objects to write; it never changes which entries there are.
+* `spill_overflow` is pure: it returns the objects to write, and never adds or drops an entry.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from itertools import accumulate, groupby
 from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.codec import encode_page, encode_removed_page, keys_of
 from manifest.keys import PartitionKeys
 from manifest.state import (
-    LoosePage,
     Manifest,
     PageRef,
     Reason,
     RemovedPage,
     RemovedPageKind,
     SegmentEntry,
+    UnwrittenPage,
     first_at,
 )
 from manifest.transitions import PageSource, live_entries
@@ -45,14 +45,14 @@ REMOVED_KEPT = 128
 _Item = TypeVar("_Item")
 
 
-class Folded(NamedTuple):
+class SpillResult(NamedTuple):
     """A manifest without loose pages, and the page objects (key, body) to write before it."""
 
     manifest: Manifest
     objects: tuple[tuple[str, bytes], ...]
 
 
-def fold(manifest: Manifest, *, unique: Callable[[], str]) -> Folded:
+def spill_overflow(manifest: Manifest, *, unique: Callable[[], str]) -> SpillResult:
     """Move what is too much to stay inline into pages. `unique` gives new name parts."""
     loose = _overflow_paged(manifest)
     keys = keys_of(manifest)
@@ -63,12 +63,12 @@ def fold(manifest: Manifest, *, unique: Callable[[], str]) -> Folded:
             written.append(page)
             continue
         for entries in _chunks(page.entries, PAGE_ENTRIES):
-            ref, body = packed_page(keys, entries, unique=unique())
+            ref, body = build_page(keys, entries, unique=unique())
             written.append(ref)
             objects.append((ref.key, body))
-    folded, removed_objects = _removed_paged(altered(loose, pages=tuple(written)), unique=unique)
-    assert folded.segment_count == manifest.segment_count, "folding keeps every entry"
-    return Folded(folded, (*objects, *removed_objects))
+    spilled, removed_objects = _removed_paged(replace(loose, pages=tuple(written)), unique=unique)
+    assert spilled.segment_count == manifest.segment_count, "folding keeps every entry"
+    return SpillResult(spilled, (*objects, *removed_objects))
 
 
 def _overflow_paged(manifest: Manifest) -> Manifest:
@@ -77,11 +77,11 @@ def _overflow_paged(manifest: Manifest) -> Manifest:
         return manifest
     count = min(len(manifest.segments), -(-surplus // SMALL_PAGE) * SMALL_PAGE)
     overflow, inline = manifest.segments[:count], manifest.segments[count:]
-    loose = [LoosePage(entries=chunk) for chunk in _chunks(overflow, PAGE_ENTRIES)]
-    return altered(manifest, segments=inline, pages=(*manifest.pages, *loose))
+    loose = [UnwrittenPage(entries=chunk) for chunk in _chunks(overflow, PAGE_ENTRIES)]
+    return replace(manifest, segments=inline, pages=(*manifest.pages, *loose))
 
 
-def mergeable(manifest: Manifest) -> tuple[PageRef, ...]:
+def mergeable_pages(manifest: Manifest) -> tuple[PageRef, ...]:
     """The oldest run of small pages that would fill a large one; empty if none is long enough."""
     runs = groupby(manifest.pages, key=lambda page: page.entry_count * 2 < PAGE_ENTRIES)
     for small, group in runs:
@@ -108,10 +108,10 @@ def _removed_paged(
         refs.append(RemovedPage(key, newest_ms, Reason.REPLACED, kind, crc32c(body)))
         objects.append((key, body))
     kept = manifest.removed[cut:]
-    return altered(manifest, removed=kept, removed_pages=(*manifest.removed_pages, *refs)), objects
+    return replace(manifest, removed=kept, removed_pages=(*manifest.removed_pages, *refs)), objects
 
 
-def packed_page(
+def build_page(
     keys: PartitionKeys, entries: tuple[SegmentEntry, ...], *, unique: str
 ) -> tuple[PageRef, bytes]:
     """A page of these entries: what names it, and the object under its key."""
@@ -169,7 +169,7 @@ def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> Segment
     found = manifest.find(offset)
     if found is None or isinstance(found, SegmentEntry):
         return found
-    entries = found.entries if isinstance(found, LoosePage) else pages.entries(found)
+    entries = found.entries if isinstance(found, UnwrittenPage) else pages.entries(found)
     # Entries that retention dropped lie below the page's live start and are never asked for again.
     return first_at(entries, max(offset, found.base_offset))
 
@@ -187,7 +187,7 @@ def iter_entries(
     yield from (e for e in manifest.segments if e.last_offset >= from_offset)
 
 
-def names_object(manifest: Manifest, key: str, *, base_offset: int, pages: PageSource) -> bool:
+def references_object(manifest: Manifest, key: str, *, base_offset: int, pages: PageSource) -> bool:
     """Whether the version names `key`, whose name begins with `base_offset`."""
     if any(isinstance(page, PageRef) and page.key == key for page in manifest.pages):
         return True

@@ -19,7 +19,7 @@ from manifest.pins import Pins
 from manifest.state import Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.transitions import live_entries
-from manifest.versions import Objects
+from manifest.versions import ObjectStore
 from record_format.errors import (
     CorruptDataError,
     CorruptManifest,
@@ -29,7 +29,7 @@ from record_format.errors import (
 from record_format.findings import Findings, ProblemKind
 
 
-class NamedObjects(Objects, Protocol):
+class NamedObjects(ObjectStore, Protocol):
     """A store that says what a key is called in the whole bucket."""
 
     def full_key(self, key: str, /) -> str: ...
@@ -59,7 +59,7 @@ class ManifestCheck:
         try:
             manifest = self._manifests.load(at_least=self._at_least)
             if manifest is None:
-                self._manifests.check_none_was()
+                self._manifests.check_never_existed()
         except MissingObject as bad:
             self._add(ProblemKind.MANIFEST_MISSING, bad.detail, key=bad.file)
         except CorruptDataError as bad:

@@ -20,10 +20,10 @@ from itertools import chain
 import msgspec
 
 from manifest.keys import JSON, base_offset_of, is_pin_name
-from manifest.paging import names_object
+from manifest.paging import references_object
 from manifest.state import Manifest, PageRef
 from manifest.store import DAY_MS, ManifestStore, random_name
-from manifest.versions import get_whole
+from manifest.versions import get_object
 from record_format import sealed_json
 from record_format.errors import (
     InvalidRequest,
@@ -119,14 +119,14 @@ class Pins:
             in_force = (
                 current is not None
                 and base_offset is not None
-                and names_object(current, key, base_offset=base_offset, pages=self._manifests)
+                and references_object(current, key, base_offset=base_offset, pages=self._manifests)
             )
             if not in_force and (key not in listed or self._objects.head(key) is None):
                 yield key
 
     def _listed(self, manifest: Manifest) -> frozenset[str]:
         """What is dropped and still kept."""
-        pages = map(self._manifests.removed_with, manifest.removed_pages)
+        pages = map(self._manifests.objects_removed_with, manifest.removed_pages)
         return frozenset(one.key for one in chain(manifest.removed, *pages))
 
     def _named(self, manifest: Manifest) -> Iterator[str]:
@@ -138,7 +138,7 @@ class Pins:
     def _check_recent(self, pin: Pin) -> None:
         """By the store's clock alone, and by when the pin came there: who pins may stand still."""
         there = self._objects.head(self._keys.pin(pin.name))
-        successor = next(iter(self._manifests.history(after=pin.version, limit=1)), None)
+        successor = next(iter(self._manifests.list_versions(after=pin.version, limit=1)), None)
         if there and successor and there.modified_ms - successor.modified_ms > PINNED_WITHIN_MS:
             raise UnknownManifestVersion(
                 f"version {pin.version} is about to be collected: pin one that is newer"
@@ -163,7 +163,7 @@ class Pins:
 
     def _read(self, key: str) -> Pin | None:
         try:
-            data = get_whole(self._objects, key, max_bytes=PIN_MAX_BYTES)
+            data = get_object(self._objects, key, max_bytes=PIN_MAX_BYTES)
         except MissingObject:
             return None
         return sealed_json.decode(data, kind=KIND_PIN, file=key, document=Pin)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.invariants import InvalidTransition, require, require_step, where
 from manifest.paging import find_entry
 from manifest.state import Manifest, OffsetGap, SegmentEntry
-from manifest.transitions import PageSource, with_replaced
+from manifest.transitions import PageSource, replace_run
 
 
-def swap_objects(
+def replace_objects(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
     """The same records under other objects. Raises InvalidTransition if the log's bytes differ, or
@@ -31,11 +31,11 @@ def swap_objects(
     return _in_its_place(manifest, old, new, pages=pages, now_ms=now_ms)
 
 
-def keep_readable(
+def replace_with_readable(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
     """The records of `old` that can still be read, under other objects: the batches of `new` have
-    all its offsets. Else as `swap_objects`.
+    all its offsets. Else as `replace_objects`.
     """
     require(manifest)
     spans = (new.base_offset, new.last_offset)
@@ -51,11 +51,11 @@ def _in_its_place(
 ) -> Manifest:
     if old.last_offset < manifest.log_start_offset:
         return manifest
-    after = with_replaced(manifest, [old], [new], pages=pages, now_ms=now_ms)
+    after = replace_run(manifest, [old], [new], pages=pages, now_ms=now_ms)
     return after if after is manifest else require_step(manifest, after)
 
 
-def drop_lost(
+def drop_lost_segment(
     manifest: Manifest, lost: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
     """A segment that nobody has any more leaves the manifest; its offsets become a gap.
@@ -66,9 +66,9 @@ def drop_lost(
     there = find_entry(manifest, lost.base_offset, pages=pages)
     if there is None or there.log_key != lost.log_key:
         return manifest
-    after = with_replaced(manifest, [lost], [], pages=pages, now_ms=now_ms)
+    after = replace_run(manifest, [lost], [], pages=pages, now_ms=now_ms)
     gaps = _merged([*manifest.gaps, OffsetGap(lost.base_offset, lost.next_offset)])
-    return require_step(manifest, altered(after, gaps=gaps))
+    return require_step(manifest, replace(after, gaps=gaps))
 
 
 def _merged(gaps: Sequence[OffsetGap]) -> tuple[OffsetGap, ...]:

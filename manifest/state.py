@@ -88,7 +88,7 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.last_offset + 1
 
 
-class LoosePage(msgspec.Struct, frozen=True, kw_only=True):
+class UnwrittenPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page not yet written: only between a transition and its commit, never in the bucket."""
 
     entries: tuple[SegmentEntry, ...]
@@ -163,7 +163,7 @@ class RemovedPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     crc32c: int
 
     @property
-    def itself(self) -> RemovedObject:
+    def own_object(self) -> RemovedObject:
         """The page's own object."""
         return RemovedObject(self.key, self.removed_ms, self.reason)
 
@@ -184,7 +184,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     end_offset: int
     compacted_before: int = 0
     segments: tuple[SegmentEntry, ...] = ()
-    pages: tuple[PageRef | LoosePage, ...] = ()
+    pages: tuple[PageRef | UnwrittenPage, ...] = ()
     gaps: tuple[OffsetGap, ...] = ()
     removed: tuple[RemovedObject, ...] = ()
     removed_pages: tuple[RemovedPage, ...] = ()
@@ -193,7 +193,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def segment_count(self) -> int:
         return len(self.segments) + sum(page.entry_count for page in self.pages)
 
-    def find(self, offset: int) -> SegmentEntry | PageRef | LoosePage | None:
+    def find(self, offset: int) -> SegmentEntry | PageRef | UnwrittenPage | None:
         """The entry with `offset` or the next above it (gap, compaction); the page of it; or None.
 
         None: at or past the end, or nothing is cold. Below the log start is the caller's to refuse.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.codec import (
     MAX_MANIFEST_BYTES,
@@ -33,7 +33,7 @@ from manifest.codec import (
 )
 from manifest.invariants import where
 from manifest.keys import PartitionKeys, base_offset_of
-from manifest.paging import PageCache, find_entry, fold, iter_entries, packed_page
+from manifest.paging import PageCache, build_page, find_entry, iter_entries, spill_overflow
 from manifest.state import (
     Manifest,
     PageRef,
@@ -45,21 +45,21 @@ from manifest.state import (
 from manifest.transitions import (
     TAKE_OVER,
     Claim,
+    apply_claim,
     check_recorded,
     create,
     live_entries,
     merge_pages,
     record_gap,
-    take_claim,
 )
 from manifest.versions import (
     LIST_LIMIT,
-    Created,
-    Objects,
+    CreateOutcome,
+    ObjectStore,
     VersionChain,
     VersionStat,
-    get_whole,
-    steady_ms,
+    boottime_ms,
+    get_object,
 )
 from record_format.errors import (
     CorruptDataError,
@@ -74,11 +74,13 @@ from record_format.sealed_json import is_truncated
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
-CUT_NOW_MAX = 4  # by one commit: then the connection is not fit for it
+TRUNCATED_UPLOADS_MAX = 4  # by one commit: then the connection is not fit for it
 # Each commit is noted before the next: a crash keeps one from being noted, and another where that
 # one followed a commit whose request was thought lost and came late.
-UNNOTED_MAX = 2
-CUT_VERSIONS_MAX = 1024  # in a row, by many: nobody deletes them, for their numbers were taken
+UNRECORDED_COMMITS_MAX = 2
+TRUNCATED_VERSIONS_MAX = (
+    1024  # in a row, by many: nobody deletes them, for their numbers were taken
+)
 
 Transition = Callable[[Manifest], Manifest]
 
@@ -92,7 +94,7 @@ class StoreOptions(NamedTuple):
     """Time and chance; tests pass their own."""
 
     clock: Callable[[], int]
-    steady_clock: Callable[[], int] = steady_ms
+    boot_clock: Callable[[], int] = boottime_ms
     unique: Callable[[], str] = random_name
     pause: Callable[[float], None] = time.sleep
 
@@ -106,7 +108,7 @@ class ManifestStore:
 
     def __init__(
         self,
-        store: Objects,
+        store: ObjectStore,
         keys: PartitionKeys,
         options: StoreOptions,
         *,
@@ -144,7 +146,7 @@ class ManifestStore:
             data = self.versions.read(newest)
             if data is None:
                 continue  # collected between the LIST and the GET: there are newer ones
-            manifest = self._in_force(newest, data, at_least=at_least)
+            manifest = self._newest_valid(newest, data, at_least=at_least)
             if manifest is not None:
                 self._newest = (manifest.version, manifest.nonce, started)
             return manifest
@@ -152,7 +154,7 @@ class ManifestStore:
             f"{self.keys.folder}: versions are deleted faster than they can be read"
         )
 
-    def check_none_was(self) -> None:
+    def check_never_existed(self) -> None:
         """For a caller that found no manifest: raises MissingObject if there are segments. They are
         uploaded only once a first version is committed, so it was lost, and a new one would make
         garbage of them.
@@ -165,9 +167,9 @@ class ManifestStore:
                 file=self.keys.versions,
             )
 
-    def _in_force(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
+    def _newest_valid(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
         """The newest version that is not void; None if all versions from the first on are."""
-        lowest = max(at_least, newest - CUT_VERSIONS_MAX, 1)
+        lowest = max(at_least, newest - TRUNCATED_VERSIONS_MAX, 1)
         for version in range(newest, lowest - 1, -1):
             if version != newest:
                 data = self.versions.read(version)
@@ -184,7 +186,7 @@ class ManifestStore:
             raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
         return decode_manifest(data, keys=self.keys, version=version)
 
-    def history(self, *, after: int = 0, limit: int = 1000) -> list[VersionStat]:
+    def list_versions(self, *, after: int = 0, limit: int = 1000) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first."""
         return self.versions.stats(after=after, limit=limit)
 
@@ -203,7 +205,7 @@ class ManifestStore:
             self._page_bytes(page.key, page.crc32c), keys=self.keys, file=page.key
         )
 
-    def removed_with(self, page: RemovedPage) -> list[RemovedObject]:
+    def objects_removed_with(self, page: RemovedPage) -> list[RemovedObject]:
         """All that goes with a page, and the page, which is the last."""
         if page.kind is RemovedPageKind.REMOVED:
             inside = list(self.removed_objects(page))
@@ -213,10 +215,10 @@ class ManifestStore:
                 for entry in self.entries(page)
                 for key in entry.keys
             ]
-        return [*inside, page.itself]
+        return [*inside, page.own_object]
 
     def _page_bytes(self, key: str, crc: int) -> bytes:
-        data = get_whole(self.objects, key, max_bytes=MAX_PAGE_BYTES)
+        data = get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES)
         if crc32c(data) != crc:
             raise CorruptManifest("the page is not the one that the manifest names", file=key)
         return data
@@ -225,7 +227,7 @@ class ManifestStore:
         """The entry that holds `offset`, or the next above it; None past the cold tier's end."""
         return find_entry(manifest, offset, pages=self)
 
-    def peek(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+    def find_cached(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """As `find`, without asking the store: None also if the entry's page is not in memory."""
         return find_entry(manifest, offset, pages=self._cache)
 
@@ -254,7 +256,7 @@ class ManifestStore:
         `before_commit`: may refuse, by raising, a claim on what is in force that would otherwise
         succeed.
 
-        Raises FencedError (see `take_claim`), ManifestConflict, OutcomeUnknownError (claim again).
+        Raises FencedError (see `apply_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
         with self._lock:
             self._sent = ""
@@ -263,15 +265,15 @@ class ManifestStore:
                 if before is not None and before.nonce == self._sent:
                     return before  # its answer was lost, and what was read back arrived wrong
                 if before is None:
-                    self.check_none_was()
+                    self.check_never_existed()
                     after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
                     if gap_end > after.end_offset:
                         after = record_gap(after, end_offset=gap_end)
                 else:
                     if not claim.take_over:
                         check_recorded(before, claim.recorded)
-                        self.check_not_older(claim.seen, before)
-                    after = take_claim(before, claim)
+                        self.check_not_stale_copy(claim.seen, before)
+                    after = apply_claim(before, claim)
                 before_commit(before)
                 if after is before:
                     return after
@@ -279,9 +281,9 @@ class ManifestStore:
                     return committed
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
 
-    def check_not_older(self, seen: Manifest | None, in_force: Manifest) -> None:
-        """Raises FencedError if `is_older`."""
-        if self.is_older(seen, in_force):
+    def check_not_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> None:
+        """Raises FencedError if `is_stale_copy`."""
+        if self.is_stale_copy(seen, in_force):
             assert seen is not None, "who saw nothing is not older"
             raise FencedError(
                 f"{where(in_force)}: this folder noted version {seen.version}, and more was "
@@ -290,28 +292,28 @@ class ManifestStore:
                 "`tierlog serve --take-over` goes on with it above a gap"
             )
 
-    def is_older(self, seen: Manifest | None, in_force: Manifest) -> bool:
+    def is_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> bool:
         """Whether a folder that noted `seen` last, and asked for the epoch in force, lacks more
-        than UNNOTED_MAX commits under that epoch.
+        than UNRECORDED_COMMITS_MAX commits under that epoch.
 
         Asks the store only if the versions are further apart; a version that arrived truncated does
         not count.
         """
         if seen is None or seen.leader_epoch > in_force.leader_epoch:
             return False
-        if in_force.version - seen.version <= UNNOTED_MAX:
+        if in_force.version - seen.version <= UNRECORDED_COMMITS_MAX:
             return False
         unnoted = 1  # the one in force
         for version in range(in_force.version - 1, seen.version, -1):
-            is_of_claim = self._is_of_claim(version, in_force)
-            if is_of_claim is False:
+            is_same_claim = self._is_same_claim(version, in_force)
+            if is_same_claim is False:
                 return False
-            unnoted += is_of_claim is True
-            if unnoted > UNNOTED_MAX:
+            unnoted += is_same_claim is True
+            if unnoted > UNRECORDED_COMMITS_MAX:
                 return True
         return False
 
-    def _is_of_claim(self, version: int, in_force: Manifest) -> bool | None:
+    def _is_same_claim(self, version: int, in_force: Manifest) -> bool | None:
         """Whether it was committed under the epoch in force; what is not there any more, or cannot
         be read, counts. None: it is void.
         """
@@ -332,24 +334,24 @@ class ManifestStore:
         After any of them a new attempt with the same transition is safe.
         """
         with self._lock:
-            current = base if self._is_fresh(base) else self._reloaded(base)
+            current = base if self._is_fresh(base) else self._reload(base)
             for _ in range(COMMIT_ATTEMPTS):
                 after = transition(current)
                 if after is current:
                     return current
                 if (committed := self._publish(current, after)) is not None:
                     return committed
-                current = self._reloaded(base)
+                current = self._reload(base)
         raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
 
-    def merging(self, run: Sequence[PageRef]) -> Transition:
-        """Write the large page that a run of small ones (`mergeable`) makes.
+    def write_merged_page(self, run: Sequence[PageRef]) -> Transition:
+        """Write the large page that a run of small ones (`mergeable_pages`) makes.
 
         The transition, to be committed, puts it in their place. What is written here but never
         committed is deleted by age.
         """
         entries = tuple(entry for page in run for entry in live_entries(page, self))
-        merged, body = packed_page(self.keys, entries, unique=self._options.unique())
+        merged, body = build_page(self.keys, entries, unique=self._options.unique())
         self._put_page(merged.key, body)
         now_ms = self._options.clock()
         return lambda current: merge_pages(current, run, merged, now_ms=now_ms)
@@ -361,20 +363,20 @@ class ManifestStore:
         a HEAD of that costs a twelfth of a LIST. Owners ask every `fence.check.ms`.
         """
         if not self._is_fresh(base):
-            return self.check_by_list(base)
+            return self.check_fence_by_list(base)
         started = self._times()
         if self.objects.head(self.versions.key(base.version + 1)) is not None:
-            return self._reloaded(base)
+            return self._reload(base)
         self._newest = (base.version, base.nonce, started)
         return base
 
-    def check_by_list(self, base: Manifest) -> Manifest:
+    def check_fence_by_list(self, base: Manifest) -> Manifest:
         """As `check_fence`, whatever the clocks say: before anything is deleted. All of them stand
         still in a virtual machine that its host paused, or set back.
         """
         started = self._times()
         if self.versions.newest(at_least=base.version) > base.version:
-            return self._reloaded(base)
+            return self._reload(base)
         self._newest = (base.version, base.nonce, started)
         return base
 
@@ -391,9 +393,9 @@ class ManifestStore:
         there = decode_manifest(data, keys=self.keys, version=manifest.version)
         if there != manifest:
             raise FencedError(f"{where(manifest)}: another writer's version is in its place")
-        self.check_by_list(manifest)
+        self.check_fence_by_list(manifest)
 
-    def _reloaded(self, base: Manifest) -> Manifest:
+    def _reload(self, base: Manifest) -> Manifest:
         current = self.load(at_least=base.version)
         if current is None:
             raise MissingObject("the manifest is gone", file=self.keys.versions)
@@ -414,31 +416,31 @@ class ManifestStore:
         return (version, nonce) == (base.version, base.nonce) and oldest_ms <= DAY_MS // 2
 
     def _times(self) -> _Times:
-        return self._options.steady_clock(), self._options.clock()
+        return self._options.boot_clock(), self._options.clock()
 
     def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
         """PUT `after` as the version that follows `before`. None: another writer was first."""
         now_ms = self._options.clock()
-        folded = fold(after, unique=self._options.unique)
-        for key, body in folded.objects:
+        spilled = spill_overflow(after, unique=self._options.unique)
+        for key, body in spilled.objects:
             self._put_page(key, body)
         cut_now = 0
-        for version in range(before.version + 1, before.version + 1 + CUT_VERSIONS_MAX):
-            stamped = altered(
-                folded.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
+        for version in range(before.version + 1, before.version + 1 + TRUNCATED_VERSIONS_MAX):
+            stamped = replace(
+                spilled.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
             )
             self._sent, started = stamped.nonce, self._times()
             created = self.versions.create(version, encode_manifest(stamped))
-            if created is Created.LOST:
+            if created is CreateOutcome.LOST:
                 return None
-            if created is Created.OURS:
-                return self._published(before, stamped, started=started)
-            cut_now += created is Created.CUT
-            if cut_now == CUT_NOW_MAX:
+            if created is CreateOutcome.OURS:
+                return self._confirm_newest(before, stamped, started=started)
+            cut_now += created is CreateOutcome.TRUNCATED
+            if cut_now == TRUNCATED_UPLOADS_MAX:
                 raise StoreUnavailable(f"{where(before)}: no version arrives whole")
-        raise ManifestConflict(f"{where(before)}: {CUT_VERSIONS_MAX} cut versions follow it")
+        raise ManifestConflict(f"{where(before)}: {TRUNCATED_VERSIONS_MAX} cut versions follow it")
 
-    def _published(
+    def _confirm_newest(
         self, before: Manifest, stamped: Manifest, *, started: _Times
     ) -> Manifest | None:
         """Our PUT was first; but was its number free because it had been collected?"""
@@ -454,5 +456,5 @@ class ManifestStore:
         """Write a page; where the store confirms no checksum, read it back before it is named."""
         stat = self.objects.put(key, body)
         confirmed = stat.size_bytes == len(body) and stat.checksum is not None
-        if not confirmed and get_whole(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
+        if not confirmed and get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
             raise CorruptManifest("the store did not keep the page as it was sent", file=key)

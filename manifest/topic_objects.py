@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
 from manifest.store import random_name
-from manifest.versions import Created, Objects, VersionChain, get_whole
+from manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
 from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
@@ -65,16 +65,16 @@ class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nonce: str = ""
 
 
-def load_cluster(store: Objects) -> Cluster | None:
+def load_cluster(store: ObjectStore) -> Cluster | None:
     """None on a prefix that no cluster uses. Raises CorruptManifest, UnknownFormatVersion."""
     try:
-        data = get_whole(store, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+        data = get_object(store, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
         return None
     return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
 
 
-def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
+def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:
     """Mark the prefix as this cluster's; nothing happens if it already is.
 
     Raises ConfigurationError if the prefix is another cluster's, OutcomeUnknownError.
@@ -98,7 +98,7 @@ def create_cluster(store: Objects, cluster: Cluster) -> Cluster:
 class TopicObjects:
     """The topic objects of a bucket."""
 
-    def __init__(self, store: Objects, *, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, store: ObjectStore, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._store, self._pause = store, pause
 
     def load(self, name: str, topic_id: str) -> TopicObject | None:
@@ -171,9 +171,9 @@ class TopicObjects:
 
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
         """None: another writer was first."""
-        stamped = altered(topic, version=version, nonce=random_name())
+        stamped = replace(topic, version=version, nonce=random_name())
         body = sealed_json.encode(stamped, kind=KIND_TOPIC)
-        return stamped if chain.create(version, body) is Created.OURS else None
+        return stamped if chain.create(version, body) is CreateOutcome.OURS else None
 
     def _chain(self, name: str, topic_id: str) -> VersionChain:
         return VersionChain(

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.epochs import assign, prune
 from manifest.invariants import InvalidTransition, require, require_step, where
 from manifest.keys import PartitionKeys
 from manifest.state import (
     EpochStart,
-    LoosePage,
     Manifest,
     OffsetGap,
     PageRef,
@@ -28,6 +27,7 @@ from manifest.state import (
     RemovedPage,
     RemovedPageKind,
     SegmentEntry,
+    UnwrittenPage,
 )
 from record_format.errors import FencedError
 
@@ -82,7 +82,7 @@ def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manif
     return manifest
 
 
-def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
+def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
     """The claimant becomes the owner, under a higher epoch.
 
     Raises FencedError if the owner and epoch in force are not ones that the folder recorded itself
@@ -101,7 +101,7 @@ def take_claim(manifest: Manifest, claim: Claim) -> Manifest:
     for start in claim.epochs:
         if start.epoch > manifest.leader_epoch:
             history = assign(history, start)
-    after = altered(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
+    after = replace(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
     return require_step(manifest, after)
 
 
@@ -121,7 +121,7 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
     a trim has passed meanwhile. Their objects then count as never named, and are deleted by age.
     """
     require(manifest)
-    fresh = [entry for entry in entries if not _settled(manifest, entry)]
+    fresh = [entry for entry in entries if not _already_applied(manifest, entry)]
     if not fresh:
         return manifest
     first = fresh[0]
@@ -129,7 +129,7 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
         raise InvalidTransition(
             f"{where(manifest)}: segment {first.base_offset} ends below {manifest.end_offset}"
         )
-    after = altered(
+    after = replace(
         manifest,
         segments=(*manifest.segments, *fresh),
         end_offset=fresh[-1].next_offset,
@@ -137,7 +137,7 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
     return require_step(manifest, after)
 
 
-def _settled(manifest: Manifest, entry: SegmentEntry) -> bool:
+def _already_applied(manifest: Manifest, entry: SegmentEntry) -> bool:
     """Nothing is to be done for `entry`: it is in, or the log start is past it."""
     if entry.last_offset < manifest.log_start_offset:
         return True
@@ -167,7 +167,7 @@ def _advance(
     if before_offset <= manifest.log_start_offset:
         return manifest
     removed: list[RemovedObject] = []
-    kept_pages: list[PageRef | LoosePage] = []
+    kept_pages: list[PageRef | UnwrittenPage] = []
     removed_pages: list[RemovedPage] = []
     for page in manifest.pages:
         if page.base_offset >= before_offset:
@@ -184,7 +184,7 @@ def _advance(
     removed += _removals(
         [e for e in manifest.segments if e.last_offset < before_offset], now_ms, reason
     )
-    after = altered(
+    after = replace(
         manifest,
         log_start_offset=before_offset,
         end_offset=max(manifest.end_offset, before_offset),
@@ -198,17 +198,19 @@ def _advance(
     return require_step(manifest, after)
 
 
-def live_entries(page: PageRef | LoosePage, pages: PageSource) -> tuple[SegmentEntry, ...]:
+def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[SegmentEntry, ...]:
     """The entries of a page that the manifest still counts."""
-    if isinstance(page, LoosePage):
+    if isinstance(page, UnwrittenPage):
         return page.entries
     return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
 
 
-def _narrowed(page: PageRef | LoosePage, live: tuple[SegmentEntry, ...]) -> PageRef | LoosePage:
-    if isinstance(page, LoosePage):
-        return LoosePage(entries=live)
-    return altered(
+def _narrowed(
+    page: PageRef | UnwrittenPage, live: tuple[SegmentEntry, ...]
+) -> PageRef | UnwrittenPage:
+    if isinstance(page, UnwrittenPage):
+        return UnwrittenPage(entries=live)
+    return replace(
         page,
         base_offset=live[0].base_offset,
         entry_count=len(live),
@@ -220,7 +222,7 @@ def _removals(entries: Sequence[SegmentEntry], now_ms: int, reason: Reason) -> l
     return [RemovedObject(key, now_ms, reason) for entry in entries for key in entry.keys]
 
 
-def replace(
+def replace_segments(
     manifest: Manifest,
     old: Sequence[SegmentEntry],
     new: Sequence[SegmentEntry],
@@ -233,14 +235,14 @@ def replace(
     Raises InvalidTransition if the run is not there as it was. What a trim took from its front
     meanwhile is no obstacle.
     """
-    after = with_replaced(manifest, old, new, pages=pages, now_ms=now_ms)
+    after = replace_run(manifest, old, new, pages=pages, now_ms=now_ms)
     if after is manifest:
         return manifest
     end = max(manifest.compacted_before, old[-1].next_offset)
-    return require_step(manifest, altered(after, compacted_before=end))
+    return require_step(manifest, replace(after, compacted_before=end))
 
 
-def with_replaced(
+def replace_run(
     manifest: Manifest,
     old: Sequence[SegmentEntry],
     new: Sequence[SegmentEntry],
@@ -251,7 +253,7 @@ def with_replaced(
     """`new` in the place of the run `old`, whose objects are listed as removed.
 
     The caller explains the holes that it leaves, and checks the step. Raises InvalidTransition as
-    `replace` does; done already: the same object.
+    `replace_segments` does; done already: the same object.
     """
     require(manifest)
     assert old, "a replacement replaces something"
@@ -276,12 +278,12 @@ def with_replaced(
         *(RemovedObject(p.key, now_ms, Reason.REPLACED) for p in touched if isinstance(p, PageRef)),
         *_removals(in_range, now_ms, Reason.REPLACED),
     ]
-    return altered(after, removed=(*manifest.removed, *removed))
+    return replace(after, removed=(*manifest.removed, *removed))
 
 
 def _with_run(
     manifest: Manifest,
-    touched: Sequence[PageRef | LoosePage],
+    touched: Sequence[PageRef | UnwrittenPage],
     in_pages: Sequence[SegmentEntry],
     *,
     start: int,
@@ -292,16 +294,16 @@ def _with_run(
     inline_before = [e for e in manifest.segments if e.base_offset < start]
     inline_after = [e for e in manifest.segments if e.base_offset >= end]
     if not touched:
-        return altered(manifest, segments=(*inline_before, *new, *inline_after))
+        return replace(manifest, segments=(*inline_before, *new, *inline_after))
     entries = (
         *(e for e in in_pages if e.base_offset < start),
         *new,
         *(e for e in in_pages if e.base_offset >= end),
     )
     first = manifest.pages.index(touched[0])
-    loose = (LoosePage(entries=entries),) if entries else ()
+    loose = (UnwrittenPage(entries=entries),) if entries else ()
     around = (*manifest.pages[:first], *loose, *manifest.pages[first + len(touched) :])
-    return altered(manifest, pages=around, segments=tuple(inline_after))
+    return replace(manifest, pages=around, segments=tuple(inline_after))
 
 
 def merge_pages(
@@ -318,7 +320,7 @@ def merge_pages(
     if manifest.pages[first:end] != tuple(run):
         return manifest
     removed = [RemovedObject(page.key, now_ms, Reason.REPLACED) for page in run]
-    after = altered(
+    after = replace(
         manifest,
         pages=(*manifest.pages[:first], merged, *manifest.pages[end:]),
         removed=(*manifest.removed, *removed),
@@ -337,7 +339,7 @@ def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
     gap = OffsetGap(manifest.end_offset, end_offset)
     if gaps and gaps[-1].end_offset == gap.start_offset:
         gap = OffsetGap(gaps.pop().start_offset, end_offset)
-    after = altered(manifest, gaps=(*gaps, gap), end_offset=end_offset)
+    after = replace(manifest, gaps=(*gaps, gap), end_offset=end_offset)
     return require_step(manifest, after)
 
 
@@ -348,4 +350,4 @@ def forget_removed(manifest: Manifest, keys: Collection[str]) -> Manifest:
     pages = tuple(page for page in manifest.removed_pages if page.key not in keys)
     if (len(removed), len(pages)) == (len(manifest.removed), len(manifest.removed_pages)):
         return manifest
-    return require_step(manifest, altered(manifest, removed=removed, removed_pages=pages))
+    return require_step(manifest, replace(manifest, removed=removed, removed_pages=pages))

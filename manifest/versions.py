@@ -55,7 +55,7 @@ class IncompleteUpload(Protocol):
     def initiated_ms(self) -> int: ...
 
 
-class Objects(Protocol):
+class ObjectStore(Protocol):
     """What the manifest needs of an object store.
 
     `put(if_absent=True)` raises ObjectExists, StoreUnavailable (nothing was changed) or
@@ -73,14 +73,14 @@ class Objects(Protocol):
     def abort_upload(self, upload: Any) -> None: ...
 
 
-class Created(Enum):
+class CreateOutcome(Enum):
     """How a conditional PUT ended: our object is in place, or another's, or a truncated, void one,
     which came just now or was there before.
     """
 
     OURS = auto()
     LOST = auto()
-    CUT = auto()
+    TRUNCATED = auto()
     VOID = auto()
 
 
@@ -95,7 +95,7 @@ class VersionChain:
 
     def __init__(
         self,
-        store: Objects,
+        store: ObjectStore,
         folder: str,
         *,
         max_bytes: int,
@@ -151,11 +151,11 @@ class VersionChain:
     def read(self, version: int) -> bytes | None:
         """The bytes of a version; None if it does not exist. Raises CorruptManifest."""
         try:
-            return get_whole(self._store, self.key(version), max_bytes=self._max_bytes)
+            return get_object(self._store, self.key(version), max_bytes=self._max_bytes)
         except MissingObject:
             return None
 
-    def create(self, version: int, body: bytes) -> Created:
+    def create(self, version: int, body: bytes) -> CreateOutcome:
         """Create the version if it is not there. Raises OutcomeUnknownError, StoreUnavailable.
 
         After OutcomeUnknownError the object may exist or appear: whoever continues meets it as a
@@ -168,7 +168,7 @@ class VersionChain:
             self._pause(0.05 * 2**attempt)
         raise OutcomeUnknownError(f"{self.key(version)}: no answer to {PUT_ATTEMPTS} attempts")
 
-    def _try_create(self, version: int, body: bytes) -> Created | None:
+    def _try_create(self, version: int, body: bytes) -> CreateOutcome | None:
         """None: there was no answer, and nothing is there (yet)."""
         lost = False
         try:
@@ -178,22 +178,22 @@ class VersionChain:
         except OutcomeUnknownError:
             pass
         else:
-            return Created.OURS
+            return CreateOutcome.OURS
         there = self.read(version)
         if there is None:
-            return Created.LOST if lost else None
+            return CreateOutcome.LOST if lost else None
         if there == body:
-            return Created.OURS
+            return CreateOutcome.OURS
         if not is_truncated(there):
-            return Created.LOST
-        return Created.VOID if lost else Created.CUT
+            return CreateOutcome.LOST
+        return CreateOutcome.VOID if lost else CreateOutcome.TRUNCATED
 
     def delete(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([self.key(version) for version in versions])
 
 
-def get_whole(store: Objects, key: str, *, max_bytes: int) -> bytes:
+def get_object(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
     """An object of ours. Raises MissingObject; CorruptManifest where the store itself finds that it
     is not what was put: some keep checksums, others leave that to whoever decodes it.
     """
@@ -203,7 +203,7 @@ def get_whole(store: Objects, key: str, *, max_bytes: int) -> bytes:
         raise CorruptManifest(bad.detail, file=bad.file) from bad
 
 
-def steady_ms() -> int:
+def boottime_ms() -> int:
     """Milliseconds that also rise while the machine sleeps, and never fall."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1_000_000

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from manifest.versions import steady_ms
+from manifest.versions import boottime_ms
 from record_format.record_walk import I64_MAX
 from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import past_gap
@@ -108,7 +108,7 @@ class TierlogStreamReader(
             return start
         else:
             ends = self._limited(backlogs, planner)
-        self._last_batch_ms = steady_ms()
+        self._last_batch_ms = boottime_ms()
         return _document(facts, ends, named=self._named(begun))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -142,7 +142,7 @@ class TierlogStreamReader(
             return False
         if self._last_batch_ms is None:
             return False
-        waited_ms = steady_ms() - self._last_batch_ms
+        waited_ms = boottime_ms() - self._last_batch_ms
         enough = sum(one.offsets for one in backlogs) >= trigger.min_offsets
         return not enough and waited_ms < trigger.max_delay_ms
 

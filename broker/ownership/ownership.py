@@ -150,7 +150,7 @@ class Ownership:
         def taken(manifest: Manifest) -> Manifest:
             if seen is not None and manifest.end_offset != seen.end_offset:
                 raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
-            manifest = transitions.take_claim(manifest, claim)
+            manifest = transitions.apply_claim(manifest, claim)
             if log_start_offset > manifest.end_offset:  # trimmed while the store was down
                 manifest = transitions.drop_expired(
                     manifest, log_start_offset, pages=self._manifests, now_ms=now_ms
@@ -203,7 +203,7 @@ class Ownership:
 
     def is_older_than(self, in_force: Manifest) -> bool:
         """Whether the folder is an older copy of one that continued under the same epoch."""
-        return self._manifests.is_older(self._bucket_state.manifest, in_force)
+        return self._manifests.is_stale_copy(self._bucket_state.manifest, in_force)
 
     def _newest_of_ours(self) -> Manifest | None:
         """Raises FencedError where what is in force is of another folder."""
@@ -215,7 +215,7 @@ class Ownership:
             transitions.check_recorded(newest, self._prepared.recorded)
             # Once it is claimed what came since is this folder's own.
             seen = self._bucket_state.manifest if self.claimed else self._prepared.seen
-            self._manifests.check_not_older(seen, newest)
+            self._manifests.check_not_stale_copy(seen, newest)
         return newest
 
     def _refuse_beyond(self, newest: Manifest, log_end_offset: int) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manifest.epochs import assign, parting_offset
+from manifest.epochs import assign, divergence_offset
 from manifest.state import EpochStart, Manifest
 
 
@@ -96,7 +96,7 @@ def _same_until(local: LocalLog, manifest: Manifest) -> int:
     """Below this offset the local records are those of the manifest's history."""
     same_until = local.end_offset
     if (manifest.owner, manifest.leader_epoch) not in local.recorded:
-        same_until = parting_offset(
+        same_until = divergence_offset(
             local.history,
             manifest.epochs,
             local_end=local.end_offset,

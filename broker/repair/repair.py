@@ -251,13 +251,13 @@ class Repair:
                     step, detail="the store has it again: nothing is lost"
                 )
             if step.action is Action.DROP:
-                self._change(repairs.drop_lost, entry)
+                self._change(repairs.drop_lost_segment, entry)
             else:
                 self._put_up_what_is_left(planned, entry)
         else:
             local = step.action is Action.UPLOAD_AGAIN
             pieces = self._local_pieces(entry) if local else object_pieces(self._store, entry)
-            self._put_up(repairs.swap_objects, planned, entry, pieces)
+            self._put_up(repairs.replace_objects, planned, entry, pieces)
         done = step.carried_out()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
@@ -265,7 +265,7 @@ class Repair:
     def _put_up_what_is_left(self, planned: PlannedStep, entry: SegmentEntry) -> None:
         assert planned.salvage is not None, "what is dropped was found by reading the object"
         pieces, bundle = planned.salvage.batches(), indexes_of(self._store, entry)
-        self._put_up(repairs.keep_readable, planned, entry, pieces, bundle=bundle)
+        self._put_up(repairs.replace_with_readable, planned, entry, pieces, bundle=bundle)
 
     def _put_up(
         self,

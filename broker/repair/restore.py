@@ -265,7 +265,7 @@ class _Restore:
             topic = untold
         for manifests, manifest in loaded:
             if manifest is None:
-                manifests.check_none_was()
+                manifests.check_never_existed()
         return topic, [self._partition(topic, *one) for one in loaded]
 
     def _loaded(self, topic: TopicObject, numbers: range) -> list[_Loaded]:

@@ -148,7 +148,7 @@ class OldFolder:
         if manifest is None:
             return True
         state = self.bucket_state(manifests.keys)
-        return state.knows(manifest) and not manifests.is_older(state.manifest, manifest)
+        return state.knows(manifest) and not manifests.is_stale_copy(state.manifest, manifest)
 
     def bucket_state(self, keys: PartitionKeys) -> BucketState:
         return BucketState(self.path, keys)
@@ -206,7 +206,7 @@ def take_tail(
         ends = closed_log.end_offset(source)
     reached = max(end_offset, old.reached(target.keys))
     missing = copied.recovery.cut_reason or _ends_too_soon(ends, reached)
-    if manifest is not None and manifests.is_older(state.manifest, manifest):
+    if manifest is not None and manifests.is_stale_copy(state.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.garbage import Collector, GarbagePolicy
 from manifest.paging import INLINE_MAX
@@ -38,7 +38,7 @@ def test_a_manifest_comes_back_as_it_was_committed(store) -> None:
     assert state.pages
     assert opened(store).load() == state
     manifests.confirm(state)
-    assert [stat.version for stat in manifests.history()] == [1, 2, 3]
+    assert [stat.version for stat in manifests.list_versions()] == [1, 2, 3]
     found = opened(store).find(state, 1_060)
     assert found is not None
     assert found.base_offset == 1_000
@@ -65,7 +65,7 @@ def test_writers_that_race_lose_no_transition(store) -> None:
         for step in range(5):
             state = manifests.commit(
                 state,
-                lambda s, end=(number + 4 * step + 1) * 10: altered(
+                lambda s, end=(number + 4 * step + 1) * 10: replace(
                     s, end_offset=s.end_offset + 1, compacted_before=s.compacted_before + 1
                 ),
             )
@@ -141,4 +141,4 @@ def test_garbage_goes_and_pins_stay(store) -> None:
     left = [stat.key for stat in store.list(KEYS.segments, limit=10)]
     assert left == sorted(key for one in run_of(3)[1:] for key in one.keys)
     assert state.removed == ()
-    assert 4 in [stat.version for stat in manifests.history()]
+    assert 4 in [stat.version for stat in manifests.list_versions()]

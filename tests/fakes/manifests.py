@@ -9,7 +9,7 @@ from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.transitions import Claim, add_segments, create
-from manifest.versions import Objects
+from manifest.versions import ObjectStore
 
 KEYS = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 3)
 SEGMENT_RECORDS = 100
@@ -82,7 +82,7 @@ def names(prefix: str = "u") -> Callable[[], str]:
 
 
 def manifest_store(
-    store: Objects, *, clock: Clock | None = None, writer: str = "u", **options: object
+    store: ObjectStore, *, clock: Clock | None = None, writer: str = "u", **options: object
 ) -> ManifestStore:
     clock = clock or Clock()
     return ManifestStore(
@@ -90,7 +90,7 @@ def manifest_store(
         KEYS,
         StoreOptions(
             clock=clock,
-            steady_clock=clock,
+            boot_clock=clock,
             unique=names(writer),
             pause=lambda s: None,
             **options,  # type: ignore[arg-type]

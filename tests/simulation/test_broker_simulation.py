@@ -219,7 +219,7 @@ class World:
         change = self.random.choice(ALTERATIONS)
         with suppress(InvalidConfig):
             before = self.broker.topic(name).config
-            self.unsure[name] = [before.altered(change)]
+            self.unsure[name] = [before.replace(change)]
             self.broker.alter_topic(name, config=change)
             known.model.configured(
                 self.broker.topic(name).config, end_offset=partition.log.log_end_offset

@@ -14,15 +14,15 @@ from random import Random
 from typing import Final, NamedTuple
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.garbage import Collector, GarbagePolicy
-from manifest.paging import mergeable
+from manifest.paging import mergeable_pages
 from manifest.pins import Pins
-from manifest.repairs import drop_lost, keep_readable, swap_objects
+from manifest.repairs import drop_lost_segment, replace_objects, replace_with_readable
 from manifest.state import Manifest, PageRef, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import add_segments, drop_expired, replace, trim
+from manifest.transitions import add_segments, drop_expired, replace_segments, trim
 from record_format.errors import (
     MissingObject,
     OutcomeUnknownError,
@@ -114,7 +114,9 @@ class World:
             old = entries[first : first + self.random.randint(1, 4)]
             records = old[-1].next_offset - old[0].base_offset
             new = self.uploaded(old[0].base_offset, records=records)
-            self.commit(lambda state: replace(state, old, [new], pages=pages, now_ms=now_ms))
+            self.commit(
+                lambda state: replace_segments(state, old, [new], pages=pages, now_ms=now_ms)
+            )
 
     def repair(self) -> None:
         entries, now_ms, pages = self.entries(), self.clock(), self.manifests
@@ -122,18 +124,18 @@ class World:
             return
         old = self.random.choice(entries)
         if self.random.random() < 0.4:
-            self.commit(lambda state: drop_lost(state, old, pages=pages, now_ms=now_ms))
+            self.commit(lambda state: drop_lost_segment(state, old, pages=pages, now_ms=now_ms))
             return
         again = self.uploaded(old.base_offset)
-        new = altered(old, log_key=again.log_key, indexes_key=again.indexes_key)
-        change = swap_objects
+        new = replace(old, log_key=again.log_key, indexes_key=again.indexes_key)
+        change = replace_objects
         if self.random.random() < 0.3:
-            new, change = altered(new, log_crc32c=1, record_count=0), keep_readable
+            new, change = replace(new, log_crc32c=1, record_count=0), replace_with_readable
         self.commit(lambda state: change(state, old, new, pages=pages, now_ms=now_ms))
 
     def merge(self) -> None:
-        if run := mergeable(self.state):
-            self.commit(self.manifests.merging(run))
+        if run := mergeable_pages(self.state):
+            self.commit(self.manifests.write_merged_page(run))
 
     def pin(self) -> None:
         name, version = self.name(), max(1, self.state.version - self.random.choice([0, 0, 3, 9]))

@@ -93,7 +93,7 @@ class Bucket:
         return found
 
     def history(self, topic: TopicObject, partition: int) -> list[VersionStat]:
-        return self._manifests(topic, partition).history()
+        return self._manifests(topic, partition).list_versions()
 
     def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
         """Every entry, including those in pages, oldest first."""

@@ -5,7 +5,7 @@ that is known must fit whatever turns out.
 import pytest
 
 from hot_tier.log_config import LogConfig
-from manifest.store import UNNOTED_MAX
+from manifest.store import UNRECORDED_COMMITS_MAX
 from record_format.errors import OutcomeUnknownError, StoreUnavailable
 from tests.fakes.compacted_topics import (
     COMPACT,
@@ -98,7 +98,7 @@ def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(
     for _ in range(20):
         house.produce("t", [b"x" * 100] * 10)
     partition = house.broker.partition("t", 0)
-    for view in partition.log.segments()[: UNNOTED_MAX + 1]:
+    for view in partition.log.segments()[: UNRECORDED_COMMITS_MAX + 1]:
         house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
         with pytest.raises(StoreUnavailable):
             with_no_answers(house, lambda v=view: partition.cold.offload(files_of(partition, v)))

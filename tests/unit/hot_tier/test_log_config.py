@@ -103,16 +103,16 @@ def test_values_that_cannot_hold_together_are_refused(overrides):
 
 def test_alter_puts_a_default_back_with_none():
     config = LogConfig.parse({"segment.bytes": 2048, "flush.ms": 5})
-    altered = config.altered({"segment.bytes": None, "retention.ms": -1})
+    altered = config.replace({"segment.bytes": None, "retention.ms": -1})
     assert altered.overrides == {"flush.ms": 5, "retention.ms": -1}
     with pytest.raises(InvalidConfig, match="nope"):
-        config.altered({"nope": None})
+        config.replace({"nope": None})
 
 
 def test_local_retention_follows_the_total_by_default():
     config = LogConfig.parse({"retention.ms": 5, "retention.bytes": 7})
     assert (config.effective_local_retention_ms, config.effective_local_retention_bytes) == (5, 7)
-    narrowed = config.altered({"local.retention.ms": 0, "local.retention.bytes": 1})
+    narrowed = config.replace({"local.retention.ms": 0, "local.retention.bytes": 1})
     assert (narrowed.effective_local_retention_ms, narrowed.effective_local_retention_bytes) == (
         0,
         1,

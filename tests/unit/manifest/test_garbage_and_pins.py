@@ -5,7 +5,7 @@ from typing import Self
 
 import pytest
 
-from manifest.garbage import Collector, GarbagePlan, GarbagePolicy, _AskedOnce, due_versions
+from manifest.garbage import Collector, GarbagePlan, GarbagePolicy, _FailFastPages, expired_versions
 from manifest.keys import version_key
 from manifest.pins import Pins
 from manifest.state import Manifest, PageRef
@@ -92,7 +92,7 @@ def test_a_pin_keeps_the_objects_and_the_version() -> None:
     bench.collect()
     assert bench.segments() == [0, 100, 200, 300]
     assert list(bench.pins.missing_objects(pinned)) == []
-    assert pinned in [stat.version for stat in bench.manifests.history()]
+    assert pinned in [stat.version for stat in bench.manifests.list_versions()]
     bench.clock.now_ms += 2 * DAY_MS
     bench.collect()
     assert bench.segments() == [200, 300]
@@ -144,7 +144,7 @@ def test_an_upload_that_goes_on_is_not_aborted_whatever_the_clock_says() -> None
     left = PlainUpload(entry(200).log_key, bench.clock())
     bench.store.uploads = [goes_on, left]
     bench.clock.now_ms += DAY_MS
-    bench.collector = Collector(bench.manifests, bench.pins, is_under_way={100}.__contains__)
+    bench.collector = Collector(bench.manifests, bench.pins, is_uploading={100}.__contains__)
     bench.collect()
     assert bench.store.uploads == [goes_on]
 
@@ -209,18 +209,18 @@ def test_a_version_counts_its_age_from_its_successor() -> None:
         VersionStat(v, 10, modified_ms) for v, modified_ms in [(1, 0), (2, 10), (3, 20), (4, 30)]
     ]
     policy = GarbagePolicy(keep_ms=100, keep_min=1)
-    assert list(due_versions(stats, newest=4, now_ms=109, policy=policy)) == []
-    assert list(due_versions(stats, newest=4, now_ms=110, policy=policy)) == [1]
-    assert list(due_versions(stats, newest=4, now_ms=10**9, policy=policy)) == [1, 2, 3]
+    assert list(expired_versions(stats, newest=4, now_ms=109, policy=policy)) == []
+    assert list(expired_versions(stats, newest=4, now_ms=110, policy=policy)) == [1]
+    assert list(expired_versions(stats, newest=4, now_ms=10**9, policy=policy)) == [1, 2, 3]
     keep_two = policy._replace(keep_min=2)
-    assert list(due_versions(stats, newest=4, now_ms=10**9, policy=keep_two)) == [1, 2]
+    assert list(expired_versions(stats, newest=4, now_ms=10**9, policy=keep_two)) == [1, 2]
 
 
 def test_old_versions_go_and_the_newest_always_stays() -> None:
     bench = Bench(8)
     bench.clock.now_ms += 2 * DAY_MS
     bench.collect()
-    versions = [stat.version for stat in bench.manifests.history()]
+    versions = [stat.version for stat in bench.manifests.list_versions()]
     assert versions == [7, 8, 9]
     assert bench.manifests.load() == bench.state
 
@@ -312,7 +312,7 @@ def test_a_version_that_was_pinned_since_the_plan_stays() -> None:
     assert 2 in plan.versions
     bench.pins.create("backfill", 2)
     bench.state = bench.collector.apply(bench.state, plan)
-    assert [stat.version for stat in bench.manifests.history()] == [2, 7, 8, 9]
+    assert [stat.version for stat in bench.manifests.list_versions()] == [2, 7, 8, 9]
 
 
 def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(bench.store, "delete", pinned_first)
     bench.collect()
-    assert [stat.version for stat in bench.manifests.history()] == [7, 8, 9]
+    assert [stat.version for stat in bench.manifests.list_versions()] == [7, 8, 9]
     assert bench.pins.all() == []
 
 
@@ -454,7 +454,7 @@ def test_the_error_of_a_page_does_not_grow_with_each_name_that_may_be_in_it() ->
     (page,) = bench.state.pages
     assert isinstance(page, PageRef)
     bench.store.delete([page.key])
-    pages = _AskedOnce(bench.restarted().manifests)
+    pages = _FailFastPages(bench.restarted().manifests)
     frames = []
     for _ in range(3):
         with pytest.raises(CorruptDataError) as failed:

@@ -8,7 +8,7 @@ import pytest
 
 from manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
 from manifest.state import RemovedPageKind, SegmentEntry
-from manifest.transitions import add_segments, drop_expired, record_gap, replace, trim
+from manifest.transitions import add_segments, drop_expired, record_gap, replace_segments, trim
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStore
 
@@ -57,7 +57,7 @@ class Model:
             if self.rng.random() < 0.9
         ]
         self.state = self.manifests.commit(
-            self.state, lambda s: replace(s, old, new, pages=self.manifests, now_ms=1)
+            self.state, lambda s: replace_segments(s, old, new, pages=self.manifests, now_ms=1)
         )
         self._drop(old)
         kept = [e for e in new if e.last_offset >= self.start]

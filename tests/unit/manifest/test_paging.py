@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.codec import encode_manifest
 from manifest.keys import base_offset_of
@@ -15,12 +15,12 @@ from manifest.paging import (
     SMALL_PAGE,
     PageCache,
     live_size_bytes,
-    mergeable,
-    names_object,
+    mergeable_pages,
+    references_object,
 )
 from manifest.state import Manifest, PageRef, RemovedPageKind
 from manifest.store import ManifestStore
-from manifest.transitions import add_segments, drop_expired, replace, trim
+from manifest.transitions import add_segments, drop_expired, replace_segments, trim
 from record_format.errors import CorruptManifest, MissingObject
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStat, PlainStore
@@ -63,8 +63,8 @@ def test_a_page_that_the_store_did_not_keep_is_never_named() -> None:
 
 
 def merged(manifests: ManifestStore, state: Manifest) -> Manifest:
-    while run := mergeable(state):
-        state = manifests.commit(state, manifests.merging(run))
+    while run := mergeable_pages(state):
+        state = manifests.commit(state, manifests.write_merged_page(run))
     return state
 
 
@@ -108,7 +108,7 @@ def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
 
 def test_pages_that_changed_while_they_were_merged_stay_as_they_are(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES + INLINE_MAX, step=100)
-    merging = manifests.merging(mergeable(state))
+    merging = manifests.write_merged_page(mergeable_pages(state))
     state = manifests.commit(state, lambda s: trim(s, 550, pages=manifests, now_ms=7))
     assert manifests.commit(state, merging) is state
     state = merged(manifests, state)
@@ -220,11 +220,15 @@ def test_compaction_across_pages_and_inline_entries(store: PlainStore) -> None:
     everything = list(manifests.iter_entries(state))
     old = everything[100:900]
     new = [entry(e.base_offset, records=200, unique="c") for e in old[::2]]
-    after = manifests.commit(state, lambda s: replace(s, old, new, pages=manifests, now_ms=3))
+    after = manifests.commit(
+        state, lambda s: replace_segments(s, old, new, pages=manifests, now_ms=3)
+    )
     assert list(manifests.iter_entries(after)) == [*everything[:100], *new, *everything[900:]]
     assert after.end_offset == state.end_offset
     assert manifest_store(store).load() == after
-    again = manifests.commit(after, lambda s: replace(s, old, new, pages=manifests, now_ms=4))
+    again = manifests.commit(
+        after, lambda s: replace_segments(s, old, new, pages=manifests, now_ms=4)
+    )
     assert again is after
 
 
@@ -235,9 +239,9 @@ def test_a_segment_of_one_record_at_the_end_of_a_page_is_replaced_there(store: P
     more = run_of(INLINE_MAX, start=run[-1].next_offset)
     state = manifests.commit(state, lambda s: add_segments(s, [*run, *more]))
     assert state.pages[0].last_offset == run[-1].base_offset
-    new = altered(run[-1], log_key=run[-1].log_key.replace("-a.", "-b."))
+    new = replace(run[-1], log_key=run[-1].log_key.replace("-a.", "-b."))
     after = manifests.commit(
-        state, lambda s: replace(s, run[-1:], [new], pages=manifests, now_ms=3)
+        state, lambda s: replace_segments(s, run[-1:], [new], pages=manifests, now_ms=3)
     )
     assert list(manifests.iter_entries(after)) == [*run[:-1], new, *more]
 
@@ -251,9 +255,9 @@ def test_names_are_looked_up_by_the_offset_in_them(store: PlainStore) -> None:
     for key in (*one.keys, page.key):
         base = base_offset_of(key)
         assert base is not None
-        assert names_object(state, key, base_offset=base, pages=manifests)
+        assert references_object(state, key, base_offset=base, pages=manifests)
     stranger = one.log_key.replace("-a.", "-b.")
-    assert not names_object(state, stranger, base_offset=4_200, pages=manifests)
+    assert not references_object(state, stranger, base_offset=4_200, pages=manifests)
 
 
 def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> None:
@@ -261,11 +265,11 @@ def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> N
     page = state.pages[0]
     assert isinstance(page, PageRef)
     many = tuple(
-        altered(page, base_offset=i * 409_600, last_offset=(i + 1) * 409_600 - 1)
+        replace(page, base_offset=i * 409_600, last_offset=(i + 1) * 409_600 - 1)
         for i in range(245)
     )
     start = 245 * 409_600
-    full = altered(
+    full = replace(
         state,
         pages=many,
         segments=tuple(run_of(INLINE_MAX, start=start)),

@@ -210,6 +210,6 @@ def test_the_simulation_catches_a_writer_that_never_checks_the_owner(
         assert current is not None
         return current
 
-    monkeypatch.setattr(ManifestStore, "_reloaded", unchecked)
+    monkeypatch.setattr(ManifestStore, "_reload", unchecked)
     with pytest.raises((Violation, InvalidTransition)):
         run_seeds(range(20), PlainStore)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from cold_tier.memory import MemoryStore
 from manifest.codec import encode_manifest
@@ -104,7 +104,7 @@ def test_a_transition_with_nothing_to_do_commits_nothing(store: PlainStore) -> N
 def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: PlainStore) -> None:
     manifests, state = owned(store)
     state = manifests.commit(state, adding(0))
-    other = encode_manifest(altered(state, nonce="another's"))
+    other = encode_manifest(replace(state, nonce="another's"))
     store.objects[version_key(KEYS.versions, state.version)] = (other, 0)
     with pytest.raises(FencedError, match="in its place"):
         manifests.confirm(state)
@@ -128,7 +128,7 @@ def test_a_lost_answer_that_is_ours_is_not_committed_twice(store: PlainStore) ->
     manifests, state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
     assert manifests.commit(state, adding(0)).version == 2
-    assert len(manifests.history()) == 2
+    assert len(manifests.list_versions()) == 2
 
 
 def test_a_cut_version_is_stepped_over_by_readers_and_writers(store: PlainStore) -> None:
@@ -195,7 +195,7 @@ def test_a_changed_byte_is_corruption_and_never_void(store: PlainStore) -> None:
 
 def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
     _manifests, state = owned(store)
-    body = encode_manifest(altered(state, version=2))
+    body = encode_manifest(replace(state, version=2))
     for size in range(len(body)):
         store.objects[version_key(KEYS.versions, 2)] = (body[:size], 0)
         assert manifest_store(store).load() == state
@@ -203,10 +203,10 @@ def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
 
 def test_below_a_void_version_the_one_that_is_known_is_in_force(store: PlainStore) -> None:
     manifests, state = owned(store)
-    whole = encode_manifest(altered(state, version=2))
+    whole = encode_manifest(replace(state, version=2))
     store.objects[version_key(KEYS.versions, 2)] = (whole[:-5], 0)
     assert manifests.check_fence(state) is state
-    assert manifests.check_by_list(state) is state
+    assert manifests.check_fence_by_list(state) is state
 
 
 def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
@@ -230,7 +230,7 @@ def test_a_commit_in_whose_place_another_lies_is_not_confirmed(store: PlainStore
     manifests, first = owned(store)
     state = manifests.commit(first, adding(0))
     manifests.confirm(state)
-    another = encode_manifest(altered(state, nonce="another"))
+    another = encode_manifest(replace(state, nonce="another"))
     store.put(version_key(KEYS.versions, state.version), another)
     with pytest.raises(FencedError):
         manifests.confirm(state)
@@ -310,7 +310,7 @@ def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainSt
     before_ms = clock.now_ms
     with pytest.raises(FencedError):
         one.commit(base, stands_still)
-    assert [stat.version for stat in two.history()] == [3]
+    assert [stat.version for stat in two.list_versions()] == [3]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_claim_that_stood_still_before_the_first_version_looks_afterwards(
     store.faults = another_owns_it
     with pytest.raises(FencedError):
         manifest_store(store).claim(claim(), log_start_offset=0)
-    assert [stat.version for stat in two.history()] == [2]
+    assert [stat.version for stat in two.list_versions()] == [2]
 
 
 def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
@@ -392,7 +392,7 @@ def test_an_owner_that_stood_still_looks_for_all_that_is_newer(store: PlainStore
 def stood_still_by_its_steady_clock(store: PlainStore, wall: Clock):
     """In a virtual machine that was paused. What followed its own version is collected by now."""
     one = ManifestStore(
-        store, KEYS, StoreOptions(clock=wall, steady_clock=Clock(0), unique=names("x"))
+        store, KEYS, StoreOptions(clock=wall, boot_clock=Clock(0), unique=names("x"))
     )
     base = one.claim(claim(), log_start_offset=0)
     two = manifest_store(store, writer="y")
@@ -444,7 +444,7 @@ def test_versions_can_be_read_as_long_as_they_exist(store: PlainStore) -> None:
 
 def test_a_manifest_of_another_partition_is_refused(store: PlainStore) -> None:
     manifests, base = owned(store)
-    other = altered(base, partition=9, version=2)
+    other = replace(base, partition=9, version=2)
     store.objects[version_key(KEYS.versions, 2)] = (
         encode_manifest(other),
         0,
@@ -463,10 +463,10 @@ def test_a_folder_that_lacks_more_commits_than_a_crash_explains_is_older(
         state = manifests.commit(state, adding(100 * number))
     asked: list[str] = []
     store.faults = lambda call, _: asked.append(call)
-    assert manifests.is_older(noted, state) is older
+    assert manifests.is_stale_copy(noted, state) is older
     assert bool(asked) is older, "the store is asked only where it can matter"
-    assert not manifests.is_older(None, state)
-    assert not manifests.is_older(altered(noted, leader_epoch=7), state)
+    assert not manifests.is_stale_copy(None, state)
+    assert not manifests.is_stale_copy(replace(noted, leader_epoch=7), state)
 
 
 @pytest.mark.parametrize(("commits", "older"), [(0, False), (1, False), (2, True), (4, True)])
@@ -480,7 +480,7 @@ def test_a_folder_that_never_noted_its_claim_is_older_where_more_followed(
     state = manifests.claim(claim("owner-a", 1, recorded=[("owner-a", 0)]), log_start_offset=0)
     for number in range(commits):
         state = manifests.commit(state, adding(100 * (2 + number)))
-    assert manifests.is_older(noted, state) is older
+    assert manifests.is_stale_copy(noted, state) is older
 
 
 def test_versions_that_arrived_cut_make_no_folder_older(store: PlainStore) -> None:
@@ -491,6 +491,6 @@ def test_versions_that_arrived_cut_make_no_folder_older(store: PlainStore) -> No
         store.faults = lambda call, _, left=left: left.pop() if call == "put" and left else None
         state = manifests.commit(state, adding(100 * number))
     assert state.version == noted.version + 8
-    assert not manifests.is_older(noted, state)
+    assert not manifests.is_stale_copy(noted, state)
     state = manifests.commit(state, adding(200))
-    assert manifests.is_older(noted, state)
+    assert manifests.is_stale_copy(noted, state)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.topic_objects import (
     Cluster,
@@ -88,7 +88,7 @@ def test_a_topic_is_created_changed_and_deleted() -> None:
     assert (made.version, objects(store).load("flights", "id-1")) == (1, made)
     changed = write(store, topic(partitions=5))
     assert (changed.version, changed.partitions) == (2, 5)
-    gone = write(store, altered(changed, deleted=True))
+    gone = write(store, replace(changed, deleted=True))
     assert objects(store).load("flights", "id-1") == gone
     objects(store).delete_versions("flights", "id-1", check=nothing)
     assert store.objects == {}

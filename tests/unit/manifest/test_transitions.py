@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from manifest.invariants import InvalidTransition, violation
 from manifest.state import EpochStart, OffsetGap, Reason
 from manifest.transitions import (
     Claim,
     add_segments,
+    apply_claim,
     drop_expired,
     forget_removed,
     record_gap,
-    replace,
-    take_claim,
+    replace_segments,
     trim,
 )
 from record_format.errors import FencedError
@@ -56,7 +56,7 @@ def test_a_first_segment_above_the_log_start_is_refused() -> None:
 )
 def test_an_entry_that_cannot_be_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(InvalidTransition):
-        add_segments(manifest(), [altered(entry(0), **broken)])
+        add_segments(manifest(), [replace(entry(0), **broken)])
 
 
 def test_adding_what_is_there_already_changes_nothing() -> None:
@@ -118,45 +118,49 @@ def test_forgetting_removes_only_what_is_named() -> None:
 def test_compaction_replaces_a_run_and_leaves_holes() -> None:
     before = manifest(4)
     compacted = entry(0, records=150, unique="c")
-    after = replace(before, before.segments[:2], [compacted], pages=PAGES, now_ms=5)
+    after = replace_segments(before, before.segments[:2], [compacted], pages=PAGES, now_ms=5)
     assert [e.base_offset for e in after.segments] == [0, 200, 300]
     assert after.compacted_before == 200
     assert len(after.removed) == 4
     assert violation(after) is None
-    assert replace(after, before.segments[:2], [compacted], pages=PAGES, now_ms=6) is after
+    assert replace_segments(after, before.segments[:2], [compacted], pages=PAGES, now_ms=6) is after
 
 
 def test_compaction_of_the_end_does_not_move_the_end_back() -> None:
     before = manifest(2)
-    after = replace(before, before.segments[1:], [], pages=PAGES, now_ms=5)
+    after = replace_segments(before, before.segments[1:], [], pages=PAGES, now_ms=5)
     assert after.end_offset == 200
     assert add_segments(after, [entry(200)]).end_offset == 300
 
 
 def test_compaction_of_a_run_that_changed_is_refused() -> None:
     before = manifest(3)
-    once = replace(before, before.segments[:1], [entry(0, unique="c")], pages=PAGES, now_ms=5)
+    once = replace_segments(
+        before, before.segments[:1], [entry(0, unique="c")], pages=PAGES, now_ms=5
+    )
     with pytest.raises(InvalidTransition, match="have changed"):
-        replace(once, before.segments[:2], [entry(0, unique="d")], pages=PAGES, now_ms=6)
+        replace_segments(once, before.segments[:2], [entry(0, unique="d")], pages=PAGES, now_ms=6)
 
 
 def test_compaction_after_a_trim_goes_on_with_what_is_left() -> None:
     before = manifest(4)
     trimmed = trim(before, 250, pages=PAGES, now_ms=4)
     new = [entry(0, records=90, unique="c"), entry(200, unique="c")]
-    after = replace(trimmed, before.segments[:3], new, pages=PAGES, now_ms=5)
+    after = replace_segments(trimmed, before.segments[:3], new, pages=PAGES, now_ms=5)
     assert [e.log_key for e in after.segments] == [new[1].log_key, before.segments[3].log_key]
 
 
 def test_a_replacement_outside_its_run_is_refused() -> None:
     before = manifest(3)
     with pytest.raises(InvalidTransition, match="not within"):
-        replace(
+        replace_segments(
             before, before.segments[:1], [entry(0, records=101, unique="c")], pages=PAGES, now_ms=5
         )
     gapped = add_segments(record_gap(manifest(1), end_offset=200), [entry(200)])
     with pytest.raises(InvalidTransition, match="not within"):
-        replace(gapped, gapped.segments[1:], [entry(199, records=101)], pages=PAGES, now_ms=5)
+        replace_segments(
+            gapped, gapped.segments[1:], [entry(199, records=101)], pages=PAGES, now_ms=5
+        )
 
 
 def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
@@ -176,36 +180,36 @@ def test_a_gap_below_the_log_start_is_forgotten() -> None:
 
 
 def test_a_folder_claims_what_it_recorded() -> None:
-    after = take_claim(manifest(2), claim(epoch=1, start_offset=200, recorded=[("owner-a", 0)]))
+    after = apply_claim(manifest(2), claim(epoch=1, start_offset=200, recorded=[("owner-a", 0)]))
     assert (after.owner, after.leader_epoch) == ("owner-a", 1)
     assert after.epochs == (EpochStart(0, 0, "owner-a"), EpochStart(1, 200, "owner-a"))
 
 
 def test_a_claim_that_happened_changes_nothing() -> None:
     before = manifest(2)
-    assert take_claim(before, claim(recorded=[("owner-a", 0)])) is before
+    assert apply_claim(before, claim(recorded=[("owner-a", 0)])) is before
 
 
 def test_the_epoch_to_be_claimed_found_in_force_is_of_another_folder() -> None:
     with pytest.raises(FencedError, match="never recorded"):
-        take_claim(manifest(2), claim())
+        apply_claim(manifest(2), claim())
 
 
 def test_a_folder_does_not_claim_what_it_never_recorded() -> None:
     with pytest.raises(FencedError, match="never recorded"):
-        take_claim(manifest(2), claim("owner-b", 9, recorded=[("owner-b", 8)]))
+        apply_claim(manifest(2), claim("owner-b", 9, recorded=[("owner-b", 8)]))
 
 
 def test_a_folder_whose_copy_took_over_does_not_claim_its_own_owner_id_back() -> None:
-    taken = take_claim(manifest(2), claim("owner-a", 5, start_offset=200, take_over=True))
+    taken = apply_claim(manifest(2), claim("owner-a", 5, start_offset=200, take_over=True))
     with pytest.raises(FencedError, match="never recorded"):
-        take_claim(taken, claim("owner-a", 6, recorded=[("owner-a", 0), ("owner-a", 1)]))
+        apply_claim(taken, claim("owner-a", 6, recorded=[("owner-a", 0), ("owner-a", 1)]))
 
 
 def test_a_take_over_needs_a_higher_epoch() -> None:
     with pytest.raises(FencedError, match="does not rise"):
-        take_claim(manifest(2), claim("owner-b", 0, take_over=True))
-    assert take_claim(manifest(2), claim("owner-b", 1, take_over=True)).owner == "owner-b"
+        apply_claim(manifest(2), claim("owner-b", 0, take_over=True))
+    assert apply_claim(manifest(2), claim("owner-b", 1, take_over=True)).owner == "owner-b"
 
 
 def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
@@ -215,7 +219,7 @@ def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
         EpochStart(2, 180, "owner-a"),
         EpochStart(3, 180, "owner-a"),
     )
-    after = take_claim(manifest(2), Claim("owner-a", epochs, frozenset([("owner-a", 0)])))
+    after = apply_claim(manifest(2), Claim("owner-a", epochs, frozenset([("owner-a", 0)])))
     assert [(e.epoch, e.start_offset) for e in after.epochs] == [(0, 0), (1, 150), (3, 180)]
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from manifest.versions import LIST_LIMIT, Created, VersionChain
+from manifest.versions import LIST_LIMIT, CreateOutcome, VersionChain
 from record_format.errors import OutcomeUnknownError
 from record_format.sealed_json import is_truncated, seal
 from tests.fakes.plain_store import Fault, PlainStore
@@ -73,15 +73,15 @@ def test_a_full_list_page_of_foreign_names_does_not_go_round_for_ever() -> None:
 
 def test_creation_tells_ours_from_anothers() -> None:
     _, chain = chain_of([])
-    assert chain.create(1, b'{"n":1}') is Created.OURS
-    assert chain.create(1, b'{"n":1}') is Created.OURS, "the same bytes carry the same nonce"
-    assert chain.create(1, b'{"n":2}') is Created.LOST
+    assert chain.create(1, b'{"n":1}') is CreateOutcome.OURS
+    assert chain.create(1, b'{"n":1}') is CreateOutcome.OURS, "the same bytes carry the same nonce"
+    assert chain.create(1, b'{"n":2}') is CreateOutcome.LOST
 
 
 def test_a_cut_object_in_the_place_is_told() -> None:
     store, chain = chain_of([])
     store.objects[chain.key(1)] = (b'{"format_version":1,"ki', 0)
-    assert chain.create(1, b'{"n":1}') is Created.VOID
+    assert chain.create(1, b'{"n":1}') is CreateOutcome.VOID
 
 
 def test_attempts_are_bounded() -> None:
