@@ -1,11 +1,11 @@
-"""S3, or what speaks it, as an ObjectStore.
+"""An ObjectStore on S3 or a compatible service.
 
-* Retries happen only here, by `RetryPolicy`, where they are allowed; every attempt is counted.
-* Every write carries a CRC-32C of its bytes, computed here, in a header (no botocore[crt] is
+* Retries happen only here, by `RetryPolicy`; every attempt is counted.
+* Every write carries the CRC-32C of its bytes in a header, computed here (botocore[crt] is not
   needed).
-* A ranged answer is trusted only if its Content-Range is the one asked for.
-* Ranged GETs are received by `s3_ranged_get`, without boto3, which is the fallback.
-* Foreign exceptions are mapped in `answer_of` and `_raise` and nowhere else.
+* A ranged response is accepted only if its Content-Range is the one that was requested.
+* `s3_ranged_get` receives ranges without boto3, which is the fallback.
+* Foreign exceptions are mapped only in `error_response_of` and `_raise_error`.
 
 Thread-safe: boto3's clients are.
 """
@@ -35,12 +35,12 @@ from cold_tier.object_store import (
     check_prefix,
 )
 from cold_tier.retry import READ_POLICY, ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
-from cold_tier.s3_client import FOREIGN, answer_of, ca_file, make_client, url_signer
-from cold_tier.s3_connection import NotPlain
+from cold_tier.s3_client import FOREIGN, ca_file, error_response_of, make_client, url_signer
+from cold_tier.s3_connection import UnsupportedResponse
 from cold_tier.s3_errors import (
-    NEVER_CONNECTED,
-    OF_THE_CLOCK,
-    Answer,
+    CLOCK_SKEW_CODES,
+    CONNECT_FAILED,
+    ErrorResponse,
     Fault,
     advice,
     classify,
@@ -48,15 +48,15 @@ from cold_tier.s3_errors import (
 )
 from cold_tier.s3_multipart import (
     MULTIPART_FROM_BYTES,
+    FileParts,
     MultipartUpload,
-    PartsOfFile,
     encode_crc32c,
     list_uploads,
     read_part,
 )
 from cold_tier.s3_options import S3Options
-from cold_tier.s3_ranged_get import Answering, Ranges, Refused
-from cold_tier.s3_responses import check_range, checksum_of, now_of
+from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
+from cold_tier.s3_responses import check_range, checksum_of, response_time_ms
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockSkewTooLarge,
@@ -83,8 +83,8 @@ class S3Store:
     def __init__(
         self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
     ) -> None:
-        """`policy`: of all calls. Without one they are a broker's: a read ends sooner than a write,
-        since somebody waits for it.
+        """`policy` is for all calls. By default it is a broker's: a read gives up sooner than a
+        write, since a client waits for it.
         """
         self._bucket, self._options = bucket, options
         self._prefix = prefix + "/" if prefix else ""
@@ -97,7 +97,7 @@ class S3Store:
             sign = url_signer(options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {self.url}: {error}") from error
-        self._ranges = Ranges(
+        self._ranges = RangedGets(
             lambda key: sign(bucket, self.full_key(key)),
             options,
             endpoint=self._client.meta.endpoint_url,
@@ -120,7 +120,7 @@ class S3Store:
         return self._prefix + key
 
     def close(self) -> None:
-        """Whoever is at work ends with the request in progress."""
+        """Calls in progress end with their current request."""
         self._is_closed = True
         self._ranges.close()
         self._client.close()
@@ -136,21 +136,21 @@ class S3Store:
         crc32c: int | None = None,
     ) -> ObjectStat:
         check_key(key)
-        sent = bytes(body) if isinstance(body, memoryview) else body
-        checksum = encode_crc32c(crc32c_of(sent) if crc32c is None else crc32c)
+        data = bytes(body) if isinstance(body, memoryview) else body
+        checksum = encode_crc32c(crc32c_of(data) if crc32c is None else crc32c)
         condition: Any = {"IfNoneMatch": "*"} if if_absent else {}
 
         def send() -> Any:
             return self._client.put_object(
-                **self._at(key),
-                Body=sent,  # type: ignore[arg-type]  # boto3 takes a bytearray
+                **self._target(key),
+                Body=data,  # type: ignore[arg-type]  # boto3 takes a bytearray
                 ChecksumCRC32C=checksum,
                 **condition,
-                **self._settings(key),
+                **self._write_options(key),
             )
 
-        answer = self._repeat("put", key, send, creates=if_absent, sent_bytes=len(sent))
-        return ObjectStat(key, len(sent), checksum_of(answer), now_of(answer))
+        response = self._retry("put", key, send, creates=if_absent, sent_bytes=len(data))
+        return ObjectStat(key, len(data), checksum_of(response), response_time_ms(response))
 
     def put_file(
         self,
@@ -174,12 +174,12 @@ class S3Store:
         else:
             upload = MultipartUpload(
                 self._client,
-                self._at(key),
-                partial(self._repeat, "put", key),
-                settings=self._settings(key),
+                self._target(key),
+                partial(self._retry, "put", key),
+                write_options=self._write_options(key),
                 crc32c=crc32c,
             )
-            parts = PartsOfFile.of(path, size_bytes=size_bytes, part_bytes=part_bytes)
+            parts = FileParts.of(path, size_bytes=size_bytes, part_bytes=part_bytes)
             upload.run(parts, concurrency=concurrency, pace=pace, resumable=resumable)
         stored = self.head(key)
         if stored is None:
@@ -192,32 +192,32 @@ class S3Store:
             objects: Any = [{"Key": self.full_key(key)} for key in page]
 
             def send(objects: Any = objects, first: str = page[0]) -> None:
-                answer = self._client.delete_objects(
+                response = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
                 )
-                for failed in answer.get("Errors", []):
-                    fault = Answer(0, failed.get("Code", ""), failed.get("Message", ""))
+                for failed in response.get("Errors", []):
+                    fault = ErrorResponse(0, failed.get("Code", ""), failed.get("Message", ""))
                     if classify(fault) is not Fault.MISSING:
-                        self._raise(fault, "delete", failed.get("Key", first))
+                        self._raise_error(fault, "delete", failed.get("Key", first))
 
-            self._repeat("delete", page[0], send)
+            self._retry("delete", page[0], send)
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
         check_prefix(prefix)
         wanted = {"Bucket": self._bucket, "Prefix": self.full_key(prefix)}
         try:
-            found = list_uploads(self._client, wanted, partial(self._repeat, "list", prefix), limit)
-        except ConfigurationError:  # a permission of its own, which nothing else needs
+            found = list_uploads(self._client, wanted, partial(self._retry, "list", prefix), limit)
+        except ConfigurationError:  # it needs a permission that nothing else needs
             return []
-        return [one._replace(key=one.key[len(self._prefix) :]) for one in found]
+        return [upload._replace(key=upload.key[len(self._prefix) :]) for upload in found]
 
     def abort_upload(self, upload: IncompleteUpload) -> None:
         with suppress(MissingObject):
-            self._repeat(
+            self._retry(
                 "delete",
                 upload.key,
                 lambda: self._client.abort_multipart_upload(
-                    **self._at(upload.key), UploadId=upload.upload_id
+                    **self._target(upload.key), UploadId=upload.upload_id
                 ),
             )
 
@@ -227,14 +227,14 @@ class S3Store:
         check_key(key)
 
         def send() -> bytes:
-            answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
-            size_bytes = answer["ContentLength"]
-            with closing(answer["Body"]) as stream:
+            response = self._client.get_object(**self._target(key), ChecksumMode="ENABLED")
+            size_bytes = response["ContentLength"]
+            with closing(response["Body"]) as stream:
                 if size_bytes > max_bytes:
                     raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
                 pieces = stream.iter_chunks(PIECE_BYTES)
                 body = b"".join(self._counted(key, pieces, size_bytes))
-            given = checksum_of(answer)
+            given = checksum_of(response)
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
                 if actual != given.value:
@@ -243,48 +243,48 @@ class S3Store:
                     )
             return body
 
-        return retry_on_checksum_mismatch(lambda: self._repeat("get", key, send), file=key)
+        return retry_on_checksum_mismatch(lambda: self._retry("get", key, send), file=key)
 
     def get_range(
         self, key: str, start: int, end: int, *, into: memoryview | None = None
     ) -> Iterator[Piece]:
         assert 0 <= start < end
         check_key(key)
-        if not self._ranges.lead_to_objects:
+        if not self._ranges.is_usable:
             yield from self._range_by_boto3(key, start, end)
             return
         try:
-            answer = self._once("get", key, lambda: self._ranges.open(key, start, end))
-        except NotPlain:
+            response = self._once("get", key, lambda: self._ranges.open(key, start, end))
+        except UnsupportedResponse:
             yield from self._range_by_boto3(key, start, end)
-            self._ranges.boto3_answered(key)
+            self._ranges.note_fallback(key)
             return
-        given = {"ContentRange": answer.content_range, "ContentLength": answer.size_bytes}
-        with closing(answer):
+        given = {"ContentRange": response.content_range, "ContentLength": response.size_bytes}
+        with closing(response):
             check_range(given, start, end, key=key)
-            yield from self._counted(key, _pieces_of(answer, into), end - start)
+            yield from self._counted(key, _pieces(response, into), end - start)
 
     def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
         def send() -> Any:
-            return self._client.get_object(**self._at(key), Range=f"bytes={start}-{end - 1}")
+            return self._client.get_object(**self._target(key), Range=f"bytes={start}-{end - 1}")
 
-        answer = self._once("get", key, send)
-        with closing(answer["Body"]) as stream:
-            check_range(answer, start, end, key=key)
+        response = self._once("get", key, send)
+        with closing(response["Body"]) as stream:
+            check_range(response, start, end, key=key)
             yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
 
     def head(self, key: str) -> ObjectStat | None:
         check_key(key)
 
         def send() -> Any:
-            return self._client.head_object(**self._at(key), ChecksumMode="ENABLED")
+            return self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
 
         try:
-            answer = self._repeat("head", key, send)
+            response = self._retry("head", key, send)
         except MissingObject:
             return None
-        modified_ms = int(answer["LastModified"].timestamp() * 1000)
-        return ObjectStat(key, answer["ContentLength"], checksum_of(answer), modified_ms)
+        modified_ms = int(response["LastModified"].timestamp() * 1000)
+        return ObjectStat(key, response["ContentLength"], checksum_of(response), modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
@@ -292,48 +292,51 @@ class S3Store:
         if start_after:
             after["StartAfter"] = self.full_key(start_after)
         found: ObjectStats = []
-        for answer in self._pages(prefix, after, limit=limit):
-            found += self._stats(answer)
+        for response in self._pages(prefix, after, limit=limit):
+            found += self._object_stats(response)
         if start_after and found and found[0].key <= start_after:
-            # Who goes on behind the last key that he saw would go on for ever.
-            raise StoreUnavailable(f"{self.url}: its LIST ignores StartAfter")
+            # A caller that continues after the last key it saw would loop forever.
+            raise StoreUnavailable(f"store {self.url}: LIST ignores StartAfter")
         return found[:limit]
 
     def folders(self, prefix: str, *, limit: int) -> Names:
         check_prefix(prefix)
         whole = self.full_key(prefix)
         found: Names = []
-        for answer in self._pages(prefix, {"Delimiter": "/"}, limit=limit):
-            folders = answer.get("CommonPrefixes", [])
+        for response in self._pages(prefix, {"Delimiter": "/"}, limit=limit):
+            folders = response.get("CommonPrefixes", [])
             found += [folder["Prefix"][len(whole) :].rstrip("/") for folder in folders]
         return found[:limit]
 
     def _pages(self, prefix: str, wanted: dict[str, Any], *, limit: int) -> Iterator[Any]:
-        """Answers until `limit` entries were given, each going on where the store says.
+        """LIST responses until `limit` entries were returned.
 
-        By its token, never by StartAfter: MinIO leaves keys out when asked to begin after a key of
-        another folder.
+        Continues by the store's token, never by StartAfter: MinIO omits keys when asked to start
+        after a key of another folder.
         """
-        left = limit
-        while left > 0:
+        remaining = limit
+        while remaining > 0:
             send = partial(
                 self._client.list_objects_v2,
                 Bucket=self._bucket,
                 Prefix=self.full_key(prefix),
-                MaxKeys=min(left, LIST_PAGE),
+                MaxKeys=min(remaining, LIST_PAGE),
                 **wanted,
             )
-            answer: Any = self._repeat("list", prefix, send)
-            yield answer
-            left -= len(answer.get("Contents", [])) + len(answer.get("CommonPrefixes", []))
-            token = answer.get("NextContinuationToken")
-            if not answer["IsTruncated"]:
+            response: Any = self._retry("list", prefix, send)
+            yield response
+            remaining -= len(response.get("Contents", []))
+            remaining -= len(response.get("CommonPrefixes", []))
+            token = response.get("NextContinuationToken")
+            if not response["IsTruncated"]:
                 return
             if not token or token == wanted.get("ContinuationToken"):
-                raise StoreUnavailable(f"LIST {prefix}: it says that there is more, but not where")
+                raise StoreUnavailable(
+                    f"LIST {prefix}: the response is truncated but has no continuation token"
+                )
             wanted = {**wanted, "ContinuationToken": token}
 
-    def _stats(self, answer: Any) -> ObjectStats:
+    def _object_stats(self, response: Any) -> ObjectStats:
         return [
             ObjectStat(
                 entry["Key"][len(self._prefix) :],
@@ -341,25 +344,25 @@ class S3Store:
                 None,
                 int(entry["LastModified"].timestamp() * 1000),
             )
-            for entry in answer.get("Contents", [])
+            for entry in response.get("Contents", [])
         ]
 
     # --- one call ---------------------------------------------------------------------------------
 
-    def _at(self, key: str) -> Any:
+    def _target(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self.full_key(key)}
 
-    def _settings(self, key: str) -> Any:
-        """What the operator wants of every write; the storage class of segment logs alone."""
+    def _write_options(self, key: str) -> Any:
+        """The configured options of a write; the storage class is for segment logs only."""
         options = self._options
-        wanted = {
+        configured = {
             "ServerSideEncryption": options.server_side_encryption,
             "SSEKMSKeyId": options.sse_kms_key_id,
             "StorageClass": options.storage_class if key.endswith(".log") else None,
         }
-        return {name: value for name, value in wanted.items() if value is not None}
+        return {name: value for name, value in configured.items() if value is not None}
 
-    def _repeat(
+    def _retry(
         self,
         operation: Operation,
         key: str,
@@ -387,50 +390,55 @@ class S3Store:
         with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
             try:
                 return send()
-            except Refused as refused:
-                self._raise(refused.answer, operation, key, cause=refused)
+            except ErrorStatus as status:
+                self._raise_error(status.response, operation, key, cause=status)
             except FOREIGN as error:
-                self._raise(answer_of(error), operation, key, creates=creates, cause=error)
+                self._raise_error(
+                    error_response_of(error), operation, key, creates=creates, cause=error
+                )
 
-    def _raise(
+    def _raise_error(
         self,
-        answer: Answer,
+        response: ErrorResponse,
         operation: str,
         key: str,
         *,
         creates: bool = False,
         cause: BaseException | None = None,
     ) -> NoReturn:
-        fault = classify(answer, operation=operation)
+        fault = classify(response, operation=operation)
         if fault is Fault.EXISTS:
             raise ObjectExists(key) from cause
         if fault is Fault.MISSING:
             raise MissingObject("the object is not in the store", file=key) from cause
         if fault is Fault.RANGE:
-            raise CorruptObject("ends before the range that was asked for", file=key) from cause
+            raise CorruptObject("ends before the requested range", file=key) from cause
         if fault is Fault.CHECKSUM:
-            raise ChecksumRefused(f"{key}: {reason(answer)}") from cause
+            raise ChecksumRefused(f"{key}: {reason(response)}") from cause
         if fault is Fault.MISCONFIGURED:
-            line = advice(answer, operation=operation, key=key)
-            kind = ClockSkewTooLarge if answer.code in OF_THE_CLOCK else ConfigurationError
-            raise kind(f"store {self.url}: {line}") from cause
+            line = advice(response, operation=operation, key=key)
+            if response.code in CLOCK_SKEW_CODES:
+                raise ClockSkewTooLarge(f"store {self.url}: {line}") from cause
+            raise ConfigurationError(f"store {self.url}: {line}") from cause
         if fault is Fault.UNKNOWN and creates:
-            raise OutcomeUnknownError(f"{key}: the answer was lost: {reason(answer)}") from cause
-        missed = StoreUnreachable if answer.code == NEVER_CONNECTED else StoreUnavailable
-        raise missed(f"{key}: {operation}: {reason(answer)}") from cause
+            raise OutcomeUnknownError(
+                f"{key}: the response was lost: {reason(response)}"
+            ) from cause
+        kind = StoreUnreachable if response.code == CONNECT_FAILED else StoreUnavailable
+        raise kind(f"{key}: {operation}: {reason(response)}") from cause
 
     def _counted(self, key: str, pieces: Iterator[P], size_bytes: int) -> Iterator[P]:
-        """The pieces, as far as they come; an error where they are not `size_bytes` in all."""
+        """Count the bytes of `pieces`. Raises StoreUnavailable unless they total `size_bytes`."""
         received = 0
         try:
             for piece in pieces:
                 received += len(piece)
                 yield piece
-        except FlexibleChecksumError as error:  # boto3 knows of checksums that are not ours
+        except FlexibleChecksumError as error:  # boto3 checks other algorithms too
             raise ChecksumMismatch(str(error)) from error
         except FOREIGN as error:
             raise StoreUnavailable(
-                f"{key}: the response broke off after {received} bytes"
+                f"{key}: the response was interrupted after {received} bytes"
             ) from error
         finally:
             self._ledger.count("get", key, requests=0, received_bytes=received)
@@ -438,7 +446,7 @@ class S3Store:
             raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
 
 
-def _pieces_of(answer: Answering, into: memoryview | None) -> Iterator[Piece]:
+def _pieces(response: RangeResponse, into: memoryview | None) -> Iterator[Piece]:
     if into is not None:
-        return answer.pieces(into)
-    return (bytes(piece) for piece in answer.pieces(memoryview(bytearray(PIECE_BYTES))))
+        return response.pieces(into)
+    return (bytes(piece) for piece in response.pieces(memoryview(bytearray(PIECE_BYTES))))

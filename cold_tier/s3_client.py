@@ -1,9 +1,8 @@
-"""boto3's client: how it is created, where it looks for what, and what its exceptions mean.
+"""Creates boto3's clients, and converts their exceptions.
 
-* boto3 does not retry: its own retry of a conditional PUT would meet its own success with 412, and
-  its retries cannot be counted for the bill.
-* `answer_of` gives the facts of any exception that boto3 lets out; what follows from them is in
-  `s3_errors`.
+* boto3 does not retry: its retry of a conditional PUT that had succeeded would get 412, and its
+  retries could not be counted for the bill.
+* `error_response_of` converts any exception that boto3 raises; `s3_errors` classifies the result.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from botocore.httpsession import get_cert_path
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from cold_tier.s3_connection import NeverConnected
-from cold_tier.s3_errors import NEVER_CONNECTED, Answer
+from cold_tier.s3_connection import ConnectFailed
+from cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError
 
@@ -44,61 +43,61 @@ URL_EXPIRES_S: Final = 900
 _ONE_ATTEMPT: Final[Any] = {"total_max_attempts": 1, "mode": "standard"}
 FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 
-_NEVER_CONNECTED = (
-    NeverConnected,
+_CONNECT_FAILURES = (
+    ConnectFailed,
     ConnectTimeoutError,
     EndpointConnectionError,
     ProxyConnectionError,
-    CredentialRetrievalError,  # whoever gives out credentials does not answer
+    CredentialRetrievalError,  # the credential provider does not respond
     MetadataRetrievalError,
 )
 
 
 def make_client(options: S3Options) -> S3Client:
-    session = _session(options)
-    own_server = options.endpoint is not None
+    session = _boto3_session(options)
     config = Config(
         retries=_ONE_ATTEMPT,
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.max_connections,
         tcp_keepalive=True,
-        proxies={} if options.is_on_this_machine else None,
+        proxies={} if options.is_loopback else None,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={
             "addressing_style": _addressing_style(options),
-            # Under TLS the CRC is enough; without it the signature covers the bytes too.
-            "payload_signing_enabled": bool(own_server and not _is_tls(options.endpoint)),
+            # With TLS the CRC is enough; without it the signature covers the body too.
+            "payload_signing_enabled": _is_plain_http(options.endpoint),
         },
     )
     client = session.client(
         "s3", endpoint_url=options.endpoint, config=config, verify=options.ca_bundle
     )
-    client.meta.events.register("before-call.s3.HeadBucket", _not_to_be_redirected)
+    client.meta.events.register("before-call.s3.HeadBucket", _disable_redirects)
     return client
 
 
-def _not_to_be_redirected(params: Any, **_: Any) -> None:
-    """boto3 asks for the bucket's region where a request was redirected, and again where that
-    question was, without an end: an endpoint that only sends on to HTTPS would exhaust the stack.
+def _disable_redirects(params: Any, **_: Any) -> None:
+    """Keep boto3 from following redirects of HeadBucket, by which it looks up the bucket's region
+    after a redirect. With an endpoint that redirects every request (to HTTPS) it would recurse
+    until the stack overflows.
     """
     params["context"]["s3_redirect"]["redirected"] = True
 
 
 def url_signer(options: S3Options) -> Callable[[str, str], str]:
-    """A function that makes a presigned URL of a bucket and a key, valid for `URL_EXPIRES_S`."""
+    """A function that presigns a GET URL for a bucket and a key, valid for `URL_EXPIRES_S`."""
 
     @cache
     def client() -> S3Client:
-        # One of its own: for URLs boto3 still defaults to a signature that many stores refuse.
+        # A separate client: for URLs boto3 still defaults to SigV2, which many stores reject.
         config = Config(
             signature_version="s3v4",
             retries=_ONE_ATTEMPT,
             response_checksum_validation="when_required",
             s3={"addressing_style": _addressing_style(options)},
         )
-        return _session(options).client("s3", endpoint_url=options.endpoint, config=config)
+        return _boto3_session(options).client("s3", endpoint_url=options.endpoint, config=config)
 
     def sign(bucket: str, key: str) -> str:
         return client().generate_presigned_url(
@@ -109,18 +108,18 @@ def url_signer(options: S3Options) -> Callable[[str, str], str]:
 
 
 def ca_file(options: S3Options) -> str:
-    """Whose certificates boto3 trusts; one that only AWS's own files name is not seen here."""
+    """The CA bundle that boto3 uses, except for one that only AWS's config file names."""
     given = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
     return str(given or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(True))
 
 
-def _session(options: S3Options) -> boto3.session.Session:
-    """Raises ConfigurationError for half of a credential, with which botocore ends in a bug."""
+def _boto3_session(options: S3Options) -> boto3.session.Session:
+    """Raises ConfigurationError for incomplete credentials, for which botocore fails with a bug."""
     pair = (options.access_key_id, options.secret_access_key)
     if pair.count(None) == 1 or (options.session_token is not None and None in pair):
         raise ConfigurationError(
-            "S3 credentials: an access key's id and its secret go together, and a session token "
-            "with both"
+            "S3 credentials: set the access key id and its secret together; a session token needs "
+            "both"
         )
     return boto3.session.Session(
         aws_access_key_id=options.access_key_id,
@@ -132,39 +131,39 @@ def _session(options: S3Options) -> boto3.session.Session:
 
 
 def _addressing_style(options: S3Options) -> Literal["path", "auto"]:
-    own_server = options.endpoint is not None
-    path_style = own_server if options.path_style is None else options.path_style
+    has_endpoint = options.endpoint is not None
+    path_style = has_endpoint if options.path_style is None else options.path_style
     return "path" if path_style else "auto"
 
 
-def _is_tls(endpoint: str | None) -> bool:
-    return endpoint is not None and endpoint.lower().startswith("https:")
+def _is_plain_http(endpoint: str | None) -> bool:
+    return endpoint is not None and not endpoint.lower().startswith("https:")
 
 
-def answer_of(error: Exception) -> Answer:
-    """The facts of a foreign exception."""
+def error_response_of(error: Exception) -> ErrorResponse:
+    """Convert an exception of boto3, urllib3 or the operating system."""
     if isinstance(error, ClientError):
-        return _answer_of_store(error.response)
+        return _client_error_response(error.response)
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return Answer(0, "NoCredentials")
-    if isinstance(error, _NEVER_CONNECTED):
-        return Answer(0, NEVER_CONNECTED, str(error))
+        return ErrorResponse(0, "NoCredentials")
+    if isinstance(error, _CONNECT_FAILURES):
+        return ErrorResponse(0, CONNECT_FAILED, str(error))
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Answer(0, "bad-setting", f"its certificate is not trusted: {error}")
-    if isinstance(error, BlockingIOError | TimeoutError):  # as the kernel names it, and TLS
-        return Answer(0, "broke-off", "no answer in time")
+        return ErrorResponse(0, "misconfigured", f"its certificate is not trusted: {error}")
+    if isinstance(error, BlockingIOError | TimeoutError):  # of plain sockets, and of TLS
+        return ErrorResponse(0, "connection-broken", "the response timed out")
     if isinstance(error, HTTPClientError | HTTPError | OSError | ResponseParserError):
-        return Answer(0, "broke-off", str(error))
-    return Answer(0, "bad-setting", str(error))
+        return ErrorResponse(0, "connection-broken", str(error))
+    return ErrorResponse(0, "misconfigured", str(error))
 
 
-def _answer_of_store(response: Any) -> Answer:
-    fault: Mapping[str, str] = response.get("Error", {})
-    about = response.get("ResponseMetadata", {})
-    headers = about.get("HTTPHeaders", {})
-    status = about.get("HTTPStatusCode", 0)
-    code, detail = fault.get("Code", ""), fault.get("Message", "")
+def _client_error_response(response: Any) -> ErrorResponse:
+    error: Mapping[str, str] = response.get("Error", {})
+    metadata = response.get("ResponseMetadata", {})
+    headers = metadata.get("HTTPHeaders", {})
+    status = metadata.get("HTTPStatusCode", 0)
+    code, detail = error.get("Code", ""), error.get("Message", "")
     if not code and "location" in headers:
-        return Answer(0, "elsewhere", headers["location"])
-    region = headers.get("x-amz-bucket-region") or fault.get("Region") or ""
-    return Answer(status, code or str(status), detail or f"HTTP status {status}", region)
+        return ErrorResponse(0, "redirected", headers["location"])
+    region = headers.get("x-amz-bucket-region") or error.get("Region") or ""
+    return ErrorResponse(status, code or str(status), detail or f"HTTP status {status}", region)

@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection to a store: a GET is sent, its answer received into a given buffer.
+"""A minimal HTTP/1.1 connection to a store: sends a GET and receives the response into a buffer.
 
-* Whatever needs more than that (an unknown length, another version, a huge head) is NotPlain, and
-  no attempt is made to understand it.
-* Network errors are OSError, as the system names them. Only one thread uses a connection at a time.
+* A response that needs more (one of unknown length, another HTTP version, a huge head) raises
+  UnsupportedResponse; no attempt is made to parse it.
+* Network errors are the system's OSErrors. Only one thread may use a connection at a time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 HEAD_MAX_BYTES: Final = 32 * 1024
-PIECE_S: Final = 1.0
+PARTIAL_PIECE_AFTER_S: Final = 1.0
 _RECV_BYTES: Final = 8192
 
 
-class NotPlain(Exception):
-    """Not an answer that this file can take in."""
+class UnsupportedResponse(Exception):
+    """A response that this module cannot receive."""
 
 
-class NeverConnected(OSError):
-    """Nobody was reached, so nothing was asked."""
+class ConnectFailed(OSError):
+    """No connection was established, so no request was sent."""
 
 
-class Head(NamedTuple):
-    """An answer's status and headers, names in lower case; `body` is what came with them."""
+class ResponseHead(NamedTuple):
+    """The status and headers, names in lower case; `body` is what was received along with them."""
 
     status: int
     headers: dict[str, str]
@@ -37,10 +37,10 @@ class Head(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Raises NotPlain if the answer does not say."""
+        """Raises UnsupportedResponse if the length is unknown."""
         size = self.headers.get("content-length", "")
         if "transfer-encoding" in self.headers or not size.isdecimal():
-            raise NotPlain("a response of unknown length")
+            raise UnsupportedResponse("the response has no length")
         return int(size)
 
     @property
@@ -49,12 +49,12 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """One connection to the store; `trust` makes what TLS needs. Network errors are OSError."""
+    """One connection to the store. `ssl_context` is called for HTTPS only."""
 
     def __init__(
         self,
         origin: str,
-        trust: Callable[[], ssl.SSLContext],
+        ssl_context: Callable[[], ssl.SSLContext],
         *,
         connect_timeout_s: float,
         read_timeout_s: float,
@@ -66,81 +66,85 @@ class Connection:
         try:
             self._socket = socket.create_connection(address, timeout=connect_timeout_s)
         except OSError as error:
-            raise NeverConnected(*error.args) from error
+            raise ConnectFailed(*error.args) from error
         self.origin, self.idle_since = origin, 0.0
         self._flags = 0
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if parts.scheme == "https":
-                self._socket = trust().wrap_socket(self._socket, server_hostname=parts.hostname)
+                self._socket = ssl_context().wrap_socket(
+                    self._socket, server_hostname=parts.hostname
+                )
                 self._socket.settimeout(read_timeout_s)
             else:
-                self._wait_in_the_kernel(read_timeout_s)
+                self._use_kernel_timeouts(read_timeout_s)
         except BaseException:
             self._socket.close()
             raise
 
-    def _wait_in_the_kernel(self, timeout_s: float) -> None:
-        """One call a piece, and no poll before it: the kernel waits until the piece is whole."""
+    def _use_kernel_timeouts(self, timeout_s: float) -> None:
+        """Receive each piece in one blocking call, without poll: the kernel waits for all of it."""
         self._socket.settimeout(None)
         timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self._flags = socket.MSG_WAITALL
 
-    def ask(self, request: bytes) -> Head:
-        """Raises ConnectionResetError if the other side is gone and has said nothing."""
+    def send(self, request: bytes) -> ResponseHead:
+        """Send a request and receive the head of its response. Raises ConnectionResetError if the
+        server closed the connection without a response.
+        """
         self._socket.sendall(request)
-        seen = bytearray()
-        while (end := seen.find(b"\r\n\r\n")) < 0:
+        received = bytearray()
+        while (end := received.find(b"\r\n\r\n")) < 0:
             more = self._socket.recv(_RECV_BYTES)
             if not more:
-                kind = ConnectionAbortedError if seen else ConnectionResetError
+                kind = ConnectionAbortedError if received else ConnectionResetError
                 raise kind("the connection was closed before a response")
-            seen += more
-            if len(seen) > HEAD_MAX_BYTES:
-                raise NotPlain("a response whose head is too large")
-        return _parse_head(bytes(seen[:end]), bytes(seen[end + 4 :]))
+            received += more
+            if len(received) > HEAD_MAX_BYTES:
+                raise UnsupportedResponse("the response's head is too large")
+        return _parse_head(bytes(received[:end]), bytes(received[end + 4 :]))
 
-    def receive(self, head: Head, into: memoryview) -> Iterator[memoryview]:
-        """The body in pieces, each a view of `into`, which the next one overwrites.
+    def receive(self, head: ResponseHead, into: memoryview) -> Iterator[memoryview]:
+        """The body in pieces, each a view of `into` that the next one overwrites.
 
-        A slow piece is passed on incomplete, so that a caller with a deadline can check it between
+        A slow piece is yielded incomplete, so that the caller can check its deadline between
         pieces.
         """
-        left = head.size_bytes - len(head.body)
-        if left < 0:
-            raise ConnectionAbortedError("the response is longer than it says")
-        have = len(head.body)
-        into[:have] = head.body
-        while have or left:
-            wanted = min(len(into), have + left)
-            give_out_s = time.monotonic() + PIECE_S
-            while have < wanted:
-                received = self._socket.recv_into(into[have:wanted], 0, self._flags)
+        remaining = head.size_bytes - len(head.body)
+        if remaining < 0:
+            raise ConnectionAbortedError("the response is longer than its Content-Length")
+        filled = len(head.body)
+        into[:filled] = head.body
+        while filled or remaining:
+            wanted = min(len(into), filled + remaining)
+            yield_at = time.monotonic() + PARTIAL_PIECE_AFTER_S
+            while filled < wanted:
+                received = self._socket.recv_into(into[filled:wanted], 0, self._flags)
                 if not received:
-                    if have:
-                        yield into[:have]
+                    if filled:
+                        yield into[:filled]
                     raise ConnectionAbortedError("the connection was closed")
-                have, left = have + received, left - received
-                if have < wanted and time.monotonic() > give_out_s:
+                filled, remaining = filled + received, remaining - received
+                if filled < wanted and time.monotonic() > yield_at:
                     break
-            yield into[:have]
-            have = 0
+            yield into[:filled]
+            filled = 0
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _parse_head(head: bytes, body: bytes) -> Head:
+def _parse_head(head: bytes, body: bytes) -> ResponseHead:
     lines = head.decode("iso-8859-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     status = rest[:3]
     if version != "HTTP/1.1" or not status.isdecimal() or int(status) < 200:
-        raise NotPlain("a response that is not HTTP/1.1")
+        raise UnsupportedResponse("the response is not HTTP/1.1")
     headers = {}
     for line in lines[1:]:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    return Head(int(status), headers, body)
+    return ResponseHead(int(status), headers, body)

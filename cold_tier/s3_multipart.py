@@ -1,15 +1,16 @@
-"""One large object in parts: bounded memory, a checksum for each part and for the whole.
+"""Multipart uploads: bounded memory, and a checksum for each part and for the whole object.
 
-* A part is read from the file when a worker takes it up: `concurrency` parts are in memory, no
-  more. A worker's parts share its memory, for fresh pages cost as much as the sending does. As a
-  bytearray boto3 sends them in one call; of bytes it would make a file that it sends in pieces.
-* The whole file's CRC-32C goes with the completion, for stores that check it (FULL_OBJECT); no
-  store is trusted to have done so: the caller asks it afterwards.
-* No precondition is put on the completion: several stores let two writers win it. Names are unique.
-* An upload that fails is aborted. One that may go on later is not, where another try may do: then
-  a part is sent again unless the store says that it has it, with the CRC-32C that the file gives.
-* What is never taken up again is aborted by garbage collection, or by the store's own lifecycle
-  rule (docs/formats/segment-objects.md).
+* At most `concurrency` parts are in memory; each worker reads its next part into the same buffer,
+  since touching fresh pages costs as much as sending them. boto3 sends a bytearray in one call, but
+  wraps bytes in a file that it sends in pieces.
+* The whole file's CRC-32C is sent with CompleteMultipartUpload (FULL_OBJECT), for stores that check
+  it. None is trusted to: the caller verifies the object afterwards.
+* CompleteMultipartUpload carries no precondition, since several stores let two writers win it. Keys
+  are unique instead.
+* A failed upload is aborted, unless it is resumable and a retry may succeed. Resuming skips the
+  parts that the store has with the CRC-32C that the file has now.
+* Uploads that are never resumed are aborted by garbage collection or by the store's lifecycle rule
+  (docs/formats/segment-objects.md).
 """
 
 from __future__ import annotations
@@ -39,37 +40,37 @@ from record_format.errors import (
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-MULTIPART_FROM_BYTES = 5 * 1024 * 1024  # S3's smallest part
+MULTIPART_FROM_BYTES = 5 * 1024 * 1024  # S3's minimum part size
 MAX_PARTS = 10_000
 LIST_PAGE = 1000
 
 
-class Repeat(Protocol):
-    """Calls, counts, maps errors, and repeats what may be."""
+class RetriedCall(Protocol):
+    """Makes a call to the store: counts it, maps its errors and retries it."""
 
     def __call__(self, send: Callable[[], Any], *, sent_bytes: int = ...) -> Any: ...
 
 
-class PartsOfFile(NamedTuple):
+class FileParts(NamedTuple):
     path: Path
     size_bytes: int
     part_bytes: int
 
     @classmethod
-    def of(cls, path: Path, *, size_bytes: int, part_bytes: int) -> PartsOfFile:
-        """Parts of `part_bytes`, larger where S3 would not take so small or so many."""
-        least = max(MULTIPART_FROM_BYTES, -(-size_bytes // MAX_PARTS))
-        return cls(path, size_bytes, max(part_bytes, least))
+    def of(cls, path: Path, *, size_bytes: int, part_bytes: int) -> FileParts:
+        """Parts of `part_bytes`, or larger if S3's limits on their size and number require it."""
+        minimum = max(MULTIPART_FROM_BYTES, -(-size_bytes // MAX_PARTS))
+        return cls(path, size_bytes, max(part_bytes, minimum))
 
     @property
-    def number(self) -> int:
+    def number_of_parts(self) -> int:
         return -(-self.size_bytes // self.part_bytes)
 
     def size_of(self, index: int) -> int:
         return min(self.part_bytes, self.size_bytes - index * self.part_bytes)
 
-    def read_into(self, room: bytearray, index: int) -> None:
-        read_part(self.path, index * self.part_bytes, room)
+    def read_into(self, buffer: bytearray, index: int) -> None:
+        read_part(self.path, index * self.part_bytes, buffer)
 
 
 class _Part(NamedTuple):
@@ -77,8 +78,8 @@ class _Part(NamedTuple):
     checksum: str
 
 
-class _Open(NamedTuple):
-    """An upload that goes on; `stored`: parts that the store had when it was taken up, by index."""
+class _OpenUpload(NamedTuple):
+    """An upload in progress. `stored` are the parts that a resumed upload has, by index."""
 
     upload_id: str
     stored: dict[int, _Part]
@@ -86,44 +87,47 @@ class _Open(NamedTuple):
 
 class MultipartUpload:
     def __init__(
-        self, client: S3Client, target: Any, repeat: Repeat, *, settings: Any, crc32c: int
+        self, client: S3Client, target: Any, call: RetriedCall, *, write_options: Any, crc32c: int
     ) -> None:
-        self._client, self._target, self._repeat = client, target, repeat
-        self._settings, self._crc32c = settings, crc32c
-        self._own = threading.local()
+        self._client, self._target, self._call = client, target, call
+        self._write_options, self._crc32c = write_options, crc32c
+        self._thread_local = threading.local()
 
     def run(
         self,
-        parts: PartsOfFile,
+        parts: FileParts,
         *,
         concurrency: int,
         pace: Callable[[int], None] | None,
         resumable: Resumable | None = None,
     ) -> None:
-        """Upload and complete, or raise what went wrong first; aborted unless it may go on."""
+        """Upload all parts and complete the upload. Raises the first error; the upload is then
+        aborted unless it can be resumed.
+        """
         upload = self._open(parts, resumable)
         try:
             done = self._send_all(parts, upload, concurrency=concurrency, pace=pace)
             self._complete(upload.upload_id, done)
         except BaseException as error:
-            if resumable is None or not _may_go_on(error):
+            if resumable is None or not _is_resumable(error):
                 with suppress(TierlogError):
                     self._abort(upload.upload_id)
             raise
 
-    def _open(self, parts: PartsOfFile, resumable: Resumable | None) -> _Open:
+    def _open(self, parts: FileParts, resumable: Resumable | None) -> _OpenUpload:
         if resumable is not None and resumable.upload_id:
             try:
-                return _Open(resumable.upload_id, self._stored(parts, resumable.upload_id))
-            except (MissingObject, ConfigurationError) as error:  # ListParts may not be allowed
-                raise UploadNotFound(f"upload {resumable.upload_id} is not there") from error
-        upload_id = self._begin()
+                stored = self._list_parts(parts, resumable.upload_id)
+            except (MissingObject, ConfigurationError) as error:  # ListParts may not be permitted
+                raise UploadNotFound(f"upload {resumable.upload_id} does not exist") from error
+            return _OpenUpload(resumable.upload_id, stored)
+        upload_id = self._initiate()
         if resumable is not None:
             resumable.on_initiated(upload_id)
-        return _Open(upload_id, {})
+        return _OpenUpload(upload_id, {})
 
-    def _stored(self, parts: PartsOfFile, upload_id: str) -> dict[int, _Part]:
-        """What the store has, by index: of the right size, and with a CRC-32C to compare."""
+    def _list_parts(self, parts: FileParts, upload_id: str) -> dict[int, _Part]:
+        """The parts that the store has, by index: those of the right size and with a CRC-32C."""
         found: dict[int, _Part] = {}
         after = 0
         while True:
@@ -133,38 +137,43 @@ class MultipartUpload:
                 UploadId=upload_id,
                 PartNumberMarker=after,
             )
-            answer = self._repeat(send)
-            for one in answer.get("Parts", []):
-                index, checksum = one["PartNumber"] - 1, one.get("ChecksumCRC32C")
-                if index < parts.number and one["Size"] == parts.size_of(index) and checksum:
-                    found[index] = _Part(one["ETag"], checksum)
-            if not answer["IsTruncated"] or answer["NextPartNumberMarker"] <= after:
+            response = self._call(send)
+            for part in response.get("Parts", []):
+                index, checksum = part["PartNumber"] - 1, part.get("ChecksumCRC32C")
+                if (
+                    index < parts.number_of_parts
+                    and part["Size"] == parts.size_of(index)
+                    and checksum
+                ):
+                    found[index] = _Part(part["ETag"], checksum)
+            if not response["IsTruncated"] or response["NextPartNumberMarker"] <= after:
                 return found
-            after = answer["NextPartNumberMarker"]
+            after = response["NextPartNumberMarker"]
 
-    def _begin(self) -> str:
-        answer = self._repeat(
+    def _initiate(self) -> str:
+        response = self._call(
             lambda: self._client.create_multipart_upload(
                 **self._target,
                 ChecksumAlgorithm="CRC32C",
                 ChecksumType="FULL_OBJECT",
-                **self._settings,
+                **self._write_options,
             )
         )
-        return str(answer["UploadId"])
+        return str(response["UploadId"])
 
     def _send_all(
         self,
-        parts: PartsOfFile,
-        upload: _Open,
+        parts: FileParts,
+        upload: _OpenUpload,
         *,
         concurrency: int,
         pace: Callable[[int], None] | None,
     ) -> list[Any]:
-        workers = max(1, min(concurrency, parts.number))
+        workers = max(1, min(concurrency, parts.number_of_parts))
         with ThreadPoolExecutor(workers, thread_name_prefix="upload-part") as pool:
             sending = [
-                pool.submit(self._send, parts, index, upload, pace) for index in range(parts.number)
+                pool.submit(self._send, parts, index, upload, pace)
+                for index in range(parts.number_of_parts)
             ]
             done, waiting = wait(sending, return_when=FIRST_EXCEPTION)
             for future in waiting:
@@ -175,25 +184,25 @@ class MultipartUpload:
                 failed.result()
             return [future.result() for future in sending]
         finally:
-            # An error that holds its own future keeps alive what its frames hold: whole parts.
+            # An error that refers to its own future keeps its frames alive, and so whole parts.
             del failed, sending, done, waiting
 
     def _send(
         self,
-        parts: PartsOfFile,
+        parts: FileParts,
         index: int,
-        upload: _Open,
+        upload: _OpenUpload,
         pace: Callable[[int], None] | None,
     ) -> Any:
         stored = upload.stored.get(index)
         if pace is not None and stored is None:
             pace(parts.size_of(index))
-        body = self._room(parts.size_of(index))
+        body = self._buffer(parts.size_of(index))
         parts.read_into(body, index)
         checksum = encode_crc32c(crc32c_of(body))
         if stored is not None and stored.checksum == checksum:
             return {"PartNumber": index + 1, "ETag": stored.etag, "ChecksumCRC32C": checksum}
-        answer = self._repeat(
+        response = self._call(
             lambda: self._client.upload_part(
                 **self._target,
                 UploadId=upload.upload_id,
@@ -203,20 +212,20 @@ class MultipartUpload:
             ),
             sent_bytes=len(body),
         )
-        return {"PartNumber": index + 1, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
+        return {"PartNumber": index + 1, "ETag": response["ETag"], "ChecksumCRC32C": checksum}
 
-    def _room(self, size_bytes: int) -> bytearray:
-        """The worker's own."""
-        room: bytearray | None = getattr(self._own, "room", None)
-        if room is None or len(room) != size_bytes:
-            room = self._own.room = bytearray(size_bytes)
-        return room
+    def _buffer(self, size_bytes: int) -> bytearray:
+        """The worker thread's own buffer."""
+        buffer: bytearray | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None or len(buffer) != size_bytes:
+            buffer = self._thread_local.buffer = bytearray(size_bytes)
+        return buffer
 
     def _complete(self, upload_id: str, parts: list[Any]) -> None:
-        # A repeat of a completion that had landed finds no upload: what is there then is confirmed
-        # by the caller, as always.
+        # A retry of a completion that had succeeded finds no upload; the caller verifies the object
+        # in any case.
         with suppress(MissingObject):
-            self._repeat(
+            self._call(
                 lambda: self._client.complete_multipart_upload(
                     **self._target,
                     UploadId=upload_id,
@@ -227,51 +236,49 @@ class MultipartUpload:
             )
 
     def _abort(self, upload_id: str) -> None:
-        self._repeat(
-            lambda: self._client.abort_multipart_upload(**self._target, UploadId=upload_id)
-        )
+        self._call(lambda: self._client.abort_multipart_upload(**self._target, UploadId=upload_id))
 
 
 def list_uploads(
-    client: S3Client, wanted: Any, repeat: Repeat, limit: int
+    client: S3Client, wanted: Any, call: RetriedCall, limit: int
 ) -> list[IncompleteUpload]:
-    """At most `limit` uploads that were begun and not ended; keys are the store's own."""
+    """At most `limit` uploads that are neither completed nor aborted; keys include the prefix."""
     found: list[IncompleteUpload] = []
     after: dict[str, Any] = {}
     while len(found) < limit:
         send = partial(
             client.list_multipart_uploads, **wanted, MaxUploads=min(LIST_PAGE, limit), **after
         )
-        answer = repeat(send)
-        for one in answer.get("Uploads", []):
-            initiated_ms = int(one["Initiated"].timestamp() * 1000)
-            found.append(IncompleteUpload(one["Key"], one["UploadId"], initiated_ms))
-        marks = {
-            "KeyMarker": answer.get("NextKeyMarker", ""),
-            "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+        response = call(send)
+        for upload in response.get("Uploads", []):
+            initiated_ms = int(upload["Initiated"].timestamp() * 1000)
+            found.append(IncompleteUpload(upload["Key"], upload["UploadId"], initiated_ms))
+        markers = {
+            "KeyMarker": response.get("NextKeyMarker", ""),
+            "UploadIdMarker": response.get("NextUploadIdMarker", ""),
         }
-        if not answer["IsTruncated"] or marks == after:
+        if not response["IsTruncated"] or markers == after:
             break
-        after = marks
+        after = markers
     return found[:limit]
 
 
-def _may_go_on(error: BaseException) -> bool:
+def _is_resumable(error: BaseException) -> bool:
     if isinstance(error, StoreUnavailable):
         return not is_final(error)
     return isinstance(error, ShuttingDown)
 
 
-def read_part(path: Path, position: int, room: bytearray) -> None:
-    """Fill `room`. Raises ChecksumRefused if the file is shorter: it is not what its CRC was
-    taken of.
-    """
+def read_part(path: Path, position: int, buffer: bytearray) -> None:
+    """Fill `buffer`. Raises ChecksumRefused if the file is shorter than when its CRC was taken."""
     with path.open("rb", buffering=0) as file:
-        size_bytes = os.preadv(file.fileno(), [room], position)
-    if size_bytes != len(room):
-        raise ChecksumRefused(f"{path}: ends at {position + size_bytes}: changed while it was read")
+        size_bytes = os.preadv(file.fileno(), [buffer], position)
+    if size_bytes != len(buffer):
+        raise ChecksumRefused(
+            f"{path}: ends at {position + size_bytes}; it was truncated during the upload"
+        )
 
 
 def encode_crc32c(crc: int) -> str:
-    """As S3's headers want it: base64 of the four bytes, most significant first."""
+    """For S3's headers: base64 of the four bytes, most significant first."""
     return base64.b64encode(crc.to_bytes(4, "big")).decode()

@@ -1,14 +1,14 @@
-"""Ranged GETs of S3 objects, received straight into the reader's buffer.
+"""Ranged GETs of S3 objects, received directly into the reader's buffer.
 
-* boto3 says where an object is and signs for it: a presigned URL, kept for a few minutes and never
-  shown, since it opens the object. This file sends the request and takes in the answer, because
-  boto3's own way with a body costs three times the CPU.
-* What is not plain HTTP/1.1 with a known length is not for here, and neither is what a redirect, a
-  region or a signature may have to do with: `NotPlain` says so, and boto3's own answer counts.
-* Any other refusal is told as an `Answer`. Nothing is repeated; but a kept connection that the
-  server had closed meanwhile is no answer at all, and a new one is asked.
+* boto3 resolves the address and signs: a presigned URL, reused for a few minutes and never logged,
+  since it grants access to the object. This module sends the request and receives the response,
+  because receiving a body through boto3 costs three times the CPU.
+* `UnsupportedResponse` means that boto3 must make the request instead: the response is not HTTP/1.1
+  with a known length, or its status may be due to a redirect, a region or a signature.
+* Any other error status raises `ErrorStatus`. Requests are not retried, except once on a new
+  connection if the server had closed an idle one.
 
-Thread-safe: a connection is in one pair of hands, or idle.
+Thread-safe: a connection is used by one thread, or idle.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cold_tier.s3_connection import Connection, Head, NotPlain
-from cold_tier.s3_errors import Answer
+from cold_tier.s3_connection import Connection, ResponseHead, UnsupportedResponse
+from cold_tier.s3_errors import ErrorResponse
 from cold_tier.s3_options import S3Options
 
-URL_KEPT_S: Final = 300.0  # a third of what it is good for
-URLS_KEPT: Final = 1024
-IDLE_KEPT_S: Final = 20.0
-FAULT_MAX_BYTES: Final = 64 * 1024
-IN_VAIN_MAX: Final = 3
+URL_REUSE_S: Final = 300.0  # a third of its validity
+URLS_MAX: Final = 1024
+IDLE_MAX_S: Final = 20.0
+ERROR_BODY_MAX_BYTES: Final = 64 * 1024
+FALLBACKS_MAX: Final = 3
 
-_BOTO3_KNOWS_BETTER: Final = frozenset({301, 302, 307, 308, 400, 401, 403})
-_FAULT_FIELD: Final = re.compile(rb"<(Code|Message)>([^<]*)</")
+_LEFT_TO_BOTO3: Final = frozenset({301, 302, 307, 308, 400, 401, 403})
+_ERROR_FIELD: Final = re.compile(rb"<(Code|Message)>([^<]*)</")
 
 
-class Refused(Exception):
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.code)
-        self.answer = answer
+class ErrorStatus(Exception):
+    def __init__(self, response: ErrorResponse) -> None:
+        super().__init__(response.code)
+        self.response = response
 
 
 class PresignedUrls:
-    """`sign(key)` makes one; each is used for a third of its life at most."""
+    """A cache of presigned URLs made by `sign(key)`; each is used for a third of its validity."""
 
     def __init__(self, sign: Callable[[str], str]) -> None:
         self._sign, self._lock = sign, threading.Lock()
         self._urls: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
-    def of(self, key: str) -> str:
+    def get(self, key: str) -> str:
         now = time.monotonic()
         with self._lock:
-            made_at, url = self._urls.get(key, (0.0, ""))
-        if url and now - made_at < URL_KEPT_S:
+            signed_at, url = self._urls.get(key, (0.0, ""))
+        if url and now - signed_at < URL_REUSE_S:
             return url
         url = self._sign(key)
         with self._lock:
             self._urls[key] = (now, url)
             self._urls.move_to_end(key)
-            if len(self._urls) > URLS_KEPT:
+            if len(self._urls) > URLS_MAX:
                 self._urls.popitem(last=False)
         return url
 
-    def forget(self, key: str) -> None:
+    def discard(self, key: str) -> None:
         with self._lock:
             self._urls.pop(key, None)
 
 
-class Ranges:
-    """GETs of byte ranges over kept connections.
+class RangedGets:
+    """GETs of byte ranges over pooled connections.
 
-    `sign` gives a presigned URL of a key, `ca_file` names whose certificates are trusted.
+    `sign` returns a presigned URL for a key; `ca_file` is the file or folder of trusted CAs.
     """
 
     def __init__(
@@ -82,33 +82,36 @@ class Ranges:
     ) -> None:
         self._urls, self._options, self._ca_file = PresignedUrls(sign), options, ca_file
         self._idle: deque[Connection] = deque(maxlen=options.max_connections)
-        self._is_proxied = not options.is_on_this_machine and _has_proxy(urlsplit(endpoint))
-        self._in_vain = 0
+        self._is_proxied = not options.is_loopback and _has_proxy(urlsplit(endpoint))
+        self._fallbacks = 0
 
     @property
-    def lead_to_objects(self) -> bool:
-        """Whether it is worth a try: not past a proxy, and not after some that were in vain."""
-        return self._in_vain < IN_VAIN_MAX and not self._is_proxied
+    def is_usable(self) -> bool:
+        """False if the endpoint is behind a proxy, or after consecutive fallbacks to boto3."""
+        return self._fallbacks < FALLBACKS_MAX and not self._is_proxied
 
-    def open(self, key: str, start: int, end: int) -> Answering:
-        """The answer for bytes [start, end), its head read. Raises NotPlain, Refused, OSError."""
+    def open(self, key: str, start: int, end: int) -> RangeResponse:
+        """Request bytes [start, end) and receive the response's head.
+
+        Raises UnsupportedResponse, ErrorStatus, OSError.
+        """
         origin, request = self._request(key, start, end)
-        connection = self._take(origin)
+        connection = self._take_idle(origin)
         if connection is not None:
             try:
-                return self._ask(connection, request, key)
+                return self._send(connection, request, key)
             except (ConnectionResetError, BrokenPipeError):
                 pass  # it was closed while it was idle
-        return self._ask(self._connect(origin), request, key)
+        return self._send(self._connect(origin), request, key)
 
-    def boto3_answered(self, key: str) -> None:
-        """What was not to be had this way was had by boto3: after a few, ask it alone."""
-        self._urls.forget(key)
-        self._in_vain += 1
+    def note_fallback(self, key: str) -> None:
+        """Note that boto3 succeeded with a GET that was unsupported here."""
+        self._urls.discard(key)
+        self._fallbacks += 1
 
-    def keep(self, connection: Connection) -> None:
-        """For the next GET: the answer was taken in whole."""
-        self._in_vain = 0
+    def release(self, connection: Connection) -> None:
+        """Return a connection whose response was received completely to the pool."""
+        self._fallbacks = 0
         connection.idle_since = time.monotonic()
         if len(self._idle) == self._idle.maxlen:
             connection.close()
@@ -120,7 +123,7 @@ class Ranges:
             self._idle.pop().close()
 
     def _request(self, key: str, start: int, end: int) -> tuple[str, bytes]:
-        parts = urlsplit(self._urls.of(key))
+        parts = urlsplit(self._urls.get(key))
         head = (
             f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
             f"Range: bytes={start}-{end - 1}\r\nAccept-Encoding: identity\r\n"
@@ -128,15 +131,15 @@ class Ranges:
         )
         return f"{parts.scheme}://{parts.netloc}", head.encode()
 
-    def _take(self, origin: str) -> Connection | None:
-        """The one that was used last, and not too long ago."""
+    def _take_idle(self, origin: str) -> Connection | None:
+        """The most recently used connection; None if all have been idle for too long."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            fresh = time.monotonic() - connection.idle_since < IDLE_KEPT_S
-            if fresh and connection.origin == origin:
+            is_fresh = time.monotonic() - connection.idle_since < IDLE_MAX_S
+            if is_fresh and connection.origin == origin:
                 return connection
             connection.close()
 
@@ -145,47 +148,49 @@ class Ranges:
         try:
             return Connection(
                 origin,
-                lambda: self._trust,
+                lambda: self._ssl_context,
                 connect_timeout_s=options.connect_timeout_s,
                 read_timeout_s=options.range_timeout_s,
             )
         except ssl.SSLCertVerificationError as error:
-            raise NotPlain(f"its certificate is not trusted: {error}") from error
+            raise UnsupportedResponse(f"its certificate is not trusted: {error}") from error
 
     @cached_property
-    def _trust(self) -> ssl.SSLContext:
+    def _ssl_context(self) -> ssl.SSLContext:
         if Path(self._ca_file).is_dir():
             return ssl.create_default_context(capath=self._ca_file)
         return ssl.create_default_context(cafile=self._ca_file)
 
-    def _ask(self, connection: Connection, request: bytes, key: str) -> Answering:
+    def _send(self, connection: Connection, request: bytes, key: str) -> RangeResponse:
         try:
-            head = connection.ask(request)
+            head = connection.send(request)
             if head.status not in {200, 206}:
-                raise self._refusal(connection, head, key)
-            return Answering(self, connection, head)
+                raise self._error(connection, head, key)
+            return RangeResponse(self, connection, head)
         except BaseException:
             connection.close()
             raise
 
-    def _refusal(self, connection: Connection, head: Head, key: str) -> Exception:
-        if head.status in _BOTO3_KNOWS_BETTER:
-            self._urls.forget(key)
-            return NotPlain(f"refused with {head.status}")
+    def _error(self, connection: Connection, head: ResponseHead, key: str) -> Exception:
+        if head.status in _LEFT_TO_BOTO3:
+            self._urls.discard(key)
+            return UnsupportedResponse(f"status {head.status}")
         body = b""
-        if head.size_bytes <= FAULT_MAX_BYTES:
-            pieces = connection.receive(head, memoryview(bytearray(FAULT_MAX_BYTES)))
+        if head.size_bytes <= ERROR_BODY_MAX_BYTES:
+            pieces = connection.receive(head, memoryview(bytearray(ERROR_BODY_MAX_BYTES)))
             body = b"".join(bytes(piece) for piece in pieces)
-        said = {name: text.decode("utf-8", "replace") for name, text in _FAULT_FIELD.findall(body)}
-        code = said.get(b"Code") or str(head.status)
-        return Refused(Answer(head.status, code, said.get(b"Message", "")))
+        fields = {
+            name: text.decode("utf-8", "replace") for name, text in _ERROR_FIELD.findall(body)
+        }
+        code = fields.get(b"Code") or str(head.status)
+        return ErrorStatus(ErrorResponse(head.status, code, fields.get(b"Message", "")))
 
 
-class Answering:
-    """A good answer whose body is to come. Close it, whether or not the body was taken."""
+class RangeResponse:
+    """A successful response whose body is still to be received. Close it in any case."""
 
-    def __init__(self, ranges: Ranges, connection: Connection, head: Head) -> None:
-        self._ranges, self._connection, self._whole = ranges, connection, False
+    def __init__(self, gets: RangedGets, connection: Connection, head: ResponseHead) -> None:
+        self._gets, self._connection, self._is_complete = gets, connection, False
         self.size_bytes = head.size_bytes
         self._head = head
 
@@ -194,13 +199,13 @@ class Answering:
         return self._head.headers.get("content-range", "")
 
     def pieces(self, into: memoryview) -> Iterator[memoryview]:
-        """The body, each piece a view of `into`, which the next one overwrites."""
+        """The body in pieces, each a view of `into` that the next one overwrites."""
         yield from self._connection.receive(self._head, into)
-        self._whole = True
+        self._is_complete = True
 
     def close(self) -> None:
-        if self._whole and self._head.keeps_alive:
-            self._ranges.keep(self._connection)
+        if self._is_complete and self._head.keeps_alive:
+            self._gets.release(self._connection)
         else:
             self._connection.close()
 

@@ -1,7 +1,7 @@
-"""What the headers of an S3 answer say, and whether it answers what was asked; no I/O.
+"""Interprets the headers of S3 responses; no I/O.
 
-* Only a Content-Range that is the one asked for is believed.
-* A checksum counts only if it is over the whole object; a composite one does not.
+* A ranged response is accepted only if its Content-Range is the one that was requested.
+* A checksum counts only if it covers the whole object; composite checksums do not.
 """
 
 from __future__ import annotations
@@ -19,43 +19,47 @@ from record_format.errors import CorruptObject, StoreUnavailable
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def check_range(answer: Any, start: int, end: int, *, key: str) -> None:
-    """Some servers and proxies answer with another range, or with everything."""
-    given = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
-    whole = not given and start == 0 and answer["ContentLength"] == end
+def check_range(response: Any, start: int, end: int, *, key: str) -> None:
+    """Raise unless the response is the requested range: some servers and proxies return another
+    range, or the whole object.
+    """
+    given = _CONTENT_RANGE.fullmatch(response.get("ContentRange", ""))
+    whole = not given and start == 0 and response["ContentLength"] == end
     if whole:
         return
     if given is None:
         raise StoreUnavailable(
-            f"{key}: asked for bytes {start}-{end - 1}, answered without a range"
+            f"{key}: requested bytes {start}-{end - 1}, but the response is not a range"
         )
     if given[3] != "*" and int(given[3]) < end:
         raise CorruptObject(f"ends at {given[3]}, before {end}", file=key)
-    if (int(given[1]), int(given[2]) + 1) != (start, end) or answer["ContentLength"] != end - start:
+    if (int(given[1]), int(given[2]) + 1) != (start, end) or response[
+        "ContentLength"
+    ] != end - start:
         raise StoreUnavailable(
-            f"{key}: asked for bytes {start}-{end - 1}, answered {answer.get('ContentRange')}"
+            f"{key}: requested bytes {start}-{end - 1}, received {response.get('ContentRange')}"
         )
 
 
-def checksum_of(answer: Any) -> Checksum | None:
-    """CRC-32C of the whole object if the store gives it, else the MD5 that an ETag may be."""
-    crc = answer.get("ChecksumCRC32C", "")
-    if crc and "-" not in crc and answer.get("ChecksumType") != "COMPOSITE":
+def checksum_of(response: Any) -> Checksum | None:
+    """The CRC-32C of the whole object if the store returns it, else the ETag if it is an MD5."""
+    crc = response.get("ChecksumCRC32C", "")
+    if crc and "-" not in crc and response.get("ChecksumType") != "COMPOSITE":
         try:
             return Checksum("crc32c", base64.b64decode(crc, validate=True).hex())
         except binascii.Error:
             return None
-    etag = answer.get("ETag", "").strip('"').lower()
-    encrypted = answer.get("ServerSideEncryption", "AES256") != "AES256"
+    etag = response.get("ETag", "").strip('"').lower()
+    encrypted = response.get("ServerSideEncryption", "AES256") != "AES256"
     if re.fullmatch(r"[0-9a-f]{32}", etag) and not encrypted:
         return Checksum("md5", etag)
     return None
 
 
-def now_of(answer: Any) -> int:
-    """The store's clock when it answered; ours if it did not say."""
+def response_time_ms(response: Any) -> int:
+    """The `Date` of the response; the local clock if it has none."""
     try:
-        stated = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        stated = response["ResponseMetadata"]["HTTPHeaders"]["date"]
         return int(parsedate_to_datetime(stated).timestamp() * 1000)
     except (KeyError, ValueError):
         return wall_clock_ms()

@@ -60,7 +60,7 @@ EACH_CALL = {
     ),
     "credentials in no form": (
         MALFORMED,
-        "the store does not take the credentials as they are written: The authorization header "
+        "the store does not accept the format of the credentials: The authorization header "
         "is malformed; a non-empty Access Key must be provided [AuthorizationHeaderMalformed]",
     ),
     "expired credentials": (
@@ -73,19 +73,19 @@ EACH_CALL = {
     ),
     "a wrong secret": (
         Say(403, code="SignatureDoesNotMatch"),
-        "the secret key is wrong, or a proxy on the way changes requests [SignatureDoesNotMatch]",
+        "the secret key is wrong, or a proxy modifies requests [SignatureDoesNotMatch]",
     ),
     "a clock that is wrong": (
         Say(403, code="RequestTimeTooSkewed"),
-        "this machine's clock is too far from the store's; set it right [RequestTimeTooSkewed]",
+        "this machine's clock differs too much from the store's; correct it [RequestTimeTooSkewed]",
     ),
     "an endpoint that sends on": (
         Say(308, body=PAGE, headers={"Location": "https://store.example/"}),
-        "the endpoint redirects to https://store.example/; set the endpoint to where the store is",
+        "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
     "an endpoint that sends on, as boto3 follows": (
         Say(301, body=PAGE, headers={"Location": "https://store.example/"}),
-        "the endpoint redirects to https://store.example/; set the endpoint to where the store is",
+        "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
     "a web server": (
         Say(200, body=PAGE),
@@ -94,8 +94,7 @@ EACH_CALL = {
     ),
     "a web server without such a page": (
         Say(404, body=PAGE),
-        "no S3 server answers there, or it has no such bucket; correct the URL or the endpoint "
-        "[404]",
+        "no S3 server at this endpoint, or no such bucket; correct the URL or the endpoint [404]",
     ),
 }
 
@@ -107,17 +106,17 @@ SOME_CALLS = {
     "it may be read alone": ({"PUT": DENIED}, "no permission to put probe/", "s3:PutObject"),
     "it is read-only": (
         {"PUT": Say(405, code="MethodNotAllowed")},
-        "the store does not allow to put: it may be read-only",
+        "the store does not allow put requests: it may be read-only",
         "[MethodNotAllowed]",
     ),
     "it is a web server": (
         {"PUT": Say(501, body=PAGE), "GET": Say(404, body=PAGE)},
-        "no S3 server answers there",
+        "no S3 server at this endpoint",
         "[404]",
     ),
     "something on the way takes no PUT": (
         {"PUT": Say(501, body=PAGE)},
-        "the store cannot put: it may be no S3 server",
+        "the store does not support put requests: it may not be an S3 server",
         "[501]",
     ),
     "it may not be listed": ({"LIST": DENIED}, "no permission to list probe/", "s3:ListBucket"),

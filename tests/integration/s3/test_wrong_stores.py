@@ -164,7 +164,7 @@ def set_clock(monkeypatch, *, ahead):
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_a_clock_that_is_wrong(endpoint, hours, monkeypatch):
     set_clock(monkeypatch, ahead=datetime.timedelta(hours=hours))
-    assert "this machine's clock is too far from the store's; set it right" in refusal(endpoint)
+    assert "this machine's clock differs too much from the store's; correct it" in refusal(endpoint)
 
 
 def test_a_clock_that_jumps_years_ahead_takes_no_record(endpoint, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from cold_tier.open import open_store
 from cold_tier.ranged_reader import ChunkRef, read_chunk
 from cold_tier.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
 from cold_tier.s3 import S3Store
-from cold_tier.s3_errors import Answer, Fault, advice, classify
+from cold_tier.s3_errors import ErrorResponse, Fault, advice, classify
 from cold_tier.s3_multipart import encode_crc32c
 from cold_tier.s3_options import S3Options
 from cold_tier.store_ledger import PriceTable
@@ -440,17 +440,17 @@ def test_secrets_are_not_in_what_options_say_of_themselves():
 
 
 def test_every_advice_can_be_said():
-    for code in ("AccessDenied", "301", "NotImplemented", "bad-setting", "Unheard"):
+    for code in ("AccessDenied", "301", "NotImplemented", "misconfigured", "Unheard"):
         for status in (0, 400):
-            line = advice(Answer(status, code, "why", "eu-west-9"), operation="put", key="k")
+            line = advice(ErrorResponse(status, code, "why", "eu-west-9"), operation="put", key="k")
             assert "{" not in line
 
 
 def test_an_unheard_of_status_is_sorted_by_its_class():
-    assert classify(Answer(599, "Odd")) is Fault.UNKNOWN
-    assert classify(Answer(418, "Odd")) is Fault.MISCONFIGURED
-    assert classify(Answer(429, "Odd")) is Fault.REFUSED
-    assert classify(Answer(0, "")) is Fault.UNKNOWN
+    assert classify(ErrorResponse(599, "Odd")) is Fault.UNKNOWN
+    assert classify(ErrorResponse(418, "Odd")) is Fault.MISCONFIGURED
+    assert classify(ErrorResponse(429, "Odd")) is Fault.REFUSED
+    assert classify(ErrorResponse(0, "")) is Fault.UNKNOWN
 
 
 def test_a_store_whose_list_begins_anew_each_time_is_told():
@@ -470,5 +470,5 @@ def test_a_store_whose_list_begins_anew_each_time_is_told():
 def test_half_a_credential_is_refused_by_name(given):
     none = replace(options("http://127.0.0.1:1"), access_key_id=None, secret_access_key=None)
     half = replace(none, **{given: "x"})
-    with pytest.raises(ConfigurationError, match="id and its secret go together"):
+    with pytest.raises(ConfigurationError, match="access key id and its secret together"):
         S3Store("bucket", "", half)
