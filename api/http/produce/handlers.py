@@ -28,7 +28,7 @@ from api.http.produce.columns import (
     parse_values,
     single_value,
 )
-from api.http.produce.head import ProduceQuery, Request, read_head
+from api.http.produce.head import ProduceQuery, Request, read_head, refuse_internal
 from api.http.produce.partitioner import split_by_partition
 from api.http.request import bodies, media_types
 from api.http.responses import Response, json_response
@@ -43,10 +43,12 @@ _END_PRODUCER_ID: Final = 2**53  # up to here, doubles in a JSON reader are exac
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Response:
+    refuse_internal(exchange.topic)
     return await _produce(context, exchange, partition=None)
 
 
 async def produce_to_partition(context: Context, exchange: Exchange) -> Response:
+    refuse_internal(exchange.topic)
     topic = context.broker.topic(exchange.topic)
     return await _produce(context, exchange, partition=topic.partition(exchange.partition))
 

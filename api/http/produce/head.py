@@ -16,6 +16,7 @@ from api.http.http_errors import UnsupportedMediaType
 from api.http.produce.batches import ProducerState
 from api.http.request import media_types
 from broker.partition import Partition
+from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import Topic
 from hot_tier.append import Acks
 from record_format.errors import Forbidden
@@ -51,11 +52,15 @@ class Request(NamedTuple):
     producer: ProducerState | None
 
 
+def refuse_internal(topic: str) -> None:
+    """Raises Forbidden by the name alone: the broker makes such a topic when it first needs it."""
+    if topic.startswith(INTERNAL_PREFIX):
+        raise Forbidden(f"{topic} is internal: it cannot be written to over HTTP")
+
+
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> Request:
     """Raises whatever can be refused before a byte of the body is read."""
     topic = context.broker.topic(exchange.topic)
-    if topic.record.internal:
-        raise Forbidden(f"{topic.record.name} is internal: it cannot be written to over HTTP")
     query = strict_json.parse_query(exchange.scope["query_string"], ProduceQuery)
     media_type = _media_type(exchange, partition)
     _check_parameters(query, media_type)

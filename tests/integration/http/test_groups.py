@@ -119,6 +119,13 @@ def test_the_internal_topic_is_hidden_and_not_produced_to(api: Api) -> None:
     problem(answer, 403, "forbidden")
 
 
+@pytest.mark.parametrize("where", ["/v1/topics/__none/records", records_path("__none")])
+def test_an_internal_topic_is_not_produced_to_before_it_is_there_either(
+    api: Api, where: str
+) -> None:
+    problem(api.post(where, json={"records": [{"value": "x"}]}), 403, "forbidden")
+
+
 def test_the_internal_topic_is_not_deleted(api: Api) -> None:
     topic = api.topic()
     api.put(
