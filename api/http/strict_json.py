@@ -29,6 +29,7 @@ _WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTA
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
 # A member's name may be as long as a body: its beginning and its end are shown.
 _SAID_CHARS: Final = 500
+REPEATED: Final = "given more than once"
 _DEEP: Final = "nested too deeply"
 _parts_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # msgspec says the same of text that ends early and of an escape that is half of a character.
@@ -52,8 +53,8 @@ def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) ->
     """As `decode`, for small bodies that change something: a repeated member is refused (whichever
     won, the other would be ignored), and a bad value in a map is reported with its key.
     """
-    with suppress(ValueError, RecursionError):  # the decoder reports it better
-        json.loads(body, object_pairs_hook=_no_member_twice)
+    with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
+        _refuse_repeated(json.loads(body, object_pairs_hook=Members), "")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -62,13 +63,26 @@ def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) ->
         refuse(error)
 
 
-def _no_member_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        refuse_field(twice, "given more than once")
-    return members
+class Members(list[tuple[str, object]]):
+    """The members of a JSON object in source order, including repeated ones."""
+
+    def refuse_repeated(self, loc: str) -> None:
+        """Raises InvalidRequest with the path of a repeated member; `loc` is the object's."""
+        seen: set[str] = set()
+        for name, _ in self:
+            if name in seen:
+                refuse_field(join(loc, name), REPEATED)
+            seen.add(name)
+
+
+def _refuse_repeated(value: object, loc: str) -> None:
+    if isinstance(value, Members):
+        value.refuse_repeated(loc)
+        for name, member in value:
+            _refuse_repeated(member, join(loc, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_repeated(item, f"{loc}[{index}]")
 
 
 def _with_key(
@@ -185,7 +199,7 @@ def _split(query_string: bytes) -> dict[str, str]:
                     unquote_plus(value, errors="strict"),
                 )
             if name in given:
-                refuse_field(name, "given more than once")
+                refuse_field(name, REPEATED)
             given[name] = value
     except UnicodeDecodeError:
         refuse_field("", "the query is not percent-encoded UTF-8")

@@ -21,10 +21,11 @@ import msgspec
 from msgspec import UNSET
 
 from api.http import strict_json
+from api.http.strict_json import REPEATED, Members
 
 Lines = Sequence[tuple[int, bytes]]
 
-_TWICE: Final = "given more than once"
+
 # Read slowly, a record takes about a hundred times its size: in a larger one no member is named.
 _READ_SLOWLY_MAX: Final = 1 << 20
 
@@ -67,7 +68,7 @@ def refuse_in_object(body: bytes | bytearray, kept: Kept, of_one: Callable[[byte
     sources = map(bytes, _SOURCES.decode(body).records)
     _read_each(((f"records[{i}]", source) for i, source in enumerate(sources)), of_one)
     if _colons(body) > kept.colons() + 1:
-        strict_json.refuse_field("records", _TWICE)
+        strict_json.refuse_field("records", REPEATED)
 
 
 def refuse_in_lines(
@@ -99,33 +100,21 @@ def _read_each(sources: Iterable[tuple[str, bytes]], of_one: Callable[[bytes], K
         if len(source) <= _READ_SLOWLY_MAX:
             _read_slowly(source, place)
         elif _colons(source) > kept.colons():
-            strict_json.refuse_field(place, f"a member is {_TWICE}")
-
-
-class _Members(list[tuple[str, object]]):
-    """An object's members, as they came."""
+            strict_json.refuse_field(place, f"a member is {REPEATED}")
 
 
 def _read_slowly(source: bytes, place: str) -> None:
     try:
-        record = json.loads(source, object_pairs_hook=_Members, parse_int=str, parse_float=str)
+        record = json.loads(source, object_pairs_hook=Members, parse_int=str, parse_float=str)
     except RecursionError as error:
         strict_json.refuse(error, within=place)
-    _refuse_twice(record, place)
+    record.refuse_repeated(place)
     headers = dict(record).get("headers")
-    if isinstance(headers, _Members):
-        _refuse_twice(headers, f"{place}.headers")
+    if isinstance(headers, Members):
+        headers.refuse_repeated(f"{place}.headers")
     elif isinstance(headers, list):
         for index, header in enumerate(headers):
-            _refuse_twice(header, f"{place}.headers[{index}]")
-
-
-def _refuse_twice(members: _Members, place: str) -> None:
-    seen: set[str] = set()
-    for name, _ in members:
-        if name in seen:
-            strict_json.refuse_field(f"{place}.{name}", _TWICE)
-        seen.add(name)
+            header.refuse_repeated(f"{place}.headers[{index}]")
 
 
 # --- counting -----------------------------------------------------------------------------------

@@ -95,11 +95,29 @@ def test_a_bad_value_in_a_map_of_bad_json_is_told_too(api: Api, config: bytes, l
     assert error["loc"] == loc
 
 
-def test_a_member_that_is_there_twice_is_refused_by_name(api: Api) -> None:
-    body = b'{"name": "twice", "config": {"retention.ms": 60000, "retention.ms": -1}}'
-    answer = api.post("/v1/topics", content=body, headers={"content-type": "application/json"})
+@pytest.mark.parametrize(
+    ("path", "body", "loc"),
+    [
+        ("/v1/topics", '{"name": "twice", "name": "other"}', "name"),
+        (
+            "/v1/topics",
+            '{"name": "twice", "config": {"retention.ms": 60000, "retention.ms": -1}}',
+            "config.retention.ms",
+        ),
+        (
+            "/v1/fetch",
+            '{"partitions": [{"topic": "a", "partition": 0}, '
+            '{"topic": "a", "partition": 0, "partition": 1}]}',
+            "partitions[1].partition",
+        ),
+    ],
+)
+def test_a_repeated_member_is_refused_with_its_path(
+    api: Api, path: str, body: str, loc: str
+) -> None:
+    answer = api.post(path, content=body, headers={"content-type": "application/json"})
     (error,) = problem(answer, 400, "invalid-request")["errors"]
-    assert error == {"loc": "retention.ms", "msg": "given more than once"}
+    assert error == {"loc": loc, "msg": "given more than once"}
     problem(api.get("/v1/topics/twice"), 404, "unknown-topic")
 
 
