@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 _QUOTE: Final = 0x22
 _without_blanks: Final = methodcaller("strip", b" \t\r")  # JSON's whitespace within a line
-# Braces, or line breaks, let through to the parser for each record that is allowed.
-_CANDIDATES_A_RECORD: Final = 4
+# So many braces, or line breaks, are parsed per record that is allowed.
+_CANDIDATES_PER_RECORD: Final = 4
 MAX_PARTITION: Final = 2**31 - 1
 
 
@@ -101,9 +101,9 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
     _check_text(body)
-    _check_count(body.count(b"{"), limit=records_max * _CANDIDATES_A_RECORD)
+    _check_candidates(body.count(b"{"), records_max=records_max)
     records = strict_json.decode(body, _RECORDS).records
-    _check_count(len(records), limit=records_max)
+    _check_count(len(records), records_max=records_max)
     columns, kept = _columns(records, None)
     refuse_in_object(body, kept, _kept_of_one)
     return columns
@@ -310,13 +310,13 @@ def _partition(given: int | UnsetType | None, loc: str) -> int | None:
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
     """(number from 1, stripped line) of each line that is not blank."""
     _check_text(body, has_lines=True)
-    _check_count(body.count(b"\n"), limit=records_max * _CANDIDATES_A_RECORD)
+    _check_candidates(body.count(b"\n"), records_max=records_max)
     lines = [
         (number, line)
         for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1)
         if line
     ]
-    _check_count(len(lines), limit=records_max)
+    _check_count(len(lines), records_max=records_max)
     return lines
 
 
@@ -334,9 +334,15 @@ def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
         raise InvalidRequest(detail, problems=(FieldProblem(loc, msg),)) from error
 
 
-def _check_count(count: int, *, limit: int) -> None:
-    if count > limit:
-        raise TooManyRecords(limit_records=limit, records=count)
+def _check_candidates(count: int, *, records_max: int) -> None:
+    """Before parsing: an estimate that allows for braces in values, and for blank lines."""
+    if count > records_max * _CANDIDATES_PER_RECORD:
+        raise TooManyRecords(limit_records=records_max, records=count)
+
+
+def _check_count(count: int, *, records_max: int) -> None:
+    if count > records_max:
+        raise TooManyRecords(limit_records=records_max, records=count)
 
 
 def _no_record() -> InvalidRecord:

@@ -161,10 +161,12 @@ def test_no_text_and_too_many_records_are_refused(parse: Any) -> None:
 
 
 def test_what_could_become_too_many_objects_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(TooManyRecords):
-        parse_json(b'{"records":[' + b"{" * 100, records_max=10)
-    with pytest.raises(TooManyRecords):
-        parse_values(b"\n" * 100, records_max=10)
+    for parse, body in ((parse_json, b'{"records":[' + b"{" * 99), (parse_values, b"\n" * 100)):
+        with pytest.raises(TooManyRecords) as refused:
+            parse(body, records_max=10)
+        assert (refused.value.limit_records, refused.value.records) == (10, 100), (
+            "the limit that holds, not the one of the estimate"
+        )
 
 
 def test_a_records_own_partition_wins_over_its_key_and_the_key_over_the_turn() -> None:
