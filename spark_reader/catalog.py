@@ -108,6 +108,8 @@ class Catalog:
         manifest, is_pinned = None, False
         if self._connections.has_store:
             manifest, is_pinned = self._manifest(topic, partition)
+            if manifest is None:
+                self._check_store(topic, partition)
         start, cold_end = _cold_range(manifest)
         if manifest is not None and self._options.isolation == "read_committed":
             # How a transaction ended that is open there only the tail knows: the broker's to read.
@@ -189,6 +191,22 @@ class Catalog:
         if version is not None:
             return manifests.load_version(version), True
         return manifests.load(), False
+
+    def _check_store(self, topic: TopicFacts, partition: int) -> None:
+        """Refuse a store without a manifest of what the broker has in its own: all of that would
+        come through the broker unnoticed. Not where the topic was deleted since it was described.
+        """
+        told = topic.described.get(partition)
+        if told is None or not told.cold_bytes:
+            return
+        broker = self._connections.broker
+        with suppress(UnknownTopicOrPartition):
+            if broker.describe_topic(topic.name).topic_id == topic.topic_id:
+                raise InvalidOption(
+                    f"option store: {self._connections.store.url} has no manifest of "
+                    f"{topic.name}-{partition}; the broker's store is "
+                    f"{broker.storage_report().get('store')}, with {told.cold_bytes} bytes of it"
+                )
 
     def _pinned_version(self, manifests: ManifestStore) -> int:
         wanted = self._options.pin

@@ -9,6 +9,7 @@ import pytest
 from broker.damaged_partition import DamagedPartition
 from cold_tier.object_keys import parse_segment
 from cold_tier.segment_indexes import SegmentIndexes
+from manifest.store import ManifestStore
 from record_format.arrow_columns import COLUMNS
 from record_format.encode import encode_batch
 from record_format.errors import CorruptDataError, UnknownTopic
@@ -80,6 +81,28 @@ def test_cold_alone_ends_where_the_bucket_does(tiers):
     for (topic, partition), written in tiers.written.items():
         if topic == "flights":
             assert rows[topic, partition] == written[: tiers.cold_end(topic, partition)]
+
+
+def test_a_store_that_is_not_the_brokers_is_refused_and_both_are_named(tmp_path, monkeypatch):
+    other = f"file://{tmp_path}/other"
+    (tmp_path / "other").mkdir()
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 50)
+        hot = Run(tiers, subscribe="t", store=other)  # nothing is lost, nor read in a slower way
+        assert hot.rows() == {k: list(v) for k, v in tiers.written.items()}
+        tiers.produce("t", 500)
+        tiers.offload("t")
+        with pytest.raises(InvalidOption, match=f"{other} has no .* t-0; .* {tiers.store_url},"):
+            Run(tiers, subscribe="t", store=other)
+
+        def load(store):
+            tiers.broker.delete_topic("t")
+
+        monkeypatch.setattr(ManifestStore, "load", load)
+        gone = Run(tiers, subscribe="t", failOnDataLoss="false")
+        assert gone.rows() == {}
+        assert "t-0: offsets 0 to 550 are gone" in gone.lost[0]
 
 
 @pytest.mark.parametrize("store", [True, False])
