@@ -65,7 +65,7 @@ class _Clients:
     def broker(self, access: Access, *, patient: bool) -> Client:
         # A read of the bucket alone does not pay for it.
         from tierlog.client import Client
-        from tierlog.client.exchange import OVER_A_RESTART
+        from tierlog.client.exchange import RETRY_OVER_RESTART
 
         assert access.server is not None
         with self._lock:
@@ -76,7 +76,7 @@ class _Clients:
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
-                    retries=OVER_A_RESTART if patient else None,
+                    retries=RETRY_OVER_RESTART if patient else None,
                 )
             return self._brokers[access, patient]
 

@@ -153,7 +153,9 @@ class _Producer:
         if topic not in self._shapes:
             found = self._broker.describe_topic(topic)
             limit = found.effective_config["max.message.bytes"]
-            self._shapes[topic] = TopicShape(found.spread, int(limit), found.takers)
+            self._shapes[topic] = TopicShape(
+                found.partition_count, int(limit), found.available_partitions
+            )
         return self._shapes[topic]
 
     def send(self, batch: Batch) -> None:

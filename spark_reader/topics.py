@@ -20,7 +20,7 @@ from spark_reader.access import Connections
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions
 from spark_reader.side_by_side import in_parallel
-from tierlog.client.answers import PartitionDescription
+from tierlog.client.responses import PartitionDescription
 
 
 class TopicFacts(NamedTuple):
@@ -82,7 +82,7 @@ class Topics:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
             described = {one.partition: one for one in topic.partitions}
-            return TopicFacts(topic.name, topic.topic_id, tuple(topic.numbers), described)
+            return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
         stored = self._stored_topics(name)
         if name not in stored:
             raise UnknownTopic(name, place=self._connections.store.url)

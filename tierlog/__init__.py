@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for valid, with type Any
+if not TYPE_CHECKING:  # else a type checker would accept any name, with type Any
 
     def __getattr__(name: str) -> Any:
         if name == "errors":
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for valid, with ty
 
 
 def __dir__() -> list[str]:
-    """What a shell completes: also names not loaded yet, but none internal to this file."""
+    """For completion: includes names that are not loaded yet, and nothing internal."""
     return sorted(__all__)
 
 

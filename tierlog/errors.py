@@ -2,11 +2,11 @@
 
     try:
         client.produce("events", ["hello"])
-    except tierlog.errors.RequestError: ...  # mend the request; nothing was appended
+    except tierlog.errors.RequestError: ...  # fix the request; nothing was appended
     except tierlog.errors.RetriableError: ...  # nothing was appended: try again later
-    except tierlog.errors.OutcomeUnknownError: ...  # it may have been appended: look
+    except tierlog.errors.OutcomeUnknownError: ...  # it may have been appended: check
 
-A client tries again by itself before it raises a RetriableError: see `RetryPolicy`.
+A client has already retried when it raises a RetriableError: see `RetryPolicy`.
 """
 
 # ruff: noqa: F403, PLC0414  every name is re-exported as it is

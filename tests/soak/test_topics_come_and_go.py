@@ -49,8 +49,8 @@ from tests.fakes.cut_line import CutLine
 from tests.fakes.soaking import MINUTES, client_of, restored, soaked, told_seed, trouble
 from tests.fakes.topic_life import PartitionLife, once
 from tests.fakes.waiting import until
-from tierlog.client.answers import FetchedRecords, TopicDescription
 from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.responses import FetchedRecords, TopicDescription
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
 

@@ -28,7 +28,7 @@ from record_format.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tierlog.client.answers import Segment, Topic
+from tierlog.client.responses import Segment, Topic
 
 LOOKUPS: Final = 16  # at once
 

@@ -27,7 +27,7 @@ from tierlog.cli.output import moment, print_table, size
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.answers import FetchedRecords, TopicDescription
+    from tierlog.client.responses import FetchedRecords, TopicDescription
     from tierlog.demo.flights import CarrierDelays
     from tierlog.demo.processes import ChildProcess
     from tierlog.demo.spark import StartingSession

@@ -21,7 +21,7 @@ import typer
 
 from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
 from tierlog.cli.output import FOUND_PROBLEMS, Output, print_json, print_table, size
-from tierlog.extras import OPTIONAL
+from tierlog.extras import OPTIONAL_PACKAGES
 
 app = typer.Typer(add_completion=False)
 
@@ -77,7 +77,7 @@ def _machine() -> Iterator[Verdict]:
 
 
 def _packages() -> Iterator[Verdict]:
-    for name, (purpose, extra) in OPTIONAL.items():
+    for name, (purpose, extra) in OPTIONAL_PACKAGES.items():
         there = importlib.util.find_spec(name) is not None
         detail = purpose if there else f"{purpose}: pip install 'tierlog[{extra}]'"
         yield Verdict(name, True if there else None, detail)

@@ -31,8 +31,8 @@ from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.answers import Produced
     from tierlog.client.calls import Acks
+    from tierlog.client.responses import ProduceResponse
 
 app = typer.Typer(add_completion=False)
 
@@ -84,7 +84,7 @@ def produce(
     JSON object per row; batches, Kafka's record batches as they are.
     """
     from tierlog.client import calls
-    from tierlog.client.exchange import OVER_A_RESTART
+    from tierlog.client.exchange import RETRY_OVER_RESTART
 
     if acks not in {"0", "1", "all"}:
         raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
@@ -93,9 +93,9 @@ def produce(
     key = _key_of(kind, separator=key_separator, column=key_column)
     count = _Count(topic)
 
-    def taken(answer: Produced) -> None:
+    def taken(answer: ProduceResponse) -> None:
         count.add(answer)
-        client.retries = OVER_A_RESTART  # it is there, and the topic too
+        client.retries = RETRY_OVER_RESTART  # it is there, and the topic too
 
     def send(items: list[Any]) -> None:
         if kind is Format.ENVELOPE:
@@ -203,7 +203,7 @@ class _Count:
         self.partitions: dict[int, dict[str, int]] = {}
         self.warnings: set[str] = set()
 
-    def add(self, answer: Produced) -> None:
+    def add(self, answer: ProduceResponse) -> None:
         self.records += answer.accepted or 0
         self.warnings.update(answer.warnings)
         for result in answer.results:

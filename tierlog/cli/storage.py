@@ -23,7 +23,7 @@ from tierlog.cli.topic import note_damaged
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.answers import Segment
+    from tierlog.client.responses import Segment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 for part in (storage_manifest, storage_check, storage_repair, storage_pins):

@@ -197,10 +197,10 @@ def top(
 
 
 def _loads(client: Client, *, every: float, looks: int | None) -> Any:
-    from tierlog.client.exchange import OVER_A_RESTART
+    from tierlog.client.exchange import RETRY_OVER_RESTART
 
     before = read(client.metrics(), at_s=time.monotonic())
-    client.retries = OVER_A_RESTART  # it answered just now
+    client.retries = RETRY_OVER_RESTART  # it answered just now
     while looks is None or looks > 0:
         time.sleep(every)
         now = read(client.metrics(), at_s=time.monotonic())

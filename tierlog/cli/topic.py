@@ -13,7 +13,7 @@ from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_t
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.answers import Topic, TopicDescription
+    from tierlog.client.responses import Topic, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -1,13 +1,13 @@
 """The broker from Python: one sans-I/O core under a synchronous and an asynchronous client.
 
-* A call: `calls` and `group_calls` say what is sent and read, `exchange` when it is sent again,
-  `problems` what a refusal means; `client` and `async_client` send and wait, through `transport`,
-  and offer them as `methods`.
-* A consumer: `cursor` is a reader's place in a partition, `follow` whose turn it is.
-* A producer: `batching` gathers, `partitioner` chooses, `sender` sends; `producer` and
-  `async_producer` are the thread and the task around them.
+* Calls: `calls` and `group_calls` define requests and results, `exchange` retries, `problems` maps
+  error responses; `client` and `async_client` do the I/O through `transport`, and expose the calls
+  as `methods`.
+* Consumers: `cursor` is the progress in one partition, `scheduling` the order of fetches.
+* Producers: `batching` gathers records, `partitioner` chooses partitions, `sender` sends;
+  `producer` and `async_producer` are the thread and the task around them.
 
-Names load when they are first used: whoever needs only a leaf of this package does not pay for
+Names load when they are first used, so that importing a leaf of this package does not import
 httpx.
 """
 
@@ -17,10 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tierlog.client.answers import ProducerIdentity
     from tierlog.client.async_client import AsyncClient
     from tierlog.client.async_producer import AsyncProducer
-    from tierlog.client.batching import Batching, Placed
+    from tierlog.client.batching import Batching, RecordMetadata
     from tierlog.client.calls import Limits, Sequenced
     from tierlog.client.client import Client
     from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     )
     from tierlog.client.producer import Producer
     from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
+    from tierlog.client.responses import ProducerIdentity
     from tierlog.client.wire import DEFAULT_SERVER
 
 __all__ = [
@@ -52,9 +52,9 @@ __all__ = [
     "NewRecord",
     "NotOfferedHere",
     "OffsetCommit",
-    "Placed",
     "Producer",
     "ProducerIdentity",
+    "RecordMetadata",
     "RetryPolicy",
     "Sequenced",
     "Unauthorized",
@@ -62,10 +62,10 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "answers": ("ProducerIdentity",),
+    "responses": ("ProducerIdentity",),
     "async_client": ("AsyncClient",),
     "async_producer": ("AsyncProducer",),
-    "batching": ("Batching", "Placed"),
+    "batching": ("Batching", "RecordMetadata"),
     "calls": ("Limits", "Sequenced"),
     "client": ("Client",),
     "exchange": ("AnswerLost", "BrokerUnreachable", "RetryPolicy"),

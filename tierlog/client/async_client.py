@@ -1,8 +1,7 @@
 """`tierlog.AsyncClient`: the calls of `tierlog.Client`, awaited.
 
-Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
-`cursor` what is read next. This file sends and waits. One client serves any number of tasks of one
-event loop.
+Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` and
+`cursor` what is fetched next. A client serves any number of tasks of one event loop.
 """
 
 from __future__ import annotations
@@ -18,27 +17,32 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.errors import RetriableError, TierlogError
-from tierlog.client import answers, calls, group_calls
+from tierlog.client import calls, group_calls, responses
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
+from tierlog.client.cancellation import CancellableRequests, Trace
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
-from tierlog.client.follow import Turns, begin
-from tierlog.client.group_calls import GroupPlace
-from tierlog.client.methods import awaited
+from tierlog.client.group_calls import GroupProgress
+from tierlog.client.methods import async_method
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord
-from tierlog.client.stopping import Requests, Trace
+from tierlog.client.scheduling import FetchSchedule, schedule_fetches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import AT_A_TIME, Connection, to_outcome, to_reply
-from tierlog.client.wire import Reply, Request
+from tierlog.client.transport import (
+    MAX_CONCURRENT_REQUESTS,
+    ConnectionConfig,
+    to_outcome,
+    to_response,
+)
+from tierlog.client.wire import Request, Response
 
 T = TypeVar("T")
 
 
 class AsyncClient:
-    """A connection to one broker; an async context manager. See `Client` for what calls mean."""
+    """A client of one broker; an async context manager. See `Client` for the calls."""
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class AsyncClient:
         retries: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._connection = Connection(
+        self._connection = ConnectionConfig(
             server=server,
             token=token,
             token_file=token_file,
@@ -59,25 +63,25 @@ class AsyncClient:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        self._http, self._waiting = self._connection.clients(httpx.AsyncClient, transport)
+        self._http, self._long_poll = self._connection.clients(httpx.AsyncClient, transport)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turns = asyncio.Semaphore(AT_A_TIME)
-        self._reading_for: set[GroupPlace] = set()
+        self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._active_groups: set[GroupProgress] = set()
         self._committing = asyncio.Lock()
-        self._requests = Requests()
+        self._requests = CancellableRequests()
 
     def __repr__(self) -> str:
-        return self._connection.shown(self)
+        return self._connection.describe(self)
 
     async def aclose(self) -> None:
-        """As `Client.close`: who broke off an `async for` may not have been told of it yet."""
+        """As `Client.close`. The generator of an abandoned `async for` may not be closed yet."""
         try:
-            for place in list(self._reading_for):
+            for progress in list(self._active_groups):
                 with suppress(TierlogError):
-                    await self._commit(place)
+                    await self._commit(progress)
         finally:
             await self._http.aclose()
-            await self._waiting.aclose()
+            await self._long_poll.aclose()
             await self._requests.stop()
 
     async def __aenter__(self) -> Self:
@@ -88,27 +92,27 @@ class AsyncClient:
 
     # --- topics
 
-    create_topic = awaited(calls.create_topic)
-    list_topics = awaited(calls.list_topics)
-    describe_topic = awaited(calls.describe_topic)
-    alter_topic = awaited(calls.alter_topic)
-    delete_topic = awaited(calls.delete_topic)
+    create_topic = async_method(calls.create_topic)
+    list_topics = async_method(calls.list_topics)
+    describe_topic = async_method(calls.describe_topic)
+    alter_topic = async_method(calls.alter_topic)
+    delete_topic = async_method(calls.delete_topic)
 
     # --- produce
 
-    produce = awaited(calls.produce)
-    produce_encoded = awaited(calls.produce_encoded)
-    produce_batches = awaited(calls.produce_batches)
-    init_producer = awaited(calls.init_producer)
+    produce = async_method(calls.produce)
+    produce_encoded = async_method(calls.produce_encoded)
+    produce_batches = async_method(calls.produce_batches)
+    init_producer = async_method(calls.init_producer)
 
     def producer(self, batching: Batching | None = None) -> AsyncProducer:
-        """Record by record, gathered into batches, each appended exactly once."""
+        """As `Client.producer`."""
         return AsyncProducer(self, batching)
 
     # --- fetch
 
-    fetch = awaited(calls.fetch)
-    fetch_batches = awaited(calls.fetch_batches)
+    fetch = async_method(calls.fetch)
+    fetch_batches = async_method(calls.fetch_batches)
 
     async def consume(
         self,
@@ -122,75 +126,77 @@ class AsyncClient:
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> AsyncGenerator[ConsumedRecord, None]:
-        place = None
+        progress = None
         if group is not None:
-            place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
-        first = PartitionCursor(
+            progress = GroupProgress(group, topic, timestamp=timestamp, now_s=time.monotonic())
+        template = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
             end_offset=end_offset,
             follow=follow,
             limits=limits,
         )
-        steps = begin(first, partitions, offset, place=place, retries=self.retries)
-        turns = await self.run(steps)
-        if place is not None:
-            async with aclosing(self._consume_for(place, turns)) as records:
+        steps = schedule_fetches(
+            template, partitions, offset, progress=progress, retries=self.retries
+        )
+        schedule = await self.run(steps)
+        if progress is not None:
+            async with aclosing(self._consume_for(progress, schedule)) as records:
                 async for record in records:
                     yield record
             return
-        while turn := turns.next_turn(time.monotonic()):
-            for record in turn.take(await self.run(turn.steps)):
+        while fetch := schedule.next_call(time.monotonic()):
+            for record in fetch.to_records(await self.run(fetch.steps)):
                 yield record
 
     async def _consume_for(
-        self, place: GroupPlace, turns: Turns
+        self, progress: GroupProgress, schedule: FetchSchedule
     ) -> AsyncGenerator[ConsumedRecord, None]:
-        self._reading_for.add(place)
+        self._active_groups.add(progress)
         try:
-            while turn := turns.next_turn(time.monotonic()):
-                for record in turn.take(await self.run(turn.steps)):
-                    place.hand_out(record)
+            while fetch := schedule.next_call(time.monotonic()):
+                for record in fetch.to_records(await self.run(fetch.steps)):
+                    progress.consumed_before(record)
                     yield record
-                if turn.cursor is not None:
-                    place.finish(turn.cursor)
-                if (commit := place.due_commit(time.monotonic())) is not None:
-                    await self.run(exchange(commit, turns.policy))
+                if fetch.cursor is not None:
+                    progress.consumed_all(fetch.cursor)
+                if (commit := progress.due_commit(time.monotonic())) is not None:
+                    await self.run(exchange(commit, schedule.policy))
         except BaseException:
             with suppress(TierlogError):
-                await self._commit(place)
+                await self._commit(progress)
             raise
         finally:
-            self._reading_for.discard(place)
-        await self._commit(place)
+            self._active_groups.discard(progress)
+        await self._commit(progress)
 
-    async def _commit(self, place: GroupPlace) -> None:
-        async with self._committing:  # who closes the client waits for one that is under way
-            commit = place.commit()
+    async def _commit(self, progress: GroupProgress) -> None:
+        async with self._committing:  # `aclose` waits for a commit in flight
+            commit = progress.commit()
             if commit is not None and not self._http.is_closed:
                 await self.call(commit)
 
     # --- groups
 
-    commit_offsets = awaited(group_calls.commit_offsets)
-    group = awaited(group_calls.group)
-    groups = awaited(group_calls.groups)
-    delete_group = awaited(group_calls.delete_group)
+    commit_offsets = async_method(group_calls.commit_offsets)
+    group = async_method(group_calls.group)
+    groups = async_method(group_calls.groups)
+    delete_group = async_method(group_calls.delete_group)
 
     # --- offsets, segments, storage
 
-    offsets = awaited(calls.offsets)
-    offset_for_timestamp = awaited(calls.offset_for_timestamp)
-    manifest = awaited(calls.manifest)
-    storage_report = awaited(calls.storage_report)
-    metrics = awaited(calls.metrics)
-    verify = awaited(calls.verify)
-    offload = awaited(calls.offload)
-    trim = awaited(calls.trim)
+    offsets = async_method(calls.offsets)
+    offset_for_timestamp = async_method(calls.offset_for_timestamp)
+    manifest = async_method(calls.manifest)
+    storage_report = async_method(calls.storage_report)
+    metrics = async_method(calls.metrics)
+    verify = async_method(calls.verify)
+    offload = async_method(calls.offload)
+    trim = async_method(calls.trim)
 
     async def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
-    ) -> AsyncGenerator[answers.Segment, None]:
+    ) -> AsyncGenerator[responses.Segment, None]:
         while True:
             page = await self.call(calls.segments_page(topic, partition, from_offset=from_offset))
             for segment in page.segments:
@@ -207,7 +213,7 @@ class AsyncClient:
         except (RetriableError, UnexpectedAnswer):
             return False
 
-    async def readiness(self) -> answers.Readiness:
+    async def readiness(self) -> responses.Readiness:
         return await self.run(exchange(calls.readiness(), NO_RETRIES))
 
     # --- driving
@@ -217,37 +223,39 @@ class AsyncClient:
         return await self.run(exchange(call, self.retries))
 
     async def run(self, steps: Steps[T]) -> T:
-        """Do what a conversation asks for, step by step, until it has its answer."""
+        """Perform the steps of an exchange, and return its result."""
         loop = asyncio.get_running_loop()
         if (self._loop or loop) is not loop:
-            raise RuntimeError("this client belongs to another event loop: create one in each")
+            raise RuntimeError(
+                "this client belongs to another event loop: create one client per event loop"
+            )
         self._loop = loop
         outcome: Outcome = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as done:
-                answer: T = done.value
-                return answer
+                result: T = done.value
+                return result
             if isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
                 outcome = None
             else:
                 outcome = await self._transmit(step)
 
-    async def _transmit(self, request: Request) -> Reply | Outcome:
+    async def _transmit(self, request: Request) -> Response | Outcome:
         if request.extra_wait_s:
-            send = partial(self._send, self._waiting, request)
-            return await self._requests.run(send, at_end=lambda: None)
-        await self._turns.acquire()
+            send = partial(self._send, self._long_poll, request)
+            return await self._requests.run(send, on_end=lambda: None)
+        await self._request_slots.acquire()
         send = partial(self._send, self._http, request)
-        return await self._requests.run(send, at_end=self._turns.release)
+        return await self._requests.run(send, on_end=self._request_slots.release)
 
     async def _send(
         self, http: httpx.AsyncClient, request: Request, trace: Trace
-    ) -> Reply | Outcome:
-        sent = self._connection.sent_as(request)
+    ) -> Response | Outcome:
+        arguments = self._connection.httpx_arguments(request)
         try:
-            return to_reply(await http.request(**sent, extensions={"trace": trace}))
+            return to_response(await http.request(**arguments, extensions={"trace": trace}))
         except httpx.RequestError as error:
             return to_outcome(error)

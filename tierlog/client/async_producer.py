@@ -1,4 +1,4 @@
-"""`client.producer()` of the asynchronous client: the producer of `producer.py`, awaited."""
+"""`client.producer()` of the asynchronous client: see `producer`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Protocol, Self, TypeVar
 from record_format.clock import monotonic_ms, wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import TierlogError
-from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
     Batching,
-    Pending,
-    Placed,
-    outgoing,
-    place_of,
+    PendingBatch,
+    RecordMetadata,
+    check_topic_partition,
+    prepare_record,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.partitioner import Partitioner
-from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.records import HeadersLike, Value
+from tierlog.client.responses import TopicDescription
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
 
 T = TypeVar("T")
 
 
-class AsyncRunner(Protocol):
-    """What a producer needs of a client."""
+class AsyncCallRunner(Protocol):
+    """What a producer needs from a client."""
 
     retries: RetryPolicy
 
@@ -38,15 +38,15 @@ class AsyncRunner(Protocol):
 
 
 class AsyncProducer:
-    """Gathers records into batches and sends them, each exactly once; an async context manager.
+    """Batches records and sends them, each exactly once; an async context manager.
 
-    `await send(...)` only waits for room, and returns a future that says where the record was
-    appended.
+    `await send(...)` waits only for room in the buffer, and returns a future for the record's
+    offset.
     """
 
     def __init__(
         self,
-        client: AsyncRunner,
+        client: AsyncCallRunner,
         batching: Batching | None = None,
         *,
         clock: Callable[[], int] = monotonic_ms,
@@ -54,15 +54,15 @@ class AsyncProducer:
         self._client = client
         self._batching = batching or Batching()
         self._clock = clock
-        self._waiting = Accumulator(
+        self._accumulator = Accumulator(
             self._batching, lambda: asyncio.get_running_loop().create_future
         )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sender = Sender(self._batching)
-        self._changed = asyncio.Condition()  # what waits became less
-        self._news = asyncio.Event()  # for the task that sends
+        self._finished = asyncio.Condition()  # a batch was finished
+        self._wake = asyncio.Event()  # for the sending task
         self._flushing = 0
-        self._turn_ms = 0
+        self._yielded_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._failure: BaseException | None = None
@@ -74,55 +74,57 @@ class AsyncProducer:
         *,
         key: Value = None,
         timestamp: Time | None = None,
-        headers: GivenHeaders = NO_HEADERS,
+        headers: HeadersLike = NO_HEADERS,
         partition: int | None = None,
-    ) -> asyncio.Future[Placed]:
-        """Hand over one record; waits if the buffer is full."""
-        topic, partition = place_of(topic, partition)
+    ) -> asyncio.Future[RecordMetadata]:
+        """Buffer one record; waits if the buffer is full."""
+        topic, partition = check_topic_partition(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
-        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
-        if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
-            await self._learn(topic, now_ms)
+        record = prepare_record(
+            value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms
+        )
+        if partition is None and self._partitioner.claim_refresh(topic, now_ms=now_ms):
+            await self._refresh_topic(topic, now_ms)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="tierlog-producer")
-        if now_ms != self._turn_ms:  # or a loop over `send` would keep all else from running
-            self._turn_ms = now_ms
+        if now_ms != self._yielded_ms:  # else a loop over `send` would starve other tasks
+            self._yielded_ms = now_ms
             await asyncio.sleep(0)
-        if not self._waiting.has_room(record):
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._waiting.has_room(record))
+        if not self._accumulator.has_room(record):
+            async with self._finished:
+                await self._finished.wait_for(lambda: self._accumulator.has_room(record))
         self._check_open()
         if partition is None:
             partition = self._partitioner.choose(topic, record)
-        placed, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
-        if is_news:
-            self._news.set()
+        placed, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
+        if wake_sender:
+            self._wake.set()
         return placed
 
-    async def _learn(self, topic: str, now_ms: int) -> None:
+    async def _refresh_topic(self, topic: str, now_ms: int) -> None:
         try:
-            self._partitioner.learn(await self._client.describe_topic(topic), now_ms=now_ms)
+            self._partitioner.update(await self._client.describe_topic(topic), now_ms=now_ms)
         except TierlogError as error:
-            self._partitioner.keep(topic, error)
+            self._partitioner.keep_or_raise(topic, error)
 
     async def flush(self) -> None:
-        """Send everything now, and wait for the answers."""
-        async with self._changed:
+        """Send everything now, and wait for the responses."""
+        async with self._finished:
             self._flushing += 1
-            self._news.set()
+            self._wake.set()
             try:
-                await self._changed.wait_for(lambda: self._waiting.is_empty)
+                await self._finished.wait_for(lambda: self._accumulator.is_empty)
             finally:
                 self._flushing -= 1
 
     async def aclose(self) -> None:
-        """Flush, and end the task, which goes on to the end if whoever waits here is cancelled."""
+        """Flush, and end the task, which runs to its end even if the caller is cancelled."""
         try:
             await self.flush()
         finally:
             self._closed = True
-            self._news.set()
+            self._wake.set()
         if self._task is not None:
             await asyncio.shield(self._task)
 
@@ -145,36 +147,36 @@ class AsyncProducer:
         try:
             while (pending := await self._next()) is not None:
                 await self._send(pending)
-        except BaseException as error:  # cancelled, a bug, or its client was closed
+        except BaseException as error:  # cancelled, a bug, or the client was closed
             self._failure = error
-            self._waiting.fail_all(error)
-            async with self._changed:
-                self._changed.notify_all()
+            self._accumulator.fail_all(error)
+            async with self._finished:
+                self._finished.notify_all()
             raise
 
-    async def _send(self, pending: Pending[asyncio.Future[Placed]]) -> None:
+    async def _send(self, pending: PendingBatch[asyncio.Future[RecordMetadata]]) -> None:
         policy = self._client.retries
         steps = self._sender.deliver(pending, policy, now_ms=self._clock())
         try:
             await self._client.run(steps)
         except BaseException as error:
             self._failure = error
-            self._waiting.fail_all(error)  # before it is finished: it is one of them
+            self._accumulator.fail_all(error)  # before `finish`: it includes this batch
             raise
         finally:
-            async with self._changed:
-                self._waiting.finish(pending)
-                self._changed.notify_all()
+            async with self._finished:
+                self._accumulator.finish(pending)
+                self._finished.notify_all()
 
-    async def _next(self) -> Pending[asyncio.Future[Placed]] | None:
+    async def _next(self) -> PendingBatch[asyncio.Future[RecordMetadata]] | None:
         while True:
-            self._news.clear()
+            self._wake.clear()
             now_ms = self._clock()
-            flushing = self._flushing > 0 or self._closed  # nothing is left behind
-            pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
+            flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
+            pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
             if pending is not None or self._closed:
                 return pending
-            due_ms = self._waiting.next_due_ms()
+            due_ms = self._accumulator.next_due_ms()
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1000):
-                    await self._news.wait()
+                    await self._wake.wait()

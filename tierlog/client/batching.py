@@ -1,14 +1,15 @@
-"""Records on their way to becoming batches: the core under both producers, without I/O or threads.
+"""Gathers records into batches: the core of both producers, without I/O or threads.
 
 Rules that keep it honest:
 
-* One batch per partition is in flight at a time, so records stay in the order they were sent in.
-* What is waiting is bounded by `buffer_bytes`, including what Python needs for it; a caller that
+* One batch per partition is in flight at a time, so records stay in the order in which they were
+  sent.
+* Buffered records are bounded by `buffer_bytes`, including their overhead in Python; a caller that
   sends too fast waits for room.
-* Whoever stops waiting for a record (`cancel`, a timeout around `await`) only stops waiting: the
-  record is still sent.
-* What cannot be a record is refused in `outgoing`, when it is handed in: inside a batch it would
-  make its neighbours fail.
+* Cancelling the wait for a record (`cancel`, a timeout around `await`) does not cancel the record:
+  it is still sent.
+* What is not a valid record is refused by `prepare_record`, before it is buffered: inside a batch
+  it would make the other records fail.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from record_format.codecs import CODEC_IDS
 from record_format.encode import NO_HEADERS, Headers, record_size
 from record_format.errors import InvalidRequest
 from tierlog.client.calls import Acks, check_acks
-from tierlog.client.exchange import RESTART_S
-from tierlog.client.records import GivenHeaders, Value, to_bytes, to_headers
+from tierlog.client.exchange import RESTART_TIMEOUT_S
+from tierlog.client.records import HeadersLike, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
 
 log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
-# What Python keeps for a record that waits, beside its bytes: of small ones it is nearly all.
-OBJECTS_BYTES: Final = 512
+# Python objects of a buffered record, besides its bytes: for small records, nearly all its memory.
+RECORD_OVERHEAD_BYTES: Final = 512
 
 
-class Placed(NamedTuple):
+class RecordMetadata(NamedTuple):
     """Where a record was appended."""
 
     topic: str
@@ -48,9 +49,10 @@ class Placed(NamedTuple):
     offset: int
 
 
-class Changed(Condition):
-    """A condition that Ctrl-C cannot leave locked: Condition takes and gives back its lock in
-    Python, between whose steps a signal's exception may come; a lock of C's alone has no such gap.
+class InterruptSafeCondition(Condition):
+    """A condition that Ctrl-C cannot leave locked. `Condition` acquires and releases its lock in
+    Python, where the exception of a signal may come between two steps; the lock's own methods are
+    atomic.
     """
 
     def __init__(self) -> None:
@@ -61,9 +63,9 @@ class Changed(Condition):
     __exit__ = property(attrgetter("_own.__exit__"))
 
 
-class Delivery(Future[Placed]):
-    """What becomes of a record; cannot be cancelled. Those of a batch share one condition: with one
-    each, they would be most of a record's cost in memory and in garbage collection.
+class Delivery(Future[RecordMetadata]):
+    """A record's future; it cannot be cancelled. The futures of a batch share one condition: one
+    each would account for most of a record's memory and garbage collection.
     """
 
     def __init__(self, condition: Condition) -> None:
@@ -71,23 +73,23 @@ class Delivery(Future[Placed]):
         self._state = "RUNNING"
         self._result = self._exception = None
         self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[Placed]], object]] = []
+        self._done_callbacks: list[Callable[[Future[RecordMetadata]], object]] = []
         self._raised_at: TracebackType | None = None
 
     @staticmethod
-    def of_a_batch() -> Callable[[], Delivery]:
-        condition = Changed()
+    def factory_for_batch() -> Callable[[], Delivery]:
+        condition = InterruptSafeCondition()
         return lambda: Delivery(condition)
 
     def cancelled(self) -> bool:
         return False
 
-    def result(self, timeout: float | None = None) -> Placed:
+    def result(self, timeout: float | None = None) -> RecordMetadata:
         self._wait(timeout)
         error = super().exception(0)
         if error is None:
             return super().result(0)
-        try:  # one error for the whole batch: it would grow by each record that raises it
+        try:  # a batch's futures share the error: each raise would lengthen its traceback
             raise error.with_traceback(self._raised_at)
         finally:
             del error, self
@@ -101,30 +103,30 @@ class Delivery(Future[Placed]):
         return super().exception(0)
 
     def _wait(self, timeout: float | None) -> None:
-        """A future waits once; this one is woken for its neighbours too."""
+        """Loops, unlike `Future`: the condition is also notified for the batch's other records."""
         with self._condition:
             self._condition.wait_for(self.done, timeout)
 
 
-class Settled(Protocol):
-    """A future: a `Delivery`, or one of asyncio."""
+class RecordFuture(Protocol):
+    """A `Delivery`, or a future of asyncio."""
 
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
-    def set_result(self, result: Placed, /) -> None: ...
+    def set_result(self, result: RecordMetadata, /) -> None: ...
     def set_exception(self, exception: BaseException, /) -> None: ...
     def exception(self) -> BaseException | None: ...
 
 
-Told = TypeVar("Told", bound=Settled)
+FutureT = TypeVar("FutureT", bound=RecordFuture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How records are gathered. `batch_bytes` is before compression.
+    """How records are batched. `batch_bytes` is before compression.
 
-    `delivery_timeout_s`: how long after it was due a batch is retried, if the broker had answered
-    the one before; like Kafka's delivery.timeout.ms.
+    `delivery_timeout_s`: how long a batch is retried after it was due, if the broker had responded
+    to the previous one; Kafka's delivery.timeout.ms.
     """
 
     linger_ms: int = 5
@@ -132,15 +134,15 @@ class Batching:
     buffer_bytes: int = 32 << 20
     compression: str = "none"
     acks: Acks = "all"
-    delivery_timeout_s: float = RESTART_S
+    delivery_timeout_s: float = RESTART_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.compression not in CODEC_IDS:
             known = ", ".join(CODEC_IDS)
-            raise InvalidRequest(f"compression {self.compression!r}: one of {known}")
+            raise InvalidRequest(f"compression must be one of {known}, not {self.compression!r}")
         if check_acks(self.acks) == "0":
             raise InvalidRequest(
-                "with acks=0 nothing is awaited, so a record's result would never be known"
+                "acks=0 is not supported by a producer: no record would ever get its offset"
             )
 
     @property
@@ -148,8 +150,8 @@ class Batching:
         return CODEC_IDS[self.compression]
 
 
-class Outgoing(NamedTuple):
-    """A record with all that is decided about it. `size_bytes` is its size in a batch."""
+class PreparedRecord(NamedTuple):
+    """A validated record as it is encoded. `size_bytes` is its size in a batch."""
 
     value: bytes | None
     key: bytes | None
@@ -159,158 +161,160 @@ class Outgoing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pending(Generic[Told]):
-    """One batch being gathered, or in flight: columns of equal length."""
+class PendingBatch(Generic[FutureT]):
+    """A batch being filled, or in flight: columns of equal length."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     due_ms: int
-    new_delivery: Callable[[], Told]
+    new_future: Callable[[], FutureT]
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     timestamps: list[int] = field(default_factory=list)
     headers: list[Headers] = field(default_factory=list)
-    deliveries: list[Told] = field(default_factory=list)
+    futures: list[FutureT] = field(default_factory=list)
     size_bytes: int = HEADER_SIZE
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
-    def held_bytes(self) -> int:
-        return self.size_bytes - HEADER_SIZE + len(self) * OBJECTS_BYTES
+    def buffered_bytes(self) -> int:
+        return self.size_bytes - HEADER_SIZE + len(self) * RECORD_OVERHEAD_BYTES
 
-    def add(self, record: Outgoing) -> Told:
-        delivery = self.new_delivery()
+    def add(self, record: PreparedRecord) -> FutureT:
+        future = self.new_future()
         try:
             self.values.append(record.value)
             self.keys.append(record.key)
             self.timestamps.append(record.timestamp)
             self.headers.append(record.headers)
             self.size_bytes += record.size_bytes
-            self.deliveries.append(delivery)
-        except BaseException:  # Ctrl-C: the record is one of the batch as a whole, or not at all
+            self.futures.append(future)
+        except BaseException:  # Ctrl-C: the record is added to all columns or to none
             for column in (self.values, self.keys, self.timestamps, self.headers):
-                del column[len(self.deliveries) :]
+                del column[len(self.futures) :]
             raise
-        return delivery
+        return future
 
-    def settle(self, base_offset: int) -> None:
-        for offset, delivery in enumerate(self.deliveries, base_offset):
-            if not delivery.cancelled():
-                delivery.set_result(Placed(*self.place, offset))
+    def complete(self, base_offset: int) -> None:
+        for offset, future in enumerate(self.futures, base_offset):
+            if not future.cancelled():
+                future.set_result(RecordMetadata(*self.topic_partition, offset))
 
     def fail(self, error: BaseException) -> int:
-        """How many had not been told yet. The batch is told of: asyncio need not tell of each
-        record whose future nobody awaits.
+        """Fail the unresolved futures; return how many there were. The exceptions are marked as
+        retrieved: failed batches are logged, so asyncio need not log each record's future.
         """
-        told = 0
-        for delivery in self.deliveries:
-            if not delivery.done():
-                delivery.set_exception(error)
-                delivery.exception()
-                told += 1
-        return told
+        failed = 0
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+                failed += 1
+        return failed
 
-    def part(self, start: int, end: int) -> Pending[Told]:
-        columns = (self.values, self.keys, self.timestamps, self.headers, self.deliveries)
-        cut: Any = (column[start:end] for column in columns)
-        return Pending(self.place, self.due_ms, self.new_delivery, *cut)
+    def slice(self, start: int, end: int) -> PendingBatch[FutureT]:
+        columns = (self.values, self.keys, self.timestamps, self.headers, self.futures)
+        sliced: Any = (column[start:end] for column in columns)
+        return PendingBatch(self.topic_partition, self.due_ms, self.new_future, *sliced)
 
 
-class Accumulator(Generic[Told]):
-    """What waits, by partition. Not thread-safe: whoever drives it holds a lock, or is one task.
+class Accumulator(Generic[FutureT]):
+    """The pending batches of each partition. Not thread-safe: used under a lock, or by one task.
 
-    `of_a_batch` gives, for each batch, what makes its records' futures.
+    `new_factory` returns, for each batch, the function that creates its records' futures.
     """
 
-    def __init__(self, batching: Batching, of_a_batch: Callable[[], Callable[[], Told]]) -> None:
-        self._batching, self._of_a_batch = batching, of_a_batch
-        self._queues: dict[TopicPartition, deque[Pending[Told]]] = {}
-        self._under_way: dict[TopicPartition, Pending[Told]] = {}
-        self.held_bytes = 0
+    def __init__(
+        self, batching: Batching, new_factory: Callable[[], Callable[[], FutureT]]
+    ) -> None:
+        self._batching, self._new_factory = batching, new_factory
+        self._queues: dict[TopicPartition, deque[PendingBatch[FutureT]]] = {}
+        self._in_flight: dict[TopicPartition, PendingBatch[FutureT]] = {}
+        self.buffered_bytes = 0
 
-    def has_room(self, record: Outgoing) -> bool:
-        """A record larger than the buffer has room if nothing else is held."""
-        held_bytes = self.held_bytes + record.size_bytes + OBJECTS_BYTES
-        return self.held_bytes <= 0 or held_bytes <= self._batching.buffer_bytes
+    def has_room(self, record: PreparedRecord) -> bool:
+        """A record larger than the buffer has room if nothing else is buffered."""
+        buffered_bytes = self.buffered_bytes + record.size_bytes + RECORD_OVERHEAD_BYTES
+        return self.buffered_bytes <= 0 or buffered_bytes <= self._batching.buffer_bytes
 
-    def add(self, place: TopicPartition, record: Outgoing, *, now_ms: int) -> tuple[Told, bool]:
-        """The record's future, and whether the sender has to look: a batch was begun, or is
-        full.
-        """
-        queue = self._queues.get(place)
+    def add(
+        self, partition: TopicPartition, record: PreparedRecord, *, now_ms: int
+    ) -> tuple[FutureT, bool]:
+        """The record's future, and whether to wake the sender: a batch was opened, or is full."""
+        queue = self._queues.get(partition)
         if queue is None:
-            queue = self._queues[place] = deque()
+            queue = self._queues[partition] = deque()
         limit, size = self._batching.batch_bytes, record.size_bytes
-        begun = not queue or queue[-1].size_bytes + size > limit
-        if begun:
+        is_new_batch = not queue or queue[-1].size_bytes + size > limit
+        if is_new_batch:
             due_ms = now_ms + self._batching.linger_ms
-            pending = Pending(place, due_ms, self._of_a_batch())
-            delivery = pending.add(record)
-            queue.append(pending)  # never an empty one, whenever Ctrl-C comes
+            pending = PendingBatch(partition, due_ms, self._new_factory())
+            future = pending.add(record)
+            queue.append(pending)  # last: Ctrl-C must not leave an empty batch
         else:
             pending = queue[-1]
-            delivery = pending.add(record)
-        self.held_bytes += size + OBJECTS_BYTES
-        return delivery, begun or pending.size_bytes >= limit
+            future = pending.add(record)
+        self.buffered_bytes += size + RECORD_OVERHEAD_BYTES
+        return future, is_new_batch or pending.size_bytes >= limit
 
-    def take_due(self, *, now_ms: int, flushing: bool = False) -> Pending[Told] | None:
-        """A batch that should go now: full, lingered long enough, or everything when flushing.
+    def take_due(self, *, now_ms: int, flushing: bool = False) -> PendingBatch[FutureT] | None:
+        """A batch that is due: full, past its linger time, or any when flushing.
 
-        Partitions take turns: one that is always full does not keep others from being sent.
+        Partitions take turns: one that is always full does not starve the others.
         """
-        for place, queue in self._queues.items():
-            if not queue or place in self._under_way:
+        for partition, queue in self._queues.items():
+            if not queue or partition in self._in_flight:
                 continue
             if flushing or len(queue) > 1 or self._is_due(queue[0], now_ms):
-                self._under_way[place] = queue.popleft()
-                self._queues[place] = self._queues.pop(place)
-                return self._under_way[place]
+                self._in_flight[partition] = queue.popleft()
+                self._queues[partition] = self._queues.pop(partition)
+                return self._in_flight[partition]
         return None
 
-    def _is_due(self, pending: Pending[Told], now_ms: int) -> bool:
+    def _is_due(self, pending: PendingBatch[FutureT], now_ms: int) -> bool:
         return now_ms >= pending.due_ms or pending.size_bytes >= self._batching.batch_bytes
 
-    def finish(self, pending: Pending[Told]) -> None:
-        """Make room for others, once the batch's deliveries are settled."""
-        del self._under_way[pending.place]
-        if not self._queues[pending.place]:
-            del self._queues[pending.place]
-        self.held_bytes -= pending.held_bytes
+    def finish(self, pending: PendingBatch[FutureT]) -> None:
+        """Release the batch's memory and its partition, once its futures are resolved."""
+        del self._in_flight[pending.topic_partition]
+        if not self._queues[pending.topic_partition]:
+            del self._queues[pending.topic_partition]
+        self.buffered_bytes -= pending.buffered_bytes
         if not self._queues:
-            self.held_bytes = 0  # Ctrl-C in the middle of `add` left it wrong by one record
+            self.buffered_bytes = 0  # Ctrl-C during `add` leaves it wrong by one record
 
     def fail_all(self, error: BaseException) -> None:
-        """For a sender that can send no more: fails all that is waiting or in flight, so that
-        nobody waits for ever.
+        """Fail everything that is pending or in flight, when nothing can be sent any more: nobody
+        may wait for ever.
         """
-        held = (*self._under_way.values(), *itertools.chain(*self._queues.values()))
-        lost = sum([pending.fail(error) for pending in held])
-        if lost:
+        pending = (*self._in_flight.values(), *itertools.chain(*self._queues.values()))
+        failed = sum([batch.fail(error) for batch in pending])
+        if failed:
             log.warning(
-                "%d records of a producer were not sent, or not seen to be: %r", lost, error
+                "%d records of a producer were not sent, or not confirmed: %r", failed, error
             )
         for queue in self._queues.values():
             while queue:
-                self.held_bytes -= queue.popleft().held_bytes
+                self.buffered_bytes -= queue.popleft().buffered_bytes
 
     def next_due_ms(self) -> int | None:
-        """When something becomes due by lingering; None if nothing waits."""
+        """When the next batch's linger time ends; None if none is pending."""
         waiting = [
             queue[0].due_ms
-            for place, queue in self._queues.items()
-            if queue and place not in self._under_way
+            for partition, queue in self._queues.items()
+            if queue and partition not in self._in_flight
         ]
         return min(waiting, default=None)
 
     @property
     def is_empty(self) -> bool:
-        return not self._under_way and not any(self._queues.values())
+        return not self._in_flight and not any(self._queues.values())
 
 
-def place_of(topic: str, partition: int | None) -> tuple[str, int | None]:
-    """As sequences are counted: one partition under two names would have two of them, and what is
-    sent under the second be taken for a repeat. Raises TypeError.
+def check_topic_partition(topic: str, partition: int | None) -> tuple[str, int | None]:
+    """Normalize a record's topic and partition, by which sequences are counted: under two forms of
+    one partition, the broker would take the second's batches for duplicates. Raises TypeError.
     """
     if not isinstance(topic, str):
         raise TypeError(f"topic: expected text, not {type(topic).__name__}")
@@ -323,16 +327,17 @@ def place_of(topic: str, partition: int | None) -> tuple[str, int | None]:
         raise TypeError(f"partition: expected a number or None, not {kind}") from None
 
 
-def outgoing(
+def prepare_record(
     value: Value,
     *,
     key: Value,
     timestamp: Time | None,
-    headers: GivenHeaders,
+    headers: HeadersLike,
     now_ms: int,
-) -> Outgoing:
-    """Raises TypeError, and InvalidRequest for a time."""
-    plain, plain_key = to_bytes(value, name="value"), to_bytes(key, name="key")
-    written_ms = now_ms if timestamp is None else time_of_record(timestamp)
+) -> PreparedRecord:
+    """Validate and convert a record. Raises TypeError, and InvalidRequest for a timestamp."""
+    value_bytes, key_bytes = to_bytes(value, name="value"), to_bytes(key, name="key")
+    timestamp_ms = now_ms if timestamp is None else time_of_record(timestamp)
     pairs = to_headers(headers) if headers else NO_HEADERS
-    return Outgoing(plain, plain_key, written_ms, pairs, record_size(plain, plain_key, pairs))
+    size_bytes = record_size(value_bytes, key_bytes, pairs)
+    return PreparedRecord(value_bytes, key_bytes, timestamp_ms, pairs, size_bytes)

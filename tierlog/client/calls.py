@@ -1,4 +1,4 @@
-"""Every call of the HTTP API as a value: one function per call, a method of both clients."""
+"""Every call of the HTTP API as a value: one function each, a method of both clients."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from record_format.batch import iter_headers
 from record_format.clock import wall_clock_ms
 from record_format.codecs import NONE
 from record_format.errors import InvalidRequest, InvalidTopicName
-from tierlog.client import answers
-from tierlog.client.answers import (
-    ConfigValue,
-    FetchedBatches,
-    FetchedRecords,
-    OffsetAndTimestamp,
-    ProducerIdentity,
-    nothing,
-    read_batches,
-    read_manifest,
-    read_readiness,
-    reader,
-)
-from tierlog.client.exchange import Call, Repeat
+from tierlog.client import responses
+from tierlog.client.exchange import Call
 from tierlog.client.records import (
     DEFAULT_BATCH_BYTES,
     NewRecord,
     Value,
     decode_fetched,
-    from_time,
+    from_timestamp,
     to_batches,
     to_json,
 )
+from tierlog.client.responses import (
+    ConfigValue,
+    FetchedBatches,
+    FetchedRecords,
+    OffsetAndTimestamp,
+    ProducerIdentity,
+    json_reader,
+    no_content,
+    read_batches,
+    read_manifest,
+    read_readiness,
+)
 from tierlog.client.times import Time, to_ms
-from tierlog.client.wire import JSON, RECORD_BATCHES, Place, Reply, Request, headers, query
+from tierlog.client.wire import JSON, RECORD_BATCHES, Request, Response, Subject, headers, query
 
 Acks = Literal["0", "1", "all"]
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -48,7 +48,7 @@ VERIFY_WAIT_S: Final = 3600.0
 
 
 class Limits(NamedTuple):
-    """How much a fetch returns, and how long it may wait for something to be there."""
+    """How much a fetch returns, and how long it may wait for `min_bytes`."""
 
     max_bytes: int = DEFAULT_FETCH_BYTES
     max_records: int | None = None
@@ -58,7 +58,7 @@ class Limits(NamedTuple):
 
 
 class Sequenced(NamedTuple):
-    """An idempotent produce: these identify a repeat of it."""
+    """Makes a produce idempotent: the broker recognises a retry by these."""
 
     producer: ProducerIdentity
     sequence: int
@@ -69,15 +69,15 @@ ACKS: Final = ("0", "1", "all")
 
 
 def check_acks(acks: Acks) -> Acks:
-    """Raises InvalidRequest. Kafka's clients take numbers, so 0 and 1 are understood as well."""
+    """Normalize to text: Kafka's clients take the numbers 0 and 1. Raises InvalidRequest."""
     if str(acks) not in ACKS:
-        raise InvalidRequest(f"acks is one of {', '.join(ACKS)}, not {acks!r}")
+        raise InvalidRequest(f"acks must be one of {', '.join(ACKS)}, not {acks!r}")
     return cast("Acks", str(acks))
 
 
-def start_of(offset: Start) -> Start:
-    """A number as records have theirs: numpy's is no int, and text is compared with none. Raises
-    TypeError.
+def normalize_start(offset: Start) -> Start:
+    """Convert decimal text and integer types such as numpy's to int, which offsets are compared
+    with. Raises TypeError.
     """
     if isinstance(offset, str):
         return int(offset) if offset.isdecimal() else offset
@@ -89,28 +89,28 @@ def start_of(offset: Start) -> Start:
 
 def create_topic(
     name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
-) -> Call[answers.TopicDescription]:
+) -> Call[responses.TopicDescription]:
     """Create a topic; durable when this returns. Raises TopicExists.
 
-    Not retried once it was sent: a repeat after the topic was created would answer `topic-exists`.
+    Not retried once it was sent: a retry after the topic was created would fail with TopicExists.
     """
     body = {"name": name, "partitions": partitions, "config": dict(config or {})}
-    request = _json_request("POST", "/v1/topics", body, Place(name))
-    return Call(request, reader(answers.TopicDescription), Repeat.DUPLICATES)
+    request = _json_request("POST", "/v1/topics", body, Subject(name))
+    return Call(request, json_reader(responses.TopicDescription), idempotent=False)
 
 
 def list_topics(
     *, prefix: str | None = None, internal: bool = False
-) -> Call[tuple[answers.Topic, ...]]:
-    """The topics by name; with `internal` also those of tierlog's own."""
-    asked = query(prefix=prefix or None, internal=internal or None)
-    read = reader(_Topics)
-    return Call(Request("GET", "/v1/topics", asked), lambda reply: read(reply).topics)
+) -> Call[tuple[responses.Topic, ...]]:
+    """List topics by name; with `internal`, tierlog's own as well."""
+    parameters = query(prefix=prefix or None, internal=internal or None)
+    read = json_reader(_Topics)
+    return Call(Request("GET", "/v1/topics", parameters), lambda response: read(response).topics)
 
 
-def describe_topic(topic: str) -> Call[answers.TopicDescription]:
-    """A topic's configuration and partitions. Raises UnknownTopic."""
-    return Call(_get(_topic_path(topic), Place(topic)), reader(answers.TopicDescription))
+def describe_topic(topic: str) -> Call[responses.TopicDescription]:
+    """Describe a topic's configuration and partitions. Raises UnknownTopic."""
+    return Call(_get(_topic_path(topic), Subject(topic)), json_reader(responses.TopicDescription))
 
 
 def alter_topic(
@@ -118,24 +118,24 @@ def alter_topic(
     *,
     config: Mapping[str, ConfigValue | None] | None = None,
     partitions: int | None = None,
-) -> Call[answers.TopicDescription]:
-    """Change keys (None restores the default) or add partitions."""
+) -> Call[responses.TopicDescription]:
+    """Change settings (None restores the default) or add partitions."""
     body: dict[str, object] = {}
     if config is not None:
         body["config"] = dict(config)
     if partitions is not None:
         body["partitions"] = partitions
-    request = _json_request("PATCH", _topic_path(topic), body, Place(topic))
-    return Call(request, reader(answers.TopicDescription))
+    request = _json_request("PATCH", _topic_path(topic), body, Subject(topic))
+    return Call(request, json_reader(responses.TopicDescription))
 
 
 def delete_topic(topic: str) -> Call[None]:
-    """The topic is gone when this returns; its files and objects go in the background.
+    """Delete a topic. Its files and objects are deleted in the background.
 
     Not retried once it was sent: another topic of that name may have been created since.
     """
-    request = Request("DELETE", _topic_path(topic), place=Place(topic))
-    return Call(request, nothing, Repeat.DUPLICATES)
+    request = Request("DELETE", _topic_path(topic), subject=Subject(topic))
+    return Call(request, no_content, idempotent=False)
 
 
 # --- produce --------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def produce(
     partition: int | None = None,
     acks: Acks = "all",
     sequenced: Sequenced | None = None,
-) -> Call[answers.Produced]:
-    """Append records as JSON in one request. After AnswerLost they may or may not be there."""
+) -> Call[responses.ProduceResponse]:
+    """Append records as JSON in one request. After AnswerLost they may or may not be appended."""
     return produce_body(
         topic,
         to_json(records),
@@ -168,8 +168,8 @@ def produce_encoded(
     codec: int = NONE,
     acks: Acks = "all",
     max_message_bytes: int = DEFAULT_BATCH_BYTES,
-) -> Call[answers.Produced]:
-    """Append records to one partition as batches made on this side: the fast way for bytes.
+) -> Call[responses.ProduceResponse]:
+    """Append records to one partition as batches encoded by the client: the fast way for bytes.
 
     `max_message_bytes`: the batch limit, if the topic's `max.message.bytes` is not Kafka's default.
     """
@@ -185,10 +185,10 @@ def produce_batches(
     partition: int,
     acks: Acks = "all",
     expected_offset: int | None = None,
-) -> Call[answers.Produced]:
+) -> Call[responses.ProduceResponse]:
     """Append record batches; with `expected_offset`, only if the log ends exactly there.
 
-    A repeat is harmless if they carry a producer's sequence.
+    Idempotent if every batch carries a producer's sequence.
     """
     call = produce_body(
         topic,
@@ -199,7 +199,7 @@ def produce_batches(
         expected_offset=expected_offset,
     )
     if all(header.base_sequence >= 0 for header in iter_headers(batches)):
-        return Call(call.request, call.read, Repeat.HARMLESS)
+        return Call(call.request, call.read)
     return call
 
 
@@ -213,8 +213,8 @@ def produce_body(
     sequenced: Sequenced | None = None,
     expected_offset: int | None = None,
     envelope: bool = False,
-) -> Call[answers.Produced]:
-    """Produce a body in any of the media types that the API accepts."""
+) -> Call[responses.ProduceResponse]:
+    """Produce a body of any media type that the API accepts."""
     path = _topic_path(topic) if partition is None else _partition_path(topic, partition)
     fields = headers(
         {
@@ -225,22 +225,22 @@ def produce_body(
             "producer-sequence": sequenced.sequence if sequenced else None,
         }
     )
-    place = Place(
+    subject = Subject(
         topic,
         -1 if partition is None else partition,
         -1 if expected_offset is None else expected_offset,
     )
-    asked = query(acks=check_acks(acks), envelope=envelope or None)
-    request = Request("POST", f"{path}/records", asked, fields, body, place=place)
-    # A conditional append repeats itself out: its second copy finds another log end. That would
-    # hide the success of the first, so it is the caller's to look.
-    repeat = Repeat.HARMLESS if sequenced else Repeat.DUPLICATES
-    return Call(request, reader(answers.Produced), repeat)
+    parameters = query(acks=check_acks(acks), envelope=envelope or None)
+    request = Request("POST", f"{path}/records", parameters, fields, body, subject=subject)
+    # A conditional append is not retried either: the retry would fail on the log end that the first
+    # attempt moved, and hide its success. The caller has to check.
+    idempotent = sequenced is not None
+    return Call(request, json_reader(responses.ProduceResponse), idempotent=idempotent)
 
 
 def init_producer() -> Call[ProducerIdentity]:
-    """Get a producer identity that nobody else has; an extra one that nobody uses does no harm."""
-    return Call(Request("POST", "/v1/producers"), reader(ProducerIdentity))
+    """Allocate a unique producer identity; one that is never used does no harm."""
+    return Call(Request("POST", "/v1/producers"), json_reader(ProducerIdentity))
 
 
 # --- fetch ----------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def fetch_batches(
     timestamp: Time | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Call[FetchedBatches]:
-    """Whole record batches as they lie on disk, unchecked; the first may begin earlier."""
-    asked = query(
+    """Fetch whole record batches as stored, unverified; the first may begin below the offset."""
+    parameters = query(
         offset=offset if timestamp is None else None,
         timestamp=to_ms(timestamp),
         max_bytes=limits.max_bytes,
@@ -267,10 +267,10 @@ def fetch_batches(
     request = Request(
         "GET",
         f"{_partition_path(topic, partition)}/records",
-        asked,
+        parameters,
         {"accept": RECORD_BATCHES},
         extra_wait_s=limits.wait_ms / 1000,
-        place=Place(topic, partition),
+        subject=Subject(topic, partition),
     )
     return Call(request, read_batches)
 
@@ -283,34 +283,34 @@ def fetch(
     timestamp: Time | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Call[FetchedRecords]:
-    """Records from an offset, a keyword, or a time on; decoded and checked by the client.
+    """Fetch records from an offset, a keyword, or a timestamp; the client verifies and decodes
+    them.
 
-    If the first batch begins before the place asked for, the records before it are left out: by
-    offset, or by time for a timestamp.
+    Records of the first batch that precede the requested offset or timestamp are left out.
     """
-    start = start_of(offset)
+    start = normalize_start(offset)
     raw = fetch_batches(topic, partition, offset=start, timestamp=timestamp, limits=limits)
     from_offset = start if isinstance(start, int) and timestamp is None else 0
     from_ms = to_ms(timestamp)
 
-    def read(reply: Reply) -> FetchedRecords:
-        found = raw.read(reply)
-        records, broken_off_at = decode_fetched(
-            found.batches,
+    def read(response: Response) -> FetchedRecords:
+        fetched = raw.read(response)
+        records, corrupt_from = decode_fetched(
+            fetched.batches,
             of=f"{topic}-{partition}",
-            from_offset=max(from_offset, found.log_start_offset),
-            end_offset=found.next_offset,
+            from_offset=max(from_offset, fetched.log_start_offset),
+            end_offset=fetched.next_offset,
         )
-        if broken_off_at is not None:
-            found = found._replace(next_offset=broken_off_at, up_to_date=False)
+        if corrupt_from is not None:
+            fetched = fetched._replace(next_offset=corrupt_from, up_to_date=False)
         if from_ms is not None:
-            records = from_time(records, from_ms)
+            records = from_timestamp(records, from_ms)
         if limits.max_records is None or len(records) <= limits.max_records:
-            return FetchedRecords(records, *found[1:])
-        # A batch came whole: what is left out of it is what comes next.
+            return FetchedRecords(records, *fetched[1:])
+        # Batches are fetched whole: the next fetch begins at the first record left out.
         records, next_offset = records[: limits.max_records], records[limits.max_records].offset
-        facts = found._replace(next_offset=next_offset, up_to_date=False)
-        return FetchedRecords(records, *facts[1:])
+        fetched = fetched._replace(next_offset=next_offset, up_to_date=False)
+        return FetchedRecords(records, *fetched[1:])
 
     return Call(raw.request, read)
 
@@ -318,22 +318,24 @@ def fetch(
 # --- offsets, segments, manifests, storage --------------------------------------------------------
 
 
-def offsets(topic: str, partition: int) -> Call[answers.Offsets]:
-    """Where a partition begins and ends, over both tiers and on disk alone."""
+def offsets(topic: str, partition: int) -> Call[responses.Offsets]:
+    """Get a partition's start and end offsets, over both tiers and on local disk."""
     path = f"{_partition_path(topic, partition)}/offsets"
-    return Call(_get(path, Place(topic, partition)), reader(answers.Offsets))
+    return Call(_get(path, Subject(topic, partition)), json_reader(responses.Offsets))
 
 
 def offset_for_timestamp(
     topic: str, partition: int, timestamp: Time
 ) -> Call[OffsetAndTimestamp | None]:
-    """The first record at or after a time, in either tier; None if all are older."""
+    """Find the first record at or after a time, in either tier; None if all are older."""
     path = f"{_partition_path(topic, partition)}/offsets"
-    request = Request("GET", path, query(timestamp=to_ms(timestamp)), place=Place(topic, partition))
-    parse = reader(_OffsetAt)
+    request = Request(
+        "GET", path, query(timestamp=to_ms(timestamp)), subject=Subject(topic, partition)
+    )
+    parse = json_reader(_OffsetAt)
 
-    def read(reply: Reply) -> OffsetAndTimestamp | None:
-        found = parse(reply)
+    def read(response: Response) -> OffsetAndTimestamp | None:
+        found = parse(response)
         if found.offset is None or found.timestamp is None:
             return None
         return OffsetAndTimestamp(found.offset, found.timestamp)
@@ -343,33 +345,33 @@ def offset_for_timestamp(
 
 def segments_page(
     topic: str, partition: int, *, from_offset: int | None
-) -> Call[answers.SegmentsPage]:
+) -> Call[responses.SegmentsPage]:
     path = f"{_partition_path(topic, partition)}/segments"
-    asked = query(from_offset=from_offset)
-    request = Request("GET", path, asked, place=Place(topic, partition))
-    return Call(request, reader(answers.SegmentsPage))
+    parameters = query(from_offset=from_offset)
+    request = Request("GET", path, parameters, subject=Subject(topic, partition))
+    return Call(request, json_reader(responses.SegmentsPage))
 
 
 def manifest(
     topic: str, partition: int, *, version: int | None = None, from_offset: int | None = None
-) -> Call[answers.ManifestPage]:
-    """The manifest in force, or a version that is still kept; its segments come in pages."""
+) -> Call[responses.ManifestPage]:
+    """Get the current manifest, or an older version that is still kept; segments are paged."""
     path = f"{_partition_path(topic, partition)}/manifest"
-    asked = query(version=version, from_offset=from_offset)
-    return Call(Request("GET", path, asked, place=Place(topic, partition)), read_manifest)
+    parameters = query(version=version, from_offset=from_offset)
+    return Call(Request("GET", path, parameters, subject=Subject(topic, partition)), read_manifest)
 
 
 def storage_report() -> Call[dict[str, object]]:
-    """What is in each tier, what is waiting to be uploaded, the store's requests and their cost."""
-    return Call(Request("GET", "/v1/storage"), reader(dict[str, object]))
+    """Report each tier's size, the offload lag, and the store's requests and their cost."""
+    return Call(Request("GET", "/v1/storage"), json_reader(dict[str, object]))
 
 
 def metrics() -> Call[str]:
-    """The broker's metrics, in Prometheus' text format."""
-    return Call(Request("GET", "/metrics"), lambda reply: reply.body.decode(errors="replace"))
+    """Get the broker's metrics, in Prometheus' text format."""
+    return Call(Request("GET", "/metrics"), lambda response: response.body.decode(errors="replace"))
 
 
-def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded]:
+def offload(topic: str, *, wait_ms: int | None = None) -> Call[responses.OffloadResult]:
     """Roll the active segments and upload all rolled segments; with `wait_ms`, wait until that is
     done.
     """
@@ -378,9 +380,9 @@ def offload(topic: str, *, wait_ms: int | None = None) -> Call[answers.Offloaded
         f"{_topic_path(topic)}/offload",
         query(wait_ms=wait_ms),
         extra_wait_s=(wait_ms or 0) / 1000,
-        place=Place(topic),
+        subject=Subject(topic),
     )
-    return Call(request, reader(answers.Offloaded))
+    return Call(request, json_reader(responses.OffloadResult))
 
 
 def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:
@@ -390,9 +392,9 @@ def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:
         f"{_topic_path(topic)}/verify",
         query(deep=1 if deep else None),
         extra_wait_s=VERIFY_WAIT_S,
-        place=Place(topic),
+        subject=Subject(topic),
     )
-    return Call(request, reader(dict[str, object]))
+    return Call(request, json_reader(dict[str, object]))
 
 
 def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
@@ -400,25 +402,27 @@ def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
     afterwards.
     """
     path = f"{_partition_path(topic, partition)}/trim"
-    request = _json_request("POST", path, {"before_offset": before_offset}, Place(topic, partition))
-    read = reader(_Trimmed)
-    return Call(request, lambda reply: read(reply).log_start_offset)
+    request = _json_request(
+        "POST", path, {"before_offset": before_offset}, Subject(topic, partition)
+    )
+    read = json_reader(_Trimmed)
+    return Call(request, lambda response: read(response).log_start_offset)
 
 
 def is_alive() -> Call[bool]:
     return Call(Request("GET", "/healthz"), lambda _: True)
 
 
-def readiness() -> Call[answers.Readiness]:
-    """`/readyz` answers 503 with its reasons: an answer, not a failure."""
-    return Call(Request("GET", "/readyz"), read_readiness, answered_by=frozenset((503,)))
+def readiness() -> Call[responses.Readiness]:
+    """`/readyz` responds 503 with its reasons: a result, not a failure."""
+    return Call(Request("GET", "/readyz"), read_readiness, expected_statuses=frozenset((503,)))
 
 
-# --- answers of one member ------------------------------------------------------------------------
+# --- responses with one member --------------------------------------------------------------------
 
 
 class _Topics(msgspec.Struct):
-    topics: tuple[answers.Topic, ...]
+    topics: tuple[responses.Topic, ...]
 
 
 class _OffsetAt(msgspec.Struct):
@@ -434,7 +438,9 @@ class _Trimmed(msgspec.Struct):
 
 
 def _topic_path(topic: str) -> str:
-    """Raises InvalidTopicName for names that a path would swallow; the broker checks the rest."""
+    """Raises InvalidTopicName for names that URL normalization would remove; the broker checks the
+    rest.
+    """
     if topic in {"", ".", ".."}:
         raise InvalidTopicName(f"{topic!r} is not a topic name")
     return f"/v1/topics/{quote(topic, safe='')}"
@@ -444,10 +450,10 @@ def _partition_path(topic: str, partition: int) -> str:
     return f"{_topic_path(topic)}/partitions/{partition}"
 
 
-def _get(path: str, place: Place) -> Request:
-    return Request("GET", path, place=place)
+def _get(path: str, subject: Subject) -> Request:
+    return Request("GET", path, subject=subject)
 
 
-def _json_request(method: str, path: str, body: Mapping[str, object], place: Place) -> Request:
+def _json_request(method: str, path: str, body: Mapping[str, object], subject: Subject) -> Request:
     encoded = msgspec.json.encode(body)
-    return Request(method, path, headers={"content-type": JSON}, body=encoded, place=place)
+    return Request(method, path, headers={"content-type": JSON}, body=encoded, subject=subject)

@@ -1,8 +1,8 @@
 """`tierlog.Client`: the broker from plain Python, one call at a time.
 
-Nothing is decided here: `calls` says what is sent and read, `exchange` when it is sent again,
-`cursor` what is read next. This file sends and waits. One client may be shared between threads, and
-after a fork each side has connections of its own.
+Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` and
+`cursor` what is fetched next. A client may be shared between threads; after a fork, parent and
+child have connections of their own.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Self, TypeVar
 import httpx
 
 from record_format.errors import RetriableError, TierlogError
-from tierlog.client import answers, calls, group_calls
+from tierlog.client import calls, group_calls, responses
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
-from tierlog.client.follow import Turns, begin
-from tierlog.client.group_calls import GroupPlace
-from tierlog.client.methods import called
+from tierlog.client.group_calls import GroupProgress
+from tierlog.client.methods import sync_method
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord
+from tierlog.client.scheduling import FetchSchedule, schedule_fetches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import Connection, to_outcome, to_reply
-from tierlog.client.wire import Reply, Request
+from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
+from tierlog.client.wire import Request, Response
 
 T = TypeVar("T")
 
 
 class Client:
-    """A connection to one broker; a context manager. Raises the errors of `tierlog.errors`.
+    """A client of one broker; a context manager. Raises the errors of `tierlog.errors`.
 
-    `server` is `http://HOST:PORT`, or `https://`; `ca_file` then names the authority, if the system
-    does not know the broker's. `token`, or the content of `token_file`, goes with each call. What
-    is not given is taken from TIERLOG_SERVER (by default http://127.0.0.1:8640), TIERLOG_TOKEN,
-    TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s` bounds each request;
-    reads, and writes that were refused or not sent, are retried by `retries`.
+    `server` is `http://HOST:PORT` or `https://HOST:PORT`; `ca_file` is the certificate authority,
+    if the system does not trust the broker's. `token`, or the content of `token_file`, is sent with
+    each request. Defaults are taken from TIERLOG_SERVER (else http://127.0.0.1:8640),
+    TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s`
+    bounds each request; `retries` applies to reads, and to writes that were refused or not sent.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Client:
         retries: RetryPolicy | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._connection = Connection(
+        self._connection = ConnectionConfig(
             server=server,
             token=token,
             token_file=token_file,
@@ -68,22 +68,22 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        self._http, self._waiting = self._connection.clients(httpx.Client, self._transport)
-        self._reading_for: set[GroupPlace] = set()
-        self._process = os.getpid()  # last: until then nobody here takes the other side's for ours
+        self._http, self._long_poll = self._connection.clients(httpx.Client, self._transport)
+        self._active_groups: set[GroupProgress] = set()
+        self._process = os.getpid()  # last: until then the parent's connections are not ours
 
     def close(self) -> None:
-        """Commit what groups have read here, and release the connections."""
+        """Commit what was consumed for groups, and close the connections."""
         if self._process != os.getpid():
-            return  # they are the other side's, whose threads may hold their lock for ever here
-        for place in list(self._reading_for):
+            return  # the parent's connections; their locks may be held by threads that are not here
+        for progress in list(self._active_groups):
             with suppress(TierlogError):
-                self._commit(place)
+                self._commit(progress)
         self._http.close()
-        self._waiting.close()
+        self._long_poll.close()
 
     def __repr__(self) -> str:
-        return self._connection.shown(self)
+        return self._connection.describe(self)
 
     def __enter__(self) -> Self:
         return self
@@ -93,29 +93,27 @@ class Client:
 
     # --- topics
 
-    create_topic = called(calls.create_topic)
-    list_topics = called(calls.list_topics)
-    describe_topic = called(calls.describe_topic)
-    alter_topic = called(calls.alter_topic)
-    delete_topic = called(calls.delete_topic)
+    create_topic = sync_method(calls.create_topic)
+    list_topics = sync_method(calls.list_topics)
+    describe_topic = sync_method(calls.describe_topic)
+    alter_topic = sync_method(calls.alter_topic)
+    delete_topic = sync_method(calls.delete_topic)
 
     # --- produce
 
-    produce = called(calls.produce)
-    produce_encoded = called(calls.produce_encoded)
-    produce_batches = called(calls.produce_batches)
-    init_producer = called(calls.init_producer)
+    produce = sync_method(calls.produce)
+    produce_encoded = sync_method(calls.produce_encoded)
+    produce_batches = sync_method(calls.produce_batches)
+    init_producer = sync_method(calls.init_producer)
 
     def producer(self, batching: Batching | None = None) -> Producer:
-        """A producer: takes records one by one, sends them in batches, and appends each exactly
-        once.
-        """
+        """A producer takes records one by one, batches them, and appends each exactly once."""
         return Producer(self, batching)
 
     # --- fetch
 
-    fetch = called(calls.fetch)
-    fetch_batches = called(calls.fetch_batches)
+    fetch = sync_method(calls.fetch)
+    fetch_batches = sync_method(calls.fetch_batches)
 
     def consume(
         self,
@@ -129,87 +127,91 @@ class Client:
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Generator[ConsumedRecord, None, None]:
-        """The records of the partitions (all, by default), each partition's in order.
+        """Iterate over the records of the partitions (default: all), in order in each partition.
 
-        Following all of them includes partitions that are added later, within five minutes.
+        Ends at each partition's high watermark (with `read_committed`: last stable offset) as of
+        its first fetch; with `end_offset`, there, once it is written; with `follow`, never. Without
+        `follow`, partitions are read one after another. Following all partitions includes those
+        that are added later, within five minutes.
 
-        Ends where each partition's high watermark (under `read_committed`: last stable offset) was
-        when its reading began; with `end_offset`, there, once that is written; with `follow`,
-        never. Without `follow` the partitions come one after another.
-
-        With `group`, reading continues from the group's commits (`offset` is for partitions without
-        one), and progress is committed along the way and at the end: see `group_calls`. Two
-        consumers of a group each read all that they ask for.
+        With `group`, reading continues from the group's committed offsets (`offset` is for
+        partitions without one), and offsets are committed along the way and at the end: see
+        `group_calls`. Partitions are not distributed among the consumers of a group: each reads all
+        that it requests.
         """
-        place = None
+        progress = None
         if group is not None:
-            place = GroupPlace(group, topic, timestamp=timestamp, now_s=time.monotonic())
-        first = PartitionCursor(
+            progress = GroupProgress(group, topic, timestamp=timestamp, now_s=time.monotonic())
+        template = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
             end_offset=end_offset,
             follow=follow,
             limits=limits,
         )
-        steps = begin(first, partitions, offset, place=place, retries=self.retries)
-        turns = self.run(steps)
-        if place is not None:
-            yield from self._consume_for(place, turns)
+        steps = schedule_fetches(
+            template, partitions, offset, progress=progress, retries=self.retries
+        )
+        schedule = self.run(steps)
+        if progress is not None:
+            yield from self._consume_for(progress, schedule)
             return
-        while turn := turns.next_turn(time.monotonic()):
-            yield from turn.take(self.run(turn.steps))
+        while fetch := schedule.next_call(time.monotonic()):
+            yield from fetch.to_records(self.run(fetch.steps))
 
     def _consume_for(
-        self, place: GroupPlace, turns: Turns
+        self, progress: GroupProgress, schedule: FetchSchedule
     ) -> Generator[ConsumedRecord, None, None]:
         try:
-            while turn := turns.next_turn(time.monotonic()):
-                records = turn.take(self.run(turn.steps))
-                self._reading_for.add(place)  # of the side of a fork that reads on
+            while fetch := schedule.next_call(time.monotonic()):
+                records = fetch.to_records(self.run(fetch.steps))
+                self._active_groups.add(progress)  # again: a fork may have come in between
                 for record in records:
-                    place.hand_out(record)
+                    progress.consumed_before(record)
                     yield record
-                if turn.cursor is not None:
-                    place.finish(turn.cursor)
-                if (commit := place.due_commit(time.monotonic())) is not None:
-                    self.run(exchange(commit, turns.policy))
+                if fetch.cursor is not None:
+                    progress.consumed_all(fetch.cursor)
+                if (commit := progress.due_commit(time.monotonic())) is not None:
+                    self.run(exchange(commit, schedule.policy))
         except BaseException:
             with suppress(TierlogError):
-                self._commit(place)
+                self._commit(progress)
             raise
         else:
-            self._commit(place)
+            self._commit(progress)
         finally:
-            self._reading_for.discard(place)
+            self._active_groups.discard(progress)
 
-    def _commit(self, place: GroupPlace) -> None:
-        if self._http.is_closed or self._process != os.getpid() or place not in self._reading_for:
-            return  # behind a fork it is the other side's place
-        if (commit := place.commit()) is not None:
+    def _commit(self, progress: GroupProgress) -> None:
+        if self._http.is_closed or self._process != os.getpid():
+            return
+        if progress not in self._active_groups:
+            return  # after a fork it belongs to the other process
+        if (commit := progress.commit()) is not None:
             self.call(commit)
 
     # --- groups
 
-    commit_offsets = called(group_calls.commit_offsets)
-    group = called(group_calls.group)
-    groups = called(group_calls.groups)
-    delete_group = called(group_calls.delete_group)
+    commit_offsets = sync_method(group_calls.commit_offsets)
+    group = sync_method(group_calls.group)
+    groups = sync_method(group_calls.groups)
+    delete_group = sync_method(group_calls.delete_group)
 
     # --- offsets, segments, storage
 
-    offsets = called(calls.offsets)
-    offset_for_timestamp = called(calls.offset_for_timestamp)
-    manifest = called(calls.manifest)
-    storage_report = called(calls.storage_report)
-    metrics = called(calls.metrics)
-    verify = called(calls.verify)
-    offload = called(calls.offload)
-    trim = called(calls.trim)
+    offsets = sync_method(calls.offsets)
+    offset_for_timestamp = sync_method(calls.offset_for_timestamp)
+    manifest = sync_method(calls.manifest)
+    storage_report = sync_method(calls.storage_report)
+    metrics = sync_method(calls.metrics)
+    verify = sync_method(calls.verify)
+    offload = sync_method(calls.offload)
+    trim = sync_method(calls.trim)
 
     def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
-    ) -> Generator[answers.Segment, None, None]:
-        """Oldest first, page by page."""
+    ) -> Generator[responses.Segment, None, None]:
+        """Iterate over the segments, oldest first."""
         while True:
             page = self.call(calls.segments_page(topic, partition, from_offset=from_offset))
             yield from page.segments
@@ -220,14 +222,14 @@ class Client:
     # --- health
 
     def is_alive(self) -> bool:
-        """Whether a broker answers; asks once."""
+        """Whether a broker responds. Not retried."""
         try:
             return self.run(exchange(calls.is_alive(), NO_RETRIES))
         except (RetriableError, UnexpectedAnswer):
             return False
 
-    def readiness(self) -> answers.Readiness:
-        """Whether every partition is served, and if not, why; asks once."""
+    def readiness(self) -> responses.Readiness:
+        """Whether every partition is served, and if not, why. Not retried."""
         return self.run(exchange(calls.readiness(), NO_RETRIES))
 
     # --- driving
@@ -237,26 +239,26 @@ class Client:
         return self.run(exchange(call, self.retries))
 
     def run(self, steps: Steps[T]) -> T:
-        """Do what a conversation asks for, step by step, until it has its answer."""
+        """Perform the steps of an exchange, and return its result."""
         outcome: Outcome = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as done:
-                answer: T = done.value
-                return answer
+                result: T = done.value
+                return result
             if isinstance(step, Pause):
                 time.sleep(step.seconds)
                 outcome = None
             else:
                 outcome = self._transmit(step)
 
-    def _transmit(self, request: Request) -> Reply | Outcome:
+    def _transmit(self, request: Request) -> Response | Outcome:
         if self._process != os.getpid() and not self._http.is_closed:
-            # On a connection that a fork shares, one side would read the other's answers.
+            # On connections shared after a fork, one process would read the other's responses.
             self._connect()
-        http = self._waiting if request.extra_wait_s else self._http
+        http = self._long_poll if request.extra_wait_s else self._http
         try:
-            return to_reply(http.request(**self._connection.sent_as(request)))
+            return to_response(http.request(**self._connection.httpx_arguments(request)))
         except httpx.RequestError as error:
             return to_outcome(error)

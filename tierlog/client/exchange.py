@@ -1,15 +1,15 @@
-"""One call as a value, and the conversation it takes: no sockets and no sleeping here.
+"""One call as a value, and the exchange of requests that it takes: no sockets, no sleeping.
 
 Rules that keep it honest:
 
-* A `Call` is what to send, how to read the answer, and whether sending it twice is harmless. The
-  drivers (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
-* A call that writes is sent again only if the first copy certainly did nothing: it was never sent
-  (`Unsent`), or the broker refused it and said so. A broken connection in between is
-  `OutcomeUnknownError`, for the caller to settle; so is what a gateway answers in the broker's
-  place, and a broker that stopped in the middle of it.
-* A write that is sent again may be refused, or find nobody, although a copy took effect: then
-  `AnswerLost` is the cause.
+* A `Call` is what to send, how to read the response, and whether it is idempotent. The drivers
+  (`Client`, `AsyncClient`) send and wait; every decision is made in this file.
+* A write that is not idempotent is retried only if the first attempt certainly had no effect: it
+  was never sent (`NotSent`), or the broker refused it and said so. A connection lost in between is
+  an `OutcomeUnknownError` for the caller to resolve; so is an error response from a gateway, or
+  from a broker that shut down during the request.
+* A retried write may be refused, or fail to connect, although an earlier attempt took effect: then
+  `AnswerLost` is the cause of the error.
 """
 
 from __future__ import annotations
@@ -19,83 +19,77 @@ import random
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from record_format.errors import OutcomeUnknownError, RetriableError
 from tierlog.client.problems import (
-    error_of,
-    is_by_gateway,
-    is_cut_by_stop,
-    is_refusal,
+    error_from_response,
+    is_gateway_error,
+    is_interrupted_by_shutdown,
+    is_retriable_refusal,
     retry_after_s,
 )
-from tierlog.client.wire import Reply, Request
+from tierlog.client.wire import Request, Response
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S: Final = 10.0
+LOG_INTERVAL_S: Final = 10.0
 
 T = TypeVar("T")
 
 
-class Repeat(Enum):
-    """What a second copy of a request does."""
-
-    HARMLESS = "reads, and writes that say the same thing twice"
-    DUPLICATES = "a plain produce: records would be there twice"
-
-
-class Unsent(NamedTuple):
-    """The request did not leave: no connection could be made."""
+class NotSent(NamedTuple):
+    """The request was not sent: no connection could be made."""
 
     reason: str
 
 
-class Broken(NamedTuple):
-    """The connection failed after some of the request had left."""
+class ConnectionLost(NamedTuple):
+    """The connection failed after part of the request was sent."""
 
     reason: str
 
 
 class Pause(NamedTuple):
-    """Wait before going on."""
+    """Wait before the next attempt."""
 
     seconds: float
 
 
 class BrokerUnreachable(RetriableError):
-    """No connection to the broker, or none that lasted long enough for an answer."""
+    """No connection to the broker, or none that lasted until its response."""
 
 
 class AnswerLost(OutcomeUnknownError):
-    """The connection broke after a write was sent: it may or may not have landed."""
+    """The connection was lost after a write was sent: it may or may not have taken effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request and how to read its answer."""
+    """A request and how to read its response. `idempotent`: sending it twice does no harm (reads,
+    and writes that the broker deduplicates); a plain produce would append its records twice.
+    """
 
     request: Request
-    read: Callable[[Reply], T]
-    repeat: Repeat = Repeat.HARMLESS
-    # Statuses outside 200 to 299 that are answers to this call, not failures of it.
-    answered_by: frozenset[int] = frozenset()
+    read: Callable[[Response], T]
+    idempotent: bool = True
+    # Statuses outside 200 to 299 that are results of this call, not failures.
+    expected_statuses: frozenset[int] = frozenset()
 
 
-RESTART_S: Final = 120.0  # as long as a broker's restart may take; Kafka's delivery.timeout.ms
-ENDLESS: Final = 2**63
+RESTART_TIMEOUT_S: Final = 120.0  # for a broker's restart; Kafka's delivery.timeout.ms
+UNLIMITED_ATTEMPTS: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, after how long, and for how long.
+    """How often a call is attempted, with which pauses, and for how long.
 
     * No attempt begins later than `deadline_s` after the first: a broker whose store hangs refuses
       after half a minute, and is not asked five times. The time that a call itself asks to wait is
       added, up to as long again.
-    * A `Retry-After` above `max_pause_s` ends a few attempts. Who asks on (ENDLESS) waits as long
-      as was told, within the deadline, at which it asks once more.
+    * A `Retry-After` above `max_pause_s` ends a limited number of attempts. With
+      UNLIMITED_ATTEMPTS it is honoured, up to the deadline, at which one last attempt is made.
     """
 
     attempts: int = 5
@@ -106,86 +100,111 @@ class RetryPolicy:
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def pause_s(self, attempt: int) -> float:
-        """Before attempt number `attempt` + 1; between half and all of an exponential step."""
+        """After attempt number `attempt`: between half and all of an exponential step."""
         step = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.max_pause_s)
         return step * (0.5 + self.jitter() / 2)
 
     @property
-    def asks_on(self) -> bool:
-        return self.attempts >= ENDLESS
+    def is_unlimited(self) -> bool:
+        return self.attempts >= UNLIMITED_ATTEMPTS
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
-OVER_A_RESTART: Final = RetryPolicy(attempts=ENDLESS, deadline_s=RESTART_S)
+RETRY_OVER_RESTART: Final = RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=RESTART_TIMEOUT_S)
 
 Step = Request | Pause
-Outcome = Reply | Unsent | Broken | None
+Outcome = Response | NotSent | ConnectionLost | None
 Steps = Generator[Step, Outcome, T]
 
 
 def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
-    """Yield what to do next, be sent what came of it, return the call's answer.
+    """Yield each step, receive its outcome, return the call's result.
 
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
-    AnswerLost if a copy of a write may have taken effect.
+    AnswerLost if an earlier attempt of a write may have taken effect.
     """
-    attempt, began_s = 0, policy.clock()
-    told_s = began_s
-    until_s = began_s + policy.deadline_s + min(call.request.extra_wait_s, policy.deadline_s)
-    lost: AnswerLost | None = None
+    retries = _Retries(call, policy)
     while True:
-        attempt += 1
         outcome = yield call.request
-        if isinstance(outcome, Reply) and _is_answer(outcome, call):
+        if isinstance(outcome, Response) and _is_success(outcome, call):
             return call.read(outcome)
-        if (
-            _may_be_done(outcome)
-            and call.request.method != "GET"
-            and call.repeat is Repeat.HARMLESS
-        ):
-            lost = AnswerLost(f"the answer to copy {attempt} of this request was lost")
-        now_s = policy.clock()
-        told_to_s = retry_after_s(outcome) if isinstance(outcome, Reply) else 0.0
-        if policy.asks_on:
-            told_to_s = min(told_to_s, until_s - now_s)
-        wait_s = max(policy.pause_s(attempt), told_to_s)
-        late = now_s + wait_s > until_s
-        told_off = told_to_s > policy.max_pause_s and not policy.asks_on
-        if late or told_off or attempt >= policy.attempts or not _may_repeat(call.repeat, outcome):
-            raise _failure(call, outcome) from lost
-        if max(now_s - told_s, wait_s) >= TELL_EVERY_S:
-            pause = f", next in {wait_s:.0f} s" if wait_s >= TELL_EVERY_S else ""
-            waited_s = now_s - began_s
-            log.warning("still trying after %.0f s%s: %s", waited_s, pause, _failure(call, outcome))
-            told_s = now_s
-        yield Pause(wait_s)
+        yield retries.pause_after(outcome)
 
 
-def _is_answer(reply: Reply, call: Call[T]) -> bool:
-    return 200 <= reply.status < 300 or reply.status in call.answered_by
+class _Retries:
+    """The attempts of one call: whether there is another, and when."""
+
+    def __init__(self, call: Call[T], policy: RetryPolicy) -> None:
+        self._call, self._policy = call, policy
+        self._attempt = 0
+        self._start_s = self._logged_s = policy.clock()
+        requested_wait_s = min(call.request.extra_wait_s, policy.deadline_s)
+        self._deadline_s = self._start_s + policy.deadline_s + requested_wait_s
+        self._response_lost: AnswerLost | None = None
+
+    def pause_after(self, outcome: Outcome) -> Pause:
+        """The pause before the next attempt. Raises the call's error if there is none."""
+        self._attempt += 1
+        is_write = self._call.request.method != "GET"
+        if is_write and self._call.idempotent and _may_have_taken_effect(outcome):
+            lost = f"the response to attempt {self._attempt} of this request was lost"
+            self._response_lost = AnswerLost(lost)
+        now_s = self._policy.clock()
+        pause_s = self._pause_s(outcome, now_s)
+        if pause_s is None:
+            raise _failure(self._call, outcome) from self._response_lost
+        self._log(outcome, pause_s, now_s)
+        return Pause(pause_s)
+
+    def _pause_s(self, outcome: Outcome, now_s: float) -> float | None:
+        policy = self._policy
+        if self._attempt >= policy.attempts or not _may_retry(self._call, outcome):
+            return None
+        requested_s = retry_after_s(outcome) if isinstance(outcome, Response) else 0.0
+        if policy.is_unlimited:
+            requested_s = min(requested_s, self._deadline_s - now_s)
+        elif requested_s > policy.max_pause_s:
+            return None
+        pause_s = max(policy.pause_s(self._attempt), requested_s)
+        return pause_s if now_s + pause_s <= self._deadline_s else None
+
+    def _log(self, outcome: Outcome, pause_s: float, now_s: float) -> None:
+        if max(now_s - self._logged_s, pause_s) < LOG_INTERVAL_S:
+            return
+        self._logged_s = now_s
+        following = f", next in {pause_s:.0f} s" if pause_s >= LOG_INTERVAL_S else ""
+        error = _failure(self._call, outcome)
+        log.warning("still trying after %.0f s%s: %s", now_s - self._start_s, following, error)
 
 
-def _may_repeat(repeat: Repeat, outcome: Outcome) -> bool:
-    if isinstance(outcome, Unsent) or (isinstance(outcome, Reply) and is_refusal(outcome)):
+def _is_success(response: Response, call: Call[T]) -> bool:
+    return 200 <= response.status < 300 or response.status in call.expected_statuses
+
+
+def _may_retry(call: Call[T], outcome: Outcome) -> bool:
+    if isinstance(outcome, NotSent):
         return True
-    return repeat is Repeat.HARMLESS and _may_be_done(outcome)
+    if isinstance(outcome, Response) and is_retriable_refusal(outcome):
+        return True
+    return call.idempotent and _may_have_taken_effect(outcome)
 
 
-def _may_be_done(outcome: Outcome) -> bool:
-    if isinstance(outcome, Reply):
-        return is_by_gateway(outcome) or is_cut_by_stop(outcome)
-    return isinstance(outcome, Broken)
+def _may_have_taken_effect(outcome: Outcome) -> bool:
+    if isinstance(outcome, Response):
+        return is_gateway_error(outcome) or is_interrupted_by_shutdown(outcome)
+    return isinstance(outcome, ConnectionLost)
 
 
 def _failure(call: Call[T], outcome: Outcome) -> Exception:
     where = f"{call.request.method} {call.request.path}"
-    if isinstance(outcome, Reply):
-        if is_by_gateway(outcome) and call.repeat is Repeat.DUPLICATES:
-            return AnswerLost(f"{where}: {outcome.status} by a gateway; it may have been done")
-        return error_of(outcome, call.request)
-    assert isinstance(outcome, (Unsent, Broken)), "a request is answered by its outcome"
-    if isinstance(outcome, Unsent):
+    if isinstance(outcome, Response):
+        if is_gateway_error(outcome) and not call.idempotent:
+            reason = f"status {outcome.status} from a gateway"
+            return AnswerLost(f"{where}: {reason}; the request may have taken effect")
+        return error_from_response(outcome, call.request)
+    assert isinstance(outcome, (NotSent, ConnectionLost)), "a request has an outcome"
+    if isinstance(outcome, NotSent):
         return BrokerUnreachable(f"cannot reach the broker: {outcome.reason}")
-    if call.repeat is Repeat.DUPLICATES:
-        return AnswerLost(f"{where}: {outcome.reason}; it is not known whether it was done")
+    if not call.idempotent:
+        return AnswerLost(f"{where}: {outcome.reason}; the request may have taken effect")
     return BrokerUnreachable(f"{where}: {outcome.reason}")

@@ -1,10 +1,11 @@
-"""Calls on groups, and how a consumer that reads for a group keeps its place.
+"""Calls on groups, and the progress of a consumer that reads for a group.
 
 Rules that keep it honest:
 
-* A record counts as read when the next one is asked for, or when the loop over them ends normally:
-  what a consumer was working on when it broke off is read again (at least once).
-* Commits are made between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end.
+* A record counts as consumed when the next one is requested, or when the loop over the records ends
+  normally: a record that was being processed when the consumer failed is read again (at least
+  once).
+* Offsets are committed between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from urllib.parse import quote
 import msgspec
 
 from record_format.errors import InvalidRequest
-from tierlog.client import answers
-from tierlog.client.answers import nothing, reader
+from tierlog.client import responses
 from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
-from tierlog.client.exchange import Call, Repeat
+from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
+from tierlog.client.responses import json_reader, no_content
 from tierlog.client.times import Time
-from tierlog.client.wire import JSON, Place, Reply, Request
+from tierlog.client.wire import JSON, Request, Response, Subject
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ COMMIT_INTERVAL_S: Final = 5.0  # Kafka's auto.commit.interval.ms
 
 
 class OffsetCommit(NamedTuple):
-    """The next offset that a group reads of a partition. With `topic_id` the commit is refused
-    (UnknownTopic) if the name is another topic's by then.
+    """The next offset that a group reads from a partition. With `topic_id` the commit is refused
+    (UnknownTopic) if the topic was re-created.
     """
 
     topic: str
@@ -45,20 +46,20 @@ class OffsetCommit(NamedTuple):
 
 
 def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
-    """Where a group reads on; durable when this returns. Other partitions keep theirs.
+    """Commit a group's offsets; durable when this returns. Other partitions keep theirs.
 
-    Saying it twice is saying it once. Raises TypeError.
+    Idempotent. Raises TypeError.
     """
-    rows = [offset._asdict() for offset in _each(offsets)]
+    rows = [offset._asdict() for offset in _as_commits(offsets)]
     body = msgspec.json.encode({"offsets": rows})
-    place = Place(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Place()
+    subject = Subject(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Subject()
     path = f"{_path(group)}/offsets"
     fields = {"content-type": JSON}
-    return Call(Request("PUT", path, headers=fields, body=body, place=place), nothing)
+    return Call(Request("PUT", path, headers=fields, body=body, subject=subject), no_content)
 
 
-def _each(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:
-    """One commit alone would be taken apart, by its fields."""
+def _as_commits(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:
+    """Refuses a single commit: as a tuple, it would be iterated by its fields."""
     if isinstance(offsets, (OffsetCommit, str, bytes, Mapping)):
         raise TypeError(
             "offsets: expected a list of OffsetCommit, "
@@ -74,87 +75,91 @@ def _each(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:
     return commits
 
 
-def group(name: str) -> Call[answers.Group]:
-    """A group's offsets and lag. Raises UnknownGroup."""
-    return Call(Request("GET", _path(name)), reader(answers.Group))
+def group(name: str) -> Call[responses.Group]:
+    """Get a group's offsets and lag. Raises UnknownGroup."""
+    return Call(Request("GET", _path(name)), json_reader(responses.Group))
 
 
-def groups() -> Call[tuple[answers.GroupSummary, ...]]:
-    """All groups, by name."""
-    read = reader(_Groups)
-    return Call(Request("GET", "/v1/groups"), lambda reply: read(reply).groups)
+def groups() -> Call[tuple[responses.GroupSummary, ...]]:
+    """List all groups by name."""
+    read = json_reader(_Groups)
+    return Call(Request("GET", "/v1/groups"), lambda response: read(response).groups)
 
 
 def delete_group(name: str) -> Call[None]:
-    """A group's offsets are gone when this returns. Raises UnknownGroup.
+    """Delete a group's offsets. Raises UnknownGroup.
 
-    Not retried once it was sent: a repeat after the deletion would answer `unknown-group`.
+    Not retried once it was sent: a retry after the deletion would fail with UnknownGroup.
     """
-    return Call(Request("DELETE", _path(name)), nothing, Repeat.DUPLICATES)
+    return Call(Request("DELETE", _path(name)), no_content, idempotent=False)
 
 
 class _Groups(msgspec.Struct):
-    groups: tuple[answers.GroupSummary, ...]
+    groups: tuple[responses.GroupSummary, ...]
 
 
 def _path(name: str) -> str:
-    """Dots alone are encoded as well: a path would swallow them. Raises InvalidRequest."""
+    """Encodes `.` and `..` as well: URL normalization would remove them. Raises InvalidRequest."""
     if not name:
-        raise InvalidRequest("a group's name may not be empty")
+        raise InvalidRequest("a group's name must not be empty")
     encoded = quote(name, safe="")
     return "/v1/groups/" + (encoded.replace(".", "%2E") if name in {".", ".."} else encoded)
 
 
-class GroupPlace:
-    """How far one consumer has read for its group, and what of it is committed."""
+class GroupProgress:
+    """How far one consumer has read for its group, and how much of that is committed."""
 
     def __init__(self, name: str, topic: str, *, timestamp: Time | None, now_s: float) -> None:
         if timestamp is not None:
-            raise InvalidRequest("a group continues from its commits: give group or timestamp")
+            raise InvalidRequest(
+                "a group continues from its commits: give either group or timestamp"
+            )
         self.name, self._topic = name, topic
         self._topic_id: str | None = None
         self._committed_s = now_s
-        self._read: dict[int, int] = {}
+        self._consumed: dict[int, int] = {}
         self._committed: dict[int, int] = {}
 
-    def starts(
+    def start_offsets(
         self,
-        known: Iterable[answers.GroupOffset],
-        topic: answers.TopicDescription,
-        otherwise: Start | Mapping[int, Start],
+        committed: Iterable[responses.GroupOffset],
+        topic: responses.TopicDescription,
+        default: Start | Mapping[int, Start],
     ) -> Mapping[int, Start]:
-        """Where each partition's reading begins: at its commit, or at the log start above it, which
-        is told.
+        """Where each partition begins: at its commit, or with a warning at the log start above it;
+        without a commit at `default`.
         """
         self._topic_id = topic.topic_id
-        committed = {one.partition: one.offset for one in known if one.topic == self._topic}
-        self._committed = dict(committed)
-        begins: dict[int, Start] = {}
+        self._committed = {
+            one.partition: one.offset for one in committed if one.topic == topic.name
+        }
+        starts: dict[int, Start] = {}
         log_starts = {one.partition: one.log_start_offset for one in topic.partitions}
-        for number in topic.numbers:
-            if number in committed:
-                begins[number] = self._reached(number, committed[number], log_starts.get(number, 0))
-            elif not isinstance(otherwise, Mapping):
-                begins[number] = otherwise
-            elif number in otherwise:
-                begins[number] = otherwise[number]
-        return begins
+        for number in topic.all_partitions:
+            if number in self._committed:
+                starts[number] = self._resume_at(number, log_starts.get(number, 0))
+            elif not isinstance(default, Mapping):
+                starts[number] = default
+            elif number in default:
+                starts[number] = default[number]
+        return starts
 
-    def _reached(self, partition: int, committed: int, log_start: int) -> int:
+    def _resume_at(self, partition: int, log_start: int) -> int:
+        committed = self._committed[partition]
         if committed >= log_start:
             return committed
         unread = f"offsets {committed} to {log_start - 1} of {self._topic}-{partition}"
         log.warning("group %s never read %s: they are deleted", self.name, unread)
         return log_start
 
-    def hand_out(self, record: ConsumedRecord) -> None:
-        """All before `record` are read."""
-        self._read[record.partition] = record.offset
+    def consumed_before(self, record: ConsumedRecord) -> None:
+        """All records of its partition before `record` are consumed."""
+        self._consumed[record.partition] = record.offset
 
-    def finish(self, cursor: PartitionCursor) -> None:
-        """Everything that the cursor has taken is read."""
-        if isinstance(cursor.start, int):
-            self._read[cursor.partition] = cursor.start
+    def consumed_all(self, cursor: PartitionCursor) -> None:
+        """All records that the cursor returned are consumed."""
+        if isinstance(cursor.next_offset, int):
+            self._consumed[cursor.partition] = cursor.next_offset
 
     def due_commit(self, now_s: float) -> Call[None] | None:
         if now_s - self._committed_s < COMMIT_INTERVAL_S:
@@ -163,17 +168,24 @@ class GroupPlace:
         return self.commit()
 
     def commit(self) -> Call[None] | None:
-        """The commit of everything new; None if nothing is. It counts as new until the commit is
-        answered.
+        """A commit of all offsets that are not committed; None if there are none. They count as
+        committed once the broker has confirmed it.
         """
-        news = {p: o for p, o in sorted(self._read.items()) if self._committed.get(p) != o}
-        if not news:
+        uncommitted = {
+            partition: offset
+            for partition, offset in sorted(self._consumed.items())
+            if self._committed.get(partition) != offset
+        }
+        if not uncommitted:
             return None
-        offsets = [OffsetCommit(self._topic, p, o, None, self._topic_id) for p, o in news.items()]
+        offsets = [
+            OffsetCommit(self._topic, partition, offset, topic_id=self._topic_id)
+            for partition, offset in uncommitted.items()
+        ]
         call = commit_offsets(self.name, offsets)
 
-        def read(reply: Reply) -> None:
-            call.read(reply)
-            self._committed.update(news)
+        def read(response: Response) -> None:
+            call.read(response)
+            self._committed.update(uncommitted)
 
         return replace(call, read=read)

@@ -1,5 +1,5 @@
-"""Calls as methods of the two clients: what a call takes, its defaults and its docstring are said
-once, in `calls` and `group_calls`.
+"""Calls as methods of both clients, with the parameters, defaults and docstrings of `calls` and
+`group_calls`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ class AsyncClient(Protocol):
     async def call(self, call: Call[T]) -> T: ...
 
 
-def called(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+def sync_method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     @wraps(make)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.call(make(*args, **kwargs))
 
-    _show(method)
+    _set_signature(method)
     return method
 
 
-def awaited(
+def async_method(
     make: Callable[P, Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     @wraps(make)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.call(make(*args, **kwargs))
 
-    _show(method)
+    _set_signature(method)
     return method
 
 
-def _show(method: Any) -> None:
-    """To `help` and notebooks: with `self`, and what the call's answer is read into."""
-    made = signature(method)
-    own = Parameter("self", Parameter.POSITIONAL_ONLY)
-    answer = made.return_annotation.removeprefix("Call[").removesuffix("]")
-    method.__signature__ = made.replace(
-        parameters=[own, *made.parameters.values()], return_annotation=answer
+def _set_signature(method: Any) -> None:
+    """What `help` and notebooks show: with `self`, and the call's result as the return type."""
+    of_call = signature(method)
+    self_parameter = Parameter("self", Parameter.POSITIONAL_ONLY)
+    result = of_call.return_annotation.removeprefix("Call[").removesuffix("]")
+    method.__signature__ = of_call.replace(
+        parameters=[self_parameter, *of_call.parameters.values()], return_annotation=result
     )

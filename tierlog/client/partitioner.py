@@ -1,4 +1,4 @@
-"""Which partition a record without one goes to, chosen as Kafka's clients do."""
+"""Chooses the partition of a record that has none, as Kafka's clients do."""
 
 from __future__ import annotations
 
@@ -8,54 +8,56 @@ from typing import Final, NamedTuple
 
 from record_format.errors import RequestError, TierlogError
 from record_format.murmur2 import partition_for_key
-from tierlog.client.answers import TOPIC_KNOWN_MS, TopicDescription
-from tierlog.client.batching import Outgoing
+from tierlog.client.batching import PreparedRecord
+from tierlog.client.responses import METADATA_MAX_AGE_MS, TopicDescription
 
 
-class _Shape(NamedTuple):
-    spread: int
-    takers: Sequence[int]
-    due_ms: int
+class _Partitions(NamedTuple):
+    partition_count: int
+    available_partitions: Sequence[int]
+    refresh_ms: int
 
 
 class Partitioner:
-    """Kafka's rule: by murmur2 of the key; without one the same partition until a batch is full.
+    """Kafka's rule: by murmur2 of the key; without a key, one partition until a batch is full.
 
-    A topic is asked about again after `TOPIC_KNOWN_MS`: it may have grown, and a key has to go
-    where everybody else sends it. `first`: the partition to begin with, out of so many; random, as
-    in KIP-480, or partition 0 would get everything from producers that send only a few records.
+    A topic is described again every `METADATA_MAX_AGE_MS`: it may have grown, and a key has to go
+    where all other producers send it. `first`: chooses the first partition, given their number;
+    random as in KIP-480, since producers that send only a few records would all fill partition 0.
     """
 
     def __init__(self, *, batch_bytes: int, first: Callable[[int], int] = randrange) -> None:
         self._first: Final = first
-        self._shapes: dict[str, _Shape] = {}
+        self._topics: dict[str, _Partitions] = {}
         self._sticky: dict[str, tuple[int, int]] = {}
         self._batch_bytes: Final = batch_bytes
 
-    def claims_look(self, topic: str, *, now_ms: int) -> bool:
-        """Whether to ask for the topic's partitions; only one of many callers does, if some are
-        known.
+    def claim_refresh(self, topic: str, *, now_ms: int) -> bool:
+        """Whether the caller has to describe the topic. Once it is known, only one of several
+        concurrent callers has to.
         """
-        shape = self._shapes.get(topic)
-        if shape is None or now_ms < shape.due_ms:
-            return shape is None
-        self._shapes[topic] = shape._replace(due_ms=now_ms + TOPIC_KNOWN_MS)
+        known = self._topics.get(topic)
+        if known is None or now_ms < known.refresh_ms:
+            return known is None
+        self._topics[topic] = known._replace(refresh_ms=now_ms + METADATA_MAX_AGE_MS)
         return True
 
-    def learn(self, topic: TopicDescription, *, now_ms: int) -> None:
-        self._shapes[topic.name] = _Shape(topic.spread, topic.takers, now_ms + TOPIC_KNOWN_MS)
+    def update(self, topic: TopicDescription, *, now_ms: int) -> None:
+        self._topics[topic.name] = _Partitions(
+            topic.partition_count, topic.available_partitions, now_ms + METADATA_MAX_AGE_MS
+        )
 
-    def keep(self, topic: str, error: TierlogError) -> None:
-        """They could not be asked for: use what is known, if anything is; else raises `error`."""
-        if topic not in self._shapes or isinstance(error, RequestError):
+    def keep_or_raise(self, topic: str, error: TierlogError) -> None:
+        """The topic could not be described: keep what is known of it, else raise `error`."""
+        if topic not in self._topics or isinstance(error, RequestError):
             raise error
 
-    def choose(self, topic: str, record: Outgoing) -> int:
-        shape = self._shapes[topic]
+    def choose(self, topic: str, record: PreparedRecord) -> int:
+        known = self._topics[topic]
         if record.key is not None:
-            return partition_for_key(record.key, shape.spread)
-        turn, held = self._sticky.get(topic) or (self._first(len(shape.takers)), 0)
+            return partition_for_key(record.key, known.partition_count)
+        turn, held = self._sticky.get(topic) or (self._first(len(known.available_partitions)), 0)
         if held >= self._batch_bytes:
             turn, held = turn + 1, 0
         self._sticky[topic] = (turn, held + record.size_bytes)
-        return shape.takers[turn % len(shape.takers)]
+        return known.available_partitions[turn % len(known.available_partitions)]

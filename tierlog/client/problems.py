@@ -1,22 +1,21 @@
-"""Problem documents (RFC 9457) back into the error tree: the same class the broker raised.
+"""Maps problem documents (RFC 9457) to the error classes that the broker raised.
 
-One table from `code` to the class that says what the caller does next. A code that is not in it
-(from a newer broker) is mapped by its status: 4xx mend the request, 429 and 503 try again.
+One table maps `code` to the class, which tells the caller what to do. An unknown code (from a newer
+broker) is mapped by its status: 4xx fix the request; 429, 503 and 507 try again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import msgspec
 
 from record_format import errors, typed_json
 from record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
-from tierlog.client.wire import Place, Reply, Request
+from tierlog.client.wire import Request, Response, Subject
 
-REFUSED_FOR_NOW: Final = frozenset(
+RETRIABLE_CODES: Final = frozenset(
     ("throttled", "starting", "store-unavailable", "shutting-down", "disk-full")
 )
 
@@ -29,7 +28,7 @@ class Unauthorized(RequestError):
 
 
 class NotOfferedHere(RequestError):
-    """The broker lacks the path, method or media type: an older or newer version?"""
+    """The broker does not support the path, method or media type: is it another version?"""
 
 
 class RangeNotSatisfiable(RequestError):
@@ -37,7 +36,7 @@ class RangeNotSatisfiable(RequestError):
 
 
 class BrokerFault(TierlogError):
-    """The broker failed unexpectedly; `request_id` is in its log."""
+    """An internal error of the broker, logged there with `request_id`."""
 
     def __init__(self, detail: str, *, request_id: str) -> None:
         super().__init__(f"{detail} (request {request_id})" if request_id else detail)
@@ -45,11 +44,11 @@ class BrokerFault(TierlogError):
 
 
 class UnexpectedAnswer(TierlogError):
-    """What answered is not a tierlog broker, or a proxy in between answered for it."""
+    """The response is not from a tierlog broker: from a proxy, or another server."""
 
 
 class AppendedInPart(TierlogError):
-    """A fault part way through a produce: `results` were appended, the rest was not."""
+    """A produce failed part way: `results` were appended, the rest was not."""
 
     def __init__(self, detail: str, *, results: tuple[Mapping[str, int], ...]) -> None:
         super().__init__(detail)
@@ -57,7 +56,7 @@ class AppendedInPart(TierlogError):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """The document's members that this side uses."""
+    """The document's members that clients use."""
 
     code: str = ""
     detail: str = ""
@@ -76,45 +75,40 @@ class Problem(msgspec.Struct, frozen=True):
     results: tuple[dict[str, object], ...] = ()
 
 
-class Facts(NamedTuple):
-    """All that an error may be made of."""
+class ErrorContext(NamedTuple):
+    """What an error is created from."""
 
     problem: Problem
     detail: str
-    place: Place
+    subject: Subject
     retry_after_s: float
 
 
-Make = Callable[[Facts], TierlogError]
+ErrorFactory = Callable[[ErrorContext], TierlogError]
 
 
-def error_of(reply: Reply, request: Request) -> TierlogError:
-    """The error for a reply that is not an answer: 400 and above, or a redirection."""
-    problem = parse_problem(reply.body)
+def error_from_response(response: Response, request: Request) -> TierlogError:
+    """The error for an unsuccessful response: 400 and above, or a redirection."""
+    problem = parse_problem(response.body)
     if problem is None:
-        server, place = reply.headers.get("server"), reply.headers.get("location")
-        sent_on = f", which sends on to {place}" if place else ""
+        server, location = response.headers.get("server"), response.headers.get("location")
+        redirect = f", redirecting to {location}" if location else ""
         return UnexpectedAnswer(
-            f"{request.method} {request.path}: status {reply.status} by "
-            f"{server or 'an unnamed server'}{sent_on}, without a problem document: is that a "
+            f"{request.method} {request.path}: status {response.status} from "
+            f"{server or 'an unnamed server'}{redirect}, without a problem document: is that a "
             "tierlog broker?"
         )
-    return error_of_problem(problem, reply, request.place)
-
-
-def error_of_problem(problem: Problem, reply: Reply, place: Place) -> TierlogError:
-    """The error of a problem document that came as `reply`, or inside one."""
-    facts = Facts(problem, _detail(problem), place, retry_after_s(reply))
+    context = ErrorContext(problem, _detail(problem), request.subject, retry_after_s(response))
     if problem.results:
-        return _appended_in_part(facts)
+        return _appended_in_part(context)
     if problem.outcome == "unknown":
-        return errors.OutcomeUnknownError(facts.detail)
-    make = _BY_CODE.get(problem.code) or _by_status(reply.status)
-    return make(facts)
+        return errors.OutcomeUnknownError(context.detail)
+    create = _BY_CODE.get(problem.code) or _by_status(response.status)
+    return create(context)
 
 
 def parse_problem(body: bytes) -> Problem | None:
-    """None if the body is no problem document."""
+    """None if the body is not a problem document."""
     try:
         problem = typed_json.decode(body, Problem)
     except msgspec.DecodeError:
@@ -122,32 +116,32 @@ def parse_problem(body: bytes) -> Problem | None:
     return problem if problem.code else None
 
 
-def is_refusal(reply: Reply) -> bool:
-    """Whether the broker refused for now and changed nothing: the request may be sent again."""
-    if reply.status not in {429, 503, 507}:
+def is_retriable_refusal(response: Response) -> bool:
+    """Whether the broker refused temporarily and changed nothing: the request may be retried."""
+    if response.status not in {429, 503, 507}:
         return False
-    problem = parse_problem(reply.body)
+    problem = parse_problem(response.body)
     if problem is None or problem.results or problem.outcome == "unknown":
         return False
-    return problem.code in REFUSED_FOR_NOW
+    return problem.code in RETRIABLE_CODES
 
 
-def is_by_gateway(reply: Reply) -> bool:
-    """Whether something between here and the broker answered that it could not reach it."""
-    return reply.status in {502, 503, 504} and parse_problem(reply.body) is None
+def is_gateway_error(response: Response) -> bool:
+    """Whether a gateway reported that it could not reach the broker."""
+    return response.status in {502, 503, 504} and parse_problem(response.body) is None
 
 
-def is_cut_by_stop(reply: Reply) -> bool:
-    """Whether the broker stopped in the middle of the request, which may have taken effect."""
-    problem = parse_problem(reply.body) if reply.status == 503 else None
+def is_interrupted_by_shutdown(response: Response) -> bool:
+    """Whether the broker shut down during the request, which may have taken effect."""
+    problem = parse_problem(response.body) if response.status == 503 else None
     return problem is not None and (problem.code, problem.outcome) == ("shutting-down", "unknown")
 
 
-def retry_after_s(reply: Reply) -> float:
-    """`Retry-After` in seconds, a day at most; 0 if there is none (or a date, which a broker never
-    sends).
+def retry_after_s(response: Response) -> float:
+    """`Retry-After` in seconds, at most a day; 0 if there is none (or a date: no broker sends
+    one).
     """
-    text = reply.headers.get("retry-after", "")
+    text = response.headers.get("retry-after", "")
     return min(float(text), DAY_S) if text.isascii() and text.isdigit() else 0.0
 
 
@@ -165,96 +159,95 @@ def _fields(problem: Problem) -> tuple[FieldProblem, ...]:
     )
 
 
-def _appended_in_part(facts: Facts) -> TierlogError:
+def _appended_in_part(context: ErrorContext) -> TierlogError:
     results = tuple(
         {name: value for name, value in result.items() if isinstance(value, int)}
-        for result in facts.problem.results
+        for result in context.problem.results
     )
-    return AppendedInPart(facts.detail, results=results)
+    return AppendedInPart(context.detail, results=results)
 
 
-def _plain(kind: Callable[[str], TierlogError]) -> Make:
-    return lambda facts: kind(facts.detail)
+def _plain(kind: Callable[[str], TierlogError]) -> ErrorFactory:
+    return lambda context: kind(context.detail)
 
 
-def _invalid(kind: type[errors.InvalidRequest]) -> Make:
-    return lambda facts: kind(facts.detail, problems=_fields(facts.problem))
+def _invalid(kind: type[errors.InvalidRequest]) -> ErrorFactory:
+    return lambda context: kind(context.detail, problems=_fields(context.problem))
 
 
-def _too_large(kind: type[errors.TooLarge]) -> Make:
-    return lambda facts: kind(
-        facts.detail,
-        limit_bytes=facts.problem.limit_bytes,
-        size_bytes=facts.problem.size_bytes,
-    )
-
-
-def _out_of_range(kind: type[errors.OffsetOutOfRange]) -> Make:
-    return lambda facts: kind(
-        facts.detail,
-        log_start_offset=facts.problem.log_start_offset,
-        high_watermark=facts.problem.high_watermark,
+def _too_large(kind: type[errors.TooLarge]) -> ErrorFactory:
+    return lambda context: kind(
+        context.detail,
+        limit_bytes=context.problem.limit_bytes,
+        size_bytes=context.problem.size_bytes,
     )
 
 
-def _later(kind: type[RetriableError]) -> Make:
-    return lambda facts: kind(facts.detail, retry_after_s=facts.retry_after_s or 1.0)
+def _out_of_range(kind: type[errors.OffsetOutOfRange]) -> ErrorFactory:
+    return lambda context: kind(
+        context.detail,
+        log_start_offset=context.problem.log_start_offset,
+        high_watermark=context.problem.high_watermark,
+    )
 
 
-def _corrupt(kind: type[errors.CorruptDataError]) -> Make:
-    def make(facts: Facts) -> TierlogError:
-        problem = facts.problem
+def _retriable(kind: type[RetriableError]) -> ErrorFactory:
+    return lambda context: kind(context.detail, retry_after_s=context.retry_after_s or 1.0)
+
+
+def _corrupt(kind: type[errors.CorruptDataError]) -> ErrorFactory:
+    def create(context: ErrorContext) -> TierlogError:
+        problem = context.problem
         error = kind(
-            facts.detail, file=problem.object_key or problem.file, position=problem.position
+            context.detail, file=problem.object_key or problem.file, position=problem.position
         )
-        if PurePath(error.file).name in facts.detail:  # older brokers told the place apart
-            error.args = (facts.detail,)
+        error.args = (context.detail,)  # it names the file and the position already
         return error
 
-    return make
+    return create
 
 
-def _invalid_batch(facts: Facts) -> TierlogError:
-    return errors.InvalidBatch(facts.detail, position=facts.problem.position or 0)
+def _invalid_batch(context: ErrorContext) -> TierlogError:
+    return errors.InvalidBatch(context.detail, position=context.problem.position or 0)
 
 
-def _unknown_topic(facts: Facts) -> TierlogError:
-    if facts.place.topic:
-        return errors.UnknownTopic(facts.place.topic, detail=facts.detail)
-    return errors.UnknownTopicOrPartition(facts.detail)
+def _unknown_topic(context: ErrorContext) -> TierlogError:
+    if context.subject.topic:
+        return errors.UnknownTopic(context.subject.topic, detail=context.detail)
+    return errors.UnknownTopicOrPartition(context.detail)
 
 
-def _unknown_partition(facts: Facts) -> TierlogError:
-    if facts.place.topic and facts.place.partition >= 0:
-        return errors.UnknownPartition(facts.place.topic, facts.place.partition)
-    return errors.UnknownTopicOrPartition(facts.detail)
+def _unknown_partition(context: ErrorContext) -> TierlogError:
+    if context.subject.topic and context.subject.partition >= 0:
+        return errors.UnknownPartition(context.subject.topic, context.subject.partition)
+    return errors.UnknownTopicOrPartition(context.detail)
 
 
-def _unauthorized(facts: Facts) -> TierlogError:
+def _unauthorized(context: ErrorContext) -> TierlogError:
     return Unauthorized(
-        f"{facts.detail}; a client takes its token from TIERLOG_TOKEN, from the file that "
-        "TIERLOG_TOKEN_FILE names, and on the command line from --token-file"
+        f"{context.detail}; set TIERLOG_TOKEN or TIERLOG_TOKEN_FILE, or pass --token-file on the "
+        "command line"
     )
 
 
-def _offset_mismatch(facts: Facts) -> TierlogError:
+def _offset_mismatch(context: ErrorContext) -> TierlogError:
     return errors.OffsetMismatch(
-        expected_offset=facts.place.expected_offset,
-        log_end_offset=facts.problem.log_end_offset,
+        expected_offset=context.subject.expected_offset,
+        log_end_offset=context.problem.log_end_offset,
     )
 
 
-def _fault(facts: Facts) -> TierlogError:
-    return BrokerFault(facts.detail, request_id=facts.problem.request_id)
+def _fault(context: ErrorContext) -> TierlogError:
+    return BrokerFault(context.detail, request_id=context.problem.request_id)
 
 
-def _by_status(status: int) -> Make:
+def _by_status(status: int) -> ErrorFactory:
     if status in {429, 503, 507}:
-        return _later(RetriableError)
+        return _retriable(RetriableError)
     return _plain(RequestError) if status < 500 else _fault
 
 
-_BY_CODE: Final[Mapping[str, Make]] = {
+_BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "invalid-request": _invalid(errors.InvalidRequest),
     "invalid-record": _invalid(errors.InvalidRecord),
     "invalid-config": _invalid(errors.InvalidConfig),
@@ -285,11 +278,11 @@ _BY_CODE: Final[Mapping[str, Make]] = {
     "cold-object-missing": _corrupt(errors.MissingObject),
     "cold-object-corrupt": _corrupt(errors.CorruptObject),
     "corrupt-log": _corrupt(errors.CorruptDataError),
-    "throttled": _later(errors.Throttled),
-    "store-unavailable": _later(errors.StoreUnavailable),
+    "throttled": _retriable(errors.Throttled),
+    "store-unavailable": _retriable(errors.StoreUnavailable),
     "log-offline": _plain(errors.LogOfflineError),
-    "starting": _later(errors.Starting),
-    "shutting-down": _later(errors.ShuttingDown),
-    "disk-full": _later(errors.DiskFull),
+    "starting": _retriable(errors.Starting),
+    "shutting-down": _retriable(errors.ShuttingDown),
+    "disk-full": _retriable(errors.DiskFull),
     "internal": _fault,
 }

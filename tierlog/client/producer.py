@@ -1,6 +1,6 @@
-"""`client.producer()`: the caller sends record by record; batches go out in the background.
+"""`client.producer()`: the caller sends record by record; batches are sent in the background.
 
-One thread sends; any number may call `send`. Nothing is decided here: see `batching`, `sender`.
+One thread sends; any number may call `send`. Decisions are made in `batching` and `sender`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from weakref import WeakSet
 from record_format.clock import monotonic_ms, wall_clock_ms
 from record_format.encode import NO_HEADERS
 from record_format.errors import Throttled, TierlogError
-from tierlog.client.answers import TopicDescription
 from tierlog.client.batching import (
     Accumulator,
     Batching,
-    Changed,
     Delivery,
-    Outgoing,
-    Pending,
-    outgoing,
-    place_of,
+    InterruptSafeCondition,
+    PendingBatch,
+    PreparedRecord,
+    check_topic_partition,
+    prepare_record,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.partitioner import Partitioner
-from tierlog.client.records import GivenHeaders, Value
+from tierlog.client.records import HeadersLike, Value
+from tierlog.client.responses import TopicDescription
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
 
 T = TypeVar("T")
 
 FLUSH_AT_EXIT_S: Final = 10.0
-_open: Final[WeakSet[Producer]] = WeakSet()
+_open_producers: Final[WeakSet[Producer]] = WeakSet()
 
 
 @atexit.register
-def _flush_what_is_open() -> None:
-    for producer in list(_open):
-        producer.end()
+def _flush_open_producers() -> None:
+    for producer in list(_open_producers):
+        producer.flush_at_exit()
 
 
-class Runner(Protocol):
-    """What a producer needs of a client."""
+class CallRunner(Protocol):
+    """What a producer needs from a client."""
 
     retries: RetryPolicy
 
@@ -54,16 +54,15 @@ class Runner(Protocol):
 
 
 class Producer:
-    """Gathers records into batches and sends them, each exactly once; a context manager.
+    """Batches records and sends them, each exactly once; a context manager.
 
-    Leaving the context flushes. `send` returns a future that says where the record was appended. A
-    producer that nobody closes is flushed when the interpreter exits, for `FLUSH_AT_EXIT_S` at
-    most.
+    Leaving the context flushes. `send` returns a future for the record's offset. A producer that is
+    not closed is flushed when the interpreter exits, for at most `FLUSH_AT_EXIT_S`.
     """
 
     def __init__(
         self,
-        client: Runner,
+        client: CallRunner,
         batching: Batching | None = None,
         *,
         room_timeout_s: float = 60.0,
@@ -73,10 +72,10 @@ class Producer:
         self._batching = batching or Batching()
         self._room_timeout_s = room_timeout_s
         self._clock = clock
-        self._waiting = Accumulator(self._batching, Delivery.of_a_batch)
+        self._accumulator = Accumulator(self._batching, Delivery.factory_for_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sender = Sender(self._batching)
-        self._changed = Changed()
+        self._condition = InterruptSafeCondition()
         self._flushing = 0
         self._closed = False
         self._failure: BaseException | None = None
@@ -84,7 +83,7 @@ class Producer:
         self._ended = False
         self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
         self._thread.start()
-        _open.add(self)
+        _open_producers.add(self)
 
     def send(
         self,
@@ -93,82 +92,90 @@ class Producer:
         *,
         key: Value = None,
         timestamp: Time | None = None,
-        headers: GivenHeaders = NO_HEADERS,
+        headers: HeadersLike = NO_HEADERS,
         partition: int | None = None,
     ) -> Delivery:
-        """Hand over one record. Waits if the buffer is full; raises Throttled after a while.
+        """Buffer one record. Waits if the buffer is full, then raises Throttled.
 
-        The future has the result: a `Placed`, or the error. Raises TypeError for what is not a
+        The future's result is a `RecordMetadata`, or the error. Raises TypeError for what is not a
         record, UnknownTopic, and RuntimeError after `close`.
         """
         self._check_thread()
-        topic, partition = place_of(topic, partition)
+        topic, partition = check_topic_partition(topic, partition)
         now_ms = self._clock()
         written_ms = wall_clock_ms()
-        record = outgoing(value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms)
-        if partition is None and self._partitioner.claims_look(topic, now_ms=now_ms):
-            self._learn(topic, now_ms)
-        with self._changed:
-            if not self._waiting.has_room(record):
+        record = prepare_record(
+            value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms
+        )
+        if partition is None and self._partitioner.claim_refresh(topic, now_ms=now_ms):
+            self._refresh_topic(topic, now_ms)
+        with self._condition:
+            if not self._accumulator.has_room(record):
                 self._wait_for_room(record)
             self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
             try:
-                delivery, is_news = self._waiting.add((topic, partition), record, now_ms=now_ms)
-                if is_news:
-                    self._changed.notify_all()
-            except BaseException:  # Ctrl-C: the record may have been handed over
-                self._changed.notify_all()
+                delivery, wake_sender = self._accumulator.add(
+                    (topic, partition), record, now_ms=now_ms
+                )
+                if wake_sender:
+                    self._condition.notify_all()
+            except BaseException:  # Ctrl-C: the record may have been buffered
+                self._condition.notify_all()
                 raise
         return delivery
 
-    def _wait_for_room(self, record: Outgoing) -> None:
-        if not self._changed.wait_for(lambda: self._waiting.has_room(record), self._room_timeout_s):
-            raise Throttled(f"no room for a record within {self._room_timeout_s} s")
+    def _wait_for_room(self, record: PreparedRecord) -> None:
+        if not self._condition.wait_for(
+            lambda: self._accumulator.has_room(record), self._room_timeout_s
+        ):
+            raise Throttled(f"the buffer was full for {self._room_timeout_s:g} s")
 
-    def _learn(self, topic: str, now_ms: int) -> None:
+    def _refresh_topic(self, topic: str, now_ms: int) -> None:
         try:
-            self._partitioner.learn(self._client.describe_topic(topic), now_ms=now_ms)
+            self._partitioner.update(self._client.describe_topic(topic), now_ms=now_ms)
         except TierlogError as error:
-            self._partitioner.keep(topic, error)
+            self._partitioner.keep_or_raise(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send everything now, and wait for the answers; False if the time was not enough.
+        """Send everything now and wait for the responses; False if `timeout_s` was not enough.
 
-        Raises RuntimeError in a future's callback: it runs in the thread that would have to send.
+        Raises RuntimeError in a future's callback: it runs in the thread that sends.
         """
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a future's callback cannot wait for the producer that called it")
+            raise RuntimeError(
+                "flush() cannot be called in a future's callback: it would wait for its own thread"
+            )
         if not self._is_working:
-            return self._waiting.is_empty
-        with self._changed:
+            return self._accumulator.is_empty
+        with self._condition:
             self._flushing += 1
             try:
-                self._changed.notify_all()
-                self._changed.wait_for(
-                    lambda: self._waiting.is_empty or not self._is_working, timeout_s
+                self._condition.notify_all()
+                self._condition.wait_for(
+                    lambda: self._accumulator.is_empty or not self._is_working, timeout_s
                 )
-                return self._waiting.is_empty
+                return self._accumulator.is_empty
             finally:
                 self._flushing -= 1
 
     def close(self) -> None:
-        """Flush, and end the thread. The futures say what became of the records."""
+        """Flush, and end the thread. The futures have the records' results."""
         self.flush()
-        _open.discard(self)  # who was interrupted is flushed when the interpreter ends
+        _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
         if self._is_working:
-            with self._changed:
+            with self._condition:
                 self._closed = True
-                self._changed.notify_all()
+                self._condition.notify_all()
         if self._process == os.getpid():
-            self._thread.join()  # also one that failed, and is about to say so
+            self._thread.join()  # also a thread that failed and is about to raise
 
-    def end(self) -> None:
-        """The interpreter exits: what was handed over is sent, or reported as not sent."""
+    def flush_at_exit(self) -> None:
+        """Send what is buffered, or report it as not sent."""
         if self._is_working and not self.flush(FLUSH_AT_EXIT_S):
-            with self._changed:
-                self._waiting.fail_all(RuntimeError("the interpreter ended"))
+            with self._condition:
+                self._accumulator.fail_all(RuntimeError("the interpreter exited"))
 
     def __repr__(self) -> str:
         return f"<Producer of {self._client!r}>"
@@ -186,25 +193,23 @@ class Producer:
             raise RuntimeError("the producer is closed")
 
     def _check_thread(self) -> None:
-        """Ahead of the lock, which behind a fork nobody may be left to give back."""
+        """Before the lock is taken: after a fork, the thread that holds it may not exist."""
         if not self._is_working:
             self._check_open()
-            raise RuntimeError(
-                "the producer's thread stayed behind a fork; make one in this process"
-            )
+            raise RuntimeError("a producer cannot be used after a fork; create one in this process")
 
     @property
     def _is_working(self) -> bool:
-        """Not `is_alive`, after which Ctrl-C can make Python 3.11 take a thread for ended."""
+        """Not `Thread.is_alive`: Ctrl-C in it can make Python 3.11 consider the thread ended."""
         return not self._ended and self._process == os.getpid()
 
     def _work(self) -> None:
         try:
             self._send_all()
         finally:
-            with self._changed:
+            with self._condition:
                 self._ended = True
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _send_all(self) -> None:
         while (pending := self._next()) is not None:
@@ -213,22 +218,22 @@ class Producer:
             try:
                 self._client.run(steps)
             except BaseException as error:  # a bug, or its client was closed
-                with self._changed:
+                with self._condition:
                     self._failure = error
-                    self._waiting.fail_all(error)
+                    self._accumulator.fail_all(error)
                 raise
             finally:
-                with self._changed:
-                    self._waiting.finish(pending)
-                    self._changed.notify_all()
+                with self._condition:
+                    self._accumulator.finish(pending)
+                    self._condition.notify_all()
 
-    def _next(self) -> Pending[Delivery] | None:
-        with self._changed:
+    def _next(self) -> PendingBatch[Delivery] | None:
+        with self._condition:
             while True:
                 now_ms = self._clock()
-                flushing = self._flushing > 0 or self._closed  # nothing is left behind
-                pending = self._waiting.take_due(now_ms=now_ms, flushing=flushing)
+                flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
+                pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
                 if pending is not None or self._closed:
                     return pending
-                due_ms = self._waiting.next_due_ms()
-                self._changed.wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
+                due_ms = self._accumulator.next_due_ms()
+                self._condition.wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)

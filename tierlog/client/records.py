@@ -1,8 +1,8 @@
-"""Records in and out: what callers hand in, what they get, and the JSON form in between.
+"""Records as callers pass and receive them, and their JSON form.
 
-Values are bytes. Text is its UTF-8 bytes; anything else as JSON is for the caller to encode, or to
-hand over as `JsonSource`, which the broker keeps by its exact source text. What is none of these is
-a TypeError if it is handed in, ahead of any record that goes out.
+Values are bytes. Text stands for its UTF-8 bytes. Other JSON values are encoded by the caller, or
+passed as `JsonSource`, whose source text the broker keeps unchanged. Anything else is a TypeError,
+raised before any record is sent.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from tierlog.client.times import Time, time_of_record
 JsonSource = msgspec.Raw
 Bytes = bytes | bytearray | memoryview | str | None
 Value = Bytes | JsonSource
-GivenHeaders = Mapping[str, Bytes] | Iterable[tuple[str, Bytes]]
+HeadersLike = Mapping[str, Bytes] | Iterable[tuple[str, Bytes]]
 
-DEFAULT_BATCH_BYTES: Final = 1 << 20  # with the broker's overhead allowance it fits its default
+DEFAULT_BATCH_BYTES: Final = (
+    1 << 20
+)  # the broker's default limit is this plus an allowance for the overhead
 
 
 class NewRecord(NamedTuple):
-    """A record to produce. Without a `partition` it goes by its key, or wherever the broker puts
-    it.
+    """A record to produce. Without a `partition` it is chosen by key, or by the broker.
 
-    Value, key and headers' values are bytes, text (its UTF-8 bytes) or None; a `timestamp` is
-    milliseconds, RFC 3339 text or a datetime with a UTC offset; by default, now.
+    Values, keys and header values are bytes, text (as UTF-8) or None; `timestamp` is milliseconds,
+    RFC 3339 text or a datetime with a UTC offset, by default now.
     """
 
     value: Value
     key: Value = None
     timestamp: Time | None = None
-    headers: GivenHeaders = NO_HEADERS
+    headers: HeadersLike = NO_HEADERS
     partition: int | None = None
 
 
 class ConsumedRecord(NamedTuple):
-    """A record and where it was; `timestamp` in milliseconds, headers as (name, bytes) pairs."""
+    """A record and its offset; `timestamp` in milliseconds, headers as (name, bytes) pairs."""
 
     topic: str
     partition: int
@@ -57,11 +58,11 @@ class ConsumedRecord(NamedTuple):
 
 def to_json(records: Iterable[NewRecord | Value]) -> bytes:
     """The body of a JSON produce request."""
-    return msgspec.json.encode({"records": [_member(record) for record in _each(records)]})
+    return msgspec.json.encode({"records": [_to_member(record) for record in _as_list(records)]})
 
 
-def _each(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
-    """One record alone would be taken apart: text by its letters, a NewRecord by its fields."""
+def _as_list(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
+    """Refuses a single record: text would be iterated by letters, a NewRecord by fields."""
     if isinstance(records, (str, bytes, bytearray, memoryview, Mapping, NewRecord)):
         raise TypeError(
             f"records: expected a list of records, not one {type(records).__name__}; "
@@ -70,7 +71,7 @@ def _each(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
     return [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
 
 
-def _member(record: NewRecord) -> dict[str, object]:
+def _to_member(record: NewRecord) -> dict[str, object]:
     member = json_member("value", record.value)
     if record.key is not None:
         member |= json_member("key", record.key)
@@ -86,11 +87,11 @@ def _member(record: NewRecord) -> dict[str, object]:
 
 
 def json_member(name: str, content: Value) -> dict[str, object]:
-    """As the API has it: text, or `…_base64` if the bytes are not text."""
+    """The API's JSON form: text, or `…_base64` for bytes that are not UTF-8."""
     if content is None or isinstance(content, (str, JsonSource)):
         return {name: content}
     plain = to_bytes(content, name=name)
-    assert plain is not None, "null was told apart above"
+    assert plain is not None, "null was handled above"
     try:
         return {name: plain.decode()}
     except UnicodeDecodeError:
@@ -98,7 +99,7 @@ def json_member(name: str, content: Value) -> dict[str, object]:
 
 
 def to_bytes(content: Value, *, name: str) -> bytes | None:
-    """What the log keeps. Raises TypeError, naming the member."""
+    """The bytes that the log stores. Raises TypeError, naming the member."""
     if content is None or type(content) is bytes:
         return content
     if isinstance(content, str):
@@ -107,12 +108,12 @@ def to_bytes(content: Value, *, name: str) -> bytes | None:
         return bytes(content)
     raise TypeError(
         f"{name}: expected bytes, text or None, not {type(content).__name__}; "
-        "a value of JSON is for json.dumps"
+        "encode JSON values with json.dumps"
     )
 
 
-def to_headers(given: GivenHeaders) -> Headers:
-    """From pairs or a mapping; text is its UTF-8 bytes. Raises TypeError."""
+def to_headers(given: HeadersLike) -> Headers:
+    """From pairs or a mapping; text is encoded as UTF-8. Raises TypeError."""
     if not given:
         return NO_HEADERS
     pairs = given.items() if isinstance(given, Mapping) else given
@@ -123,7 +124,7 @@ def to_headers(given: GivenHeaders) -> Headers:
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"headers: a name is text, not {type(name).__name__}")
+        raise TypeError(f"headers: a name must be text, not {type(name).__name__}")
     return name
 
 
@@ -134,11 +135,11 @@ def to_batches(
     codec: int = NONE,
     max_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> bytes:
-    """The body of a raw produce request: one or more record batches.
+    """Encode records as the body of a raw produce request: one or more record batches.
 
-    Records without a timestamp get `now_ms`. Raises RecordTooLarge, InvalidRecord for none at all.
+    Records without a timestamp get `now_ms`. Raises RecordTooLarge, and InvalidRecord if empty.
     """
-    new = _each(records)
+    new = _as_list(records)
     if not new:
         raise InvalidRecord("the request has no records")
     cut = encode_batches(
@@ -155,19 +156,19 @@ def to_batches(
 
 
 class Decoded(NamedTuple):
-    """`broken_off_at`: where the batch begins that ended them, because it is corrupt."""
+    """`corrupt_from`: the base offset of the corrupt batch at which decoding stopped."""
 
     records: list[Record]
-    broken_off_at: int | None = None
+    corrupt_from: int | None = None
 
 
 def decode_fetched(
     batches: bytes, *, of: str = "", from_offset: int = 0, end_offset: int | None = None
 ) -> Decoded:
-    """The records of whole batches with from_offset <= offset < end_offset; checksums are checked.
+    """Verify and decode the records with from_offset <= offset < end_offset.
 
-    Control batches are skipped. What comes before a corrupt batch is given; raises CorruptBatch
-    where nothing does. `of` names the partition in it.
+    Control batches are skipped. Returns the records before a corrupt batch; if there are none,
+    raises CorruptBatch, which names the partition `of`.
     """
     found: list[Record] = []
     next_offset = from_offset
@@ -184,14 +185,14 @@ def decode_fetched(
             next_offset = header.next_offset
     except CorruptBatch as bad:
         if not found:
-            detail = f"{bad.detail}; `tierlog storage verify --deep` says where it rotted"
+            detail = f"{bad.detail}; `tierlog storage verify --deep` shows which tier is corrupt"
             offset = next_offset if bad.offset is None else bad.offset
             raise CorruptBatch(detail, file=of, offset=offset) from bad
-        return Decoded(found, broken_off_at=next_offset)
+        return Decoded(found, corrupt_from=next_offset)
     return Decoded(found)
 
 
-def from_time(records: list[Record], timestamp: int) -> list[Record]:
-    """From the first record at or after the time on; all, if the broker already skipped further."""
+def from_timestamp(records: list[Record], timestamp: int) -> list[Record]:
+    """The records from the first at or after the time; all of them if there is none."""
     first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
     return records[first:]

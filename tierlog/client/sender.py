@@ -1,11 +1,11 @@
-"""Batches on their way to the broker, each appended once; used by both producers.
+"""Sends a producer's batches to the broker, each appended once; used by both producers.
 
 Rules that keep it honest:
 
-* Every batch carries the producer's identity and a sequence, so that it may be sent again after a
-  lost answer and is appended once (`exchange` does so).
-* If it remains unknown whether a batch was appended, its records fail with `AnswerLost`, and the
-  identity is given up: a sequence is never reused for other records.
+* Every batch carries the producer's identity and a sequence, so that `exchange` may retry it after
+  a lost response, and it is appended once.
+* If it remains unknown whether a batch was appended, its records fail with `AnswerLost` and the
+  identity is abandoned: a sequence is never reused for other records.
 """
 
 from __future__ import annotations
@@ -26,91 +26,100 @@ from record_format.errors import (
     TooLarge,
 )
 from tierlog.client import calls
-from tierlog.client.answers import Produced, ProducerIdentity
-from tierlog.client.batching import Batching, Pending, Told, TopicPartition
+from tierlog.client.batching import Batching, FutureT, PendingBatch, TopicPartition
 from tierlog.client.exchange import (
-    ENDLESS,
+    UNLIMITED_ATTEMPTS,
     AnswerLost,
     BrokerUnreachable,
     RetryPolicy,
     Steps,
     exchange,
 )
+from tierlog.client.responses import ProduceResponse, ProducerIdentity
 
 log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends a producer's batches, and knows what comes next in each partition."""
+    """Sends a producer's batches, and tracks the next sequence of each partition."""
 
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
         self._identity: ProducerIdentity | None = None
-        self._next: dict[TopicPartition, int] = {}
-        self._was_answered: bool | None = None  # when a batch was sent last; None: none was
+        self._next_sequences: dict[TopicPartition, int] = {}
+        self._last_got_response: bool | None = None  # of the last batch; None before the first
 
-    def deliver(self, pending: Pending[Any], policy: RetryPolicy, *, now_ms: int) -> Steps[None]:
-        """Send one batch and settle its deliveries; never raises what they can report."""
+    def deliver(
+        self, pending: PendingBatch[Any], policy: RetryPolicy, *, now_ms: int
+    ) -> Steps[None]:
+        """Send one batch and resolve its futures; errors are reported by these, not raised."""
         try:
-            answer = yield from self._append(pending, policy, now_ms=now_ms)
+            response = yield from self._append(pending, policy, now_ms=now_ms)
         except TierlogError as error:
-            if isinstance(error, TooLarge) and _changed_nothing(error) and len(pending) > 1:
-                for part in _parts(pending, error):
+            if isinstance(error, TooLarge) and _leaves_sequence_valid(error) and len(pending) > 1:
+                for part in _split(pending, error):
                     yield from self.deliver(part, policy, now_ms=now_ms)
             else:
                 self._fail(pending, error)
             return
-        self._was_answered = True
-        following = self._sequence(pending) + len(pending)
-        self._next[pending.place] = following & MAX_SEQUENCE
-        (result,) = answer.results
-        pending.settle(result.base_offset)
+        self._last_got_response = True
+        next_sequence = self._sequence(pending) + len(pending)
+        self._next_sequences[pending.topic_partition] = next_sequence & MAX_SEQUENCE
+        (result,) = response.results
+        pending.complete(result.base_offset)
 
     def _append(
-        self, pending: Pending[Any], policy: RetryPolicy, *, now_ms: int
-    ) -> Steps[Produced]:
+        self, pending: PendingBatch[Any], policy: RetryPolicy, *, now_ms: int
+    ) -> Steps[ProduceResponse]:
         timeout_s = self._batching.delivery_timeout_s
         left_s = timeout_s - (now_ms - pending.due_ms) / 1000
         if left_s > 0:
-            attempts = ENDLESS if self._was_answered else policy.attempts
+            attempts = UNLIMITED_ATTEMPTS if self._last_got_response else policy.attempts
             policy = replace(policy, attempts=attempts, deadline_s=left_s)
-        elif self._was_answered is False:
+        elif self._last_got_response is False:
             raise BrokerUnreachable(
-                f"not tried: it waited {timeout_s:g} s for a request that failed"
+                f"not sent: it waited {timeout_s:g} s for an earlier batch, which failed"
             )
         if self._identity is None:
             self._identity = yield from exchange(calls.init_producer(), policy)
-        topic, partition = pending.place
+        topic, partition = pending.topic_partition
         batch = _encode(pending, self._identity, self._sequence(pending), self._batching.codec)
         acks = self._batching.acks
         call = calls.produce_batches(topic, batch, partition=partition, acks=acks)
         return (yield from exchange(call, policy))
 
-    def _sequence(self, pending: Pending[Any]) -> int:
-        return self._next.get(pending.place, 0)
+    def _sequence(self, pending: PendingBatch[Any]) -> int:
+        return self._next_sequences.get(pending.topic_partition, 0)
 
-    def _fail(self, pending: Pending[Any], error: TierlogError) -> None:
-        self._was_answered = isinstance(error, RequestError)
+    def _fail(self, pending: PendingBatch[Any], error: TierlogError) -> None:
+        self._last_got_response = isinstance(error, RequestError)
         was_sent = self._identity is not None
-        if not _changed_nothing(error):
+        if not _leaves_sequence_valid(error):
             self._identity = None
-            self._next.clear()
+            self._next_sequences.clear()
         if was_sent and isinstance(error.__cause__, AnswerLost):
-            error = AnswerLost(f"{error}; a copy of it may have been appended")
-        # For those who never look at their futures.
-        log.warning("a batch of %d for %s-%d failed: %s", len(pending), *pending.place, error)
+            error = AnswerLost(f"{error}; an earlier attempt may have been appended")
+        # For callers that ignore their futures.
+        log.warning(
+            "a batch of %d records for %s-%d failed: %s",
+            len(pending),
+            *pending.topic_partition,
+            error,
+        )
         pending.fail(error)
 
 
-def _parts(pending: Pending[Told], error: TooLarge) -> Iterator[Pending[Told]]:
-    """A batch that a topic takes in parts only, as Kafka's producer cuts it: in order."""
+def _split(pending: PendingBatch[FutureT], error: TooLarge) -> Iterator[PendingBatch[FutureT]]:
+    """Split a batch that is too large for its topic, in order, as Kafka's producer does."""
     records = len(pending)
     count = min(records, max(0, error.size_bytes) // max(1, error.limit_bytes) + 2)
     for start, end in itertools.pairwise(records * part // count for part in range(count + 1)):
-        yield pending.part(start, end)
+        yield pending.slice(start, end)
 
 
-def _encode(pending: Pending[Any], identity: ProducerIdentity, sequence: int, codec: int) -> bytes:
+def _encode(
+    pending: PendingBatch[Any], identity: ProducerIdentity, sequence: int, codec: int
+) -> bytes:
     return bytes(
         encode_batch(
             pending.values,
@@ -125,9 +134,9 @@ def _encode(pending: Pending[Any], identity: ProducerIdentity, sequence: int, co
     )
 
 
-def _changed_nothing(error: TierlogError) -> bool:
-    """A refusal of this request alone; not one that says that the sequence is lost, nor one of a
-    repeat: the first copy may have been appended.
+def _leaves_sequence_valid(error: TierlogError) -> bool:
+    """Whether the broker refused this request only, and its sequence can be used again: not if the
+    sequence is lost, nor if a retry was refused, since an earlier attempt may have been appended.
     """
     lost = isinstance(error, (OutOfOrderSequence, ProducerFenced))
     lost = lost or isinstance(error.__cause__, AnswerLost)

@@ -1,4 +1,4 @@
-"""Converts callers' times to the milliseconds that the log keeps."""
+"""Converts callers' times to the milliseconds that the log stores."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def to_ms(time: Time | None) -> int | None:
     if isinstance(time, int):
         return time
     if not isinstance(time, datetime):
-        raise TypeError(f"a time is an int, text or a datetime, not {type(time).__name__}")
+        raise TypeError(f"a time must be an int, text or a datetime, not {type(time).__name__}")
     if time.tzinfo is None:
         raise InvalidRequest(f"{time.isoformat()}: a time needs a UTC offset, as in ...Z")
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def time_of_record(time: Time) -> int:
-    """A time that a record may have, or -1 for none. Raises InvalidRequest: in a batch a time that
-    no record may have would fail all others.
+    """A valid record timestamp, or -1 for none. Raises InvalidRequest: in a batch, an invalid
+    timestamp would make all records fail.
     """
     found = to_ms(time)
     if not -1 <= found <= MAX_TIME:
-        raise InvalidRequest(f"timestamp: a time must be between 0 and {MAX_TIME}, not at {found}")
+        raise InvalidRequest(f"timestamp must be between 0 and {MAX_TIME}, not {found}")
     return found
 
 
@@ -61,14 +61,14 @@ def _parse(text: str) -> int | datetime:
         return datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"{text!r} is no time: milliseconds since the epoch, or RFC 3339 text "
+            f"{text!r} is not a time: give milliseconds since the epoch, or RFC 3339 text "
             "as in 2013-06-01T12:00:00Z"
         ) from None
 
 
 def _after_leap_second(text: str) -> datetime:
-    """The second after it, as the broker reads it: an epoch has no leap seconds."""
+    """The following second, as the broker reads it: Unix time has no leap seconds."""
     after = datetime.fromisoformat(_LEAP_SECOND.sub("59", text)) + timedelta(seconds=1)
     if after.tzinfo and after.astimezone(UTC).strftime("%T") != "00:00:00":
-        raise ValueError("RFC 3339 has them at the end of a day of UTC alone")
+        raise ValueError("leap seconds occur only at the end of a UTC day (RFC 3339)")
     return after

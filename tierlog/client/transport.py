@@ -1,8 +1,8 @@
-"""httpx under both clients: how they connect, and what its exceptions mean to a call.
+"""httpx under both clients: how they connect, and how its exceptions map to a call's outcomes.
 
-* Only here and in the two clients is httpx imported.
-* What is not given is taken from the environment, under the same names as on the command line.
-* A token is never in a text produced here: not in a repr, not in an error.
+* httpx is imported only here and in the two clients.
+* Defaults are taken from the environment, with the same variables as on the command line.
+* No text produced here contains a token: neither a repr nor an error.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import httpx
 
 from record_format.errors import ConfigurationError, SettingsError
 from record_format.loopback import is_loopback
-from tierlog.client.exchange import Broken, Outcome, Unsent
-from tierlog.client.wire import DEFAULT_SERVER, Reply, Request
+from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
+from tierlog.client.wire import DEFAULT_SERVER, Request, Response
 
 Http = TypeVar("Http")
 
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
-_NO_TLS: Final = re.compile("WRONG_VERSION_NUMBER|record layer failure")  # by OpenSSL's version
+_NOT_TLS: Final = re.compile("WRONG_VERSION_NUMBER|record layer failure")  # by OpenSSL's version
 _UNKNOWN_CA: Final = re.compile("local issuer certificate|self-signed certificate")
-_HUNG_UP: Final = "Server disconnected without sending a response"
-# Of one event loop at a time: more are no faster, and httpx looks at every connection and at every
-# request that waits for one, whenever an answer comes.
-AT_A_TIME: Final = 32
-# For requests that wait in the broker: one of them keeps no connection from others.
-WAITING: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-_NEVER_LEFT: Final = (
+_NO_RESPONSE: Final = "Server disconnected without sending a response"
+# Per event loop. More are not faster: on each response httpx scans all connections and all requests
+# that wait for one.
+MAX_CONCURRENT_REQUESTS: Final = 32
+# Requests that wait in the broker must not keep others from a connection.
+LONG_POLL_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+_NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
     httpx.PoolTimeout,
-    httpx.ProxyError,  # one that makes no way to the broker
+    httpx.ProxyError,  # a proxy that cannot reach the broker
 )
 
 
@@ -48,11 +48,11 @@ def _environment() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Connection:
-    """Where the broker is and how it is spoken to. `ca_file`: trust this authority alone.
+class ConnectionConfig:
+    """Where the broker is, and how to connect to it. `ca_file`: trust only this authority.
 
-    None: taken from the environment now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`, `_CA_FILE`), if
-    it is set there. A token given in either way, even an empty one, is the only one used.
+    None stands for the environment's value as of now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`,
+    `_CA_FILE`). If `token` or `token_file` is given, even empty, the environment's are ignored.
     """
 
     server: str | None = None
@@ -63,26 +63,26 @@ class Connection:
     environment: Mapping[str, str] = field(default_factory=_environment)
 
     def clients(self, kind: Callable[..., Http], transport: object) -> tuple[Http, Http]:
-        """For most requests, and for those that wait in the broker. Raises ConfigurationError."""
+        """One for most requests, one for long polls. Raises ConfigurationError."""
         url = self._url()
         ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
-        make = partial(
+        create = partial(
             kind,
             base_url=url,
             auth=self._auth(),
             timeout=self.timeout_s,
             verify=_authorities(url, ca_file),
-            # A proxy of the environment is for the world outside, not for this machine.
+            # The environment's proxy is not for this machine.
             trust_env=not is_loopback(url.host),
             transport=transport,
         )
         try:
-            return make(), make(limits=WAITING)
+            return create(), create(limits=LONG_POLL_LIMITS)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise SettingsError(f"the environment's proxy: {error}") from error
 
-    def shown(self, client: object) -> str:
-        """A client's repr: no token, and no password of its URL."""
+    def describe(self, client: object) -> str:
+        """A client's repr, without its token and its URL's password."""
         url = self._url()
         return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
 
@@ -97,11 +97,11 @@ class Connection:
             token = self.environment.get("TIERLOG_TOKEN")
             file = self.environment.get("TIERLOG_TOKEN_FILE") or None
         if token or file is None:
-            return _Bearer(lambda: _checked(token, "token")) if token else None
-        return _Bearer(lambda: _checked(_read(file), f"token file {file}"))
+            return _Bearer(lambda: _validated(token, "token")) if token else None
+        return _Bearer(lambda: _validated(_read(file), f"token file {file}"))
 
-    def sent_as(self, request: Request) -> dict[str, Any]:
-        """What both clients of httpx take."""
+    def httpx_arguments(self, request: Request) -> dict[str, Any]:
+        """The arguments of `httpx.Client.request`, also of the asynchronous one."""
         return {
             "method": request.method,
             "url": request.path,
@@ -113,55 +113,55 @@ class Connection:
 
 
 class _Bearer(httpx.Auth):
-    """A token, read anew when the broker does not know it: its file may have been rewritten."""
+    """A token; read again when the broker refuses it, since its file may have been rewritten."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read, self._token = read, read()
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        sent = self._ask_with(request)
+        sent = self._authorize(request)
         response = yield request
         if response.status_code != httpx.codes.UNAUTHORIZED:
             return
-        with suppress(ConfigurationError):  # then the answer is what it is
+        with suppress(ConfigurationError):  # the 401 is returned
             self._token = self._read()
         if self._token != sent:
-            self._ask_with(request)
+            self._authorize(request)
             yield request
 
-    def _ask_with(self, request: httpx.Request) -> str:
+    def _authorize(self, request: httpx.Request) -> str:
         token = self._token
         request.headers["authorization"] = f"Bearer {token}"
         return token
 
 
-def to_reply(response: httpx.Response) -> Reply:
-    return Reply(response.status_code, response.headers, response.content)
+def to_response(response: httpx.Response) -> Response:
+    return Response(response.status_code, response.headers, response.content)
 
 
 def to_outcome(error: httpx.RequestError) -> Outcome:
-    """Also of an answer that came and cannot be expanded, as a proxy's that was cut."""
+    """Also for a response that cannot be decompressed, such as one that a proxy truncated."""
     reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _hint(error)
-    if isinstance(error, _NEVER_LEFT):
-        return Unsent(f"{error.request.url.netloc.decode()}: {reason}")
-    return Broken(reason)
+    if isinstance(error, _NOT_SENT):
+        return NotSent(f"{error.request.url.netloc.decode()}: {reason}")
+    return ConnectionLost(reason)
 
 
 def _hint(error: httpx.RequestError) -> str:
-    """What to try where the server seems to speak the other scheme, or is vouched for by nobody."""
+    """What to try if the server seems to use the other scheme, or an unknown authority."""
     if _UNKNOWN_CA.search(str(error)):
-        return " (an authority of your own: --ca-file or TIERLOG_CA_FILE)"
-    if _NO_TLS.search(str(error)):
-        return " (without TLS its address begins with http://)"
-    if _HUNG_UP in str(error) and error.request.url.scheme == "http":
-        return " (with TLS its address begins with https://)"
+        return " (for a private authority, give --ca-file or TIERLOG_CA_FILE)"
+    if _NOT_TLS.search(str(error)):
+        return " (if the server does not use TLS, its address begins with http://)"
+    if _NO_RESPONSE in str(error) and error.request.url.scheme == "http":
+        return " (if the server uses TLS, its address begins with https://)"
     return ""
 
 
 def _server_url(server: str) -> httpx.URL:
     try:
         url = httpx.URL(server if "://" in server else f"http://{server}")
-        url.raw_host.decode("ascii").encode("idna")  # as it is looked up
+        url.raw_host.decode("ascii").encode("idna")  # as for the DNS lookup
     except (httpx.InvalidURL, UnicodeError) as error:
         raise SettingsError(f"server {server!r}: {error}") from error
     if url.scheme not in {"http", "https"} or not url.host or url.query:
@@ -178,16 +178,16 @@ def _read(file: str | Path) -> str:
         raise SettingsError(f"token file {file}: {error}") from error
 
 
-def _checked(token: str, where: str) -> str:
-    """Without the line break that a file, or a secret that was one, ends with."""
+def _validated(token: str, where: str) -> str:
+    """Strips the line break at the end of a file."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or not token:
-        raise SettingsError(f"{where}: contains no token")
+        raise SettingsError(f"{where}: does not contain a token")
     return token
 
 
 def _authorities(url: httpx.URL, file: str | Path | None) -> ssl.SSLContext:
-    """Who is trusted; without TLS nobody, as those of the system take 40 ms to load."""
+    """The trusted authorities; none for http://, since the system's take 40 ms to load."""
     if not file and url.scheme == "http":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

@@ -1,4 +1,4 @@
-"""A request and a reply as values, as every HTTP library has them."""
+"""HTTP requests and responses as plain values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Place(NamedTuple):
-    """What a request is about: a problem's text names it, but its members do not always."""
+class Subject(NamedTuple):
+    """What a request is about; not every problem document names it in its members."""
 
     topic: str = ""
     partition: int = -1
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 class Request(NamedTuple):
-    """`path` is percent-encoded; `extra_wait_s` is added to the time that an answer may take."""
+    """`path` is percent-encoded; `extra_wait_s` is added to the response time-out."""
 
     method: str
     path: str
@@ -30,11 +30,11 @@ class Request(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     extra_wait_s: float = 0.0
-    place: Place = Place()
+    subject: Subject = Subject()
 
 
-class Reply(NamedTuple):
-    """`headers` by lower-case name."""
+class Response(NamedTuple):
+    """`headers`: keys are lower-case."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 def query(**members: object) -> tuple[tuple[str, str], ...]:
-    """Query parameters: None is left out, booleans are 1 and 0."""
+    """Query parameters. None is omitted; booleans become 1 and 0."""
     return tuple(
         (name, str(int(value)) if isinstance(value, bool) else str(value))
         for name, value in members.items()
@@ -51,6 +51,6 @@ def query(**members: object) -> tuple[tuple[str, str], ...]:
 
 
 def headers(members: Mapping[str, object]) -> Mapping[str, str]:
-    """Header fields: None is left out."""
+    """Header fields. None is omitted."""
     found = {name: str(value) for name, value in members.items() if value is not None}
     return found or NO_HEADERS

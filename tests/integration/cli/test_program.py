@@ -70,7 +70,7 @@ def test_help_names_every_command(offline):
         (2, (*SERVE, "--store", "file://bucket"), "file:///absolute/path"),
         (2, ("storage", "verify", "t", "--store", "s3:/b/p"), "store s3:/b/p: names no bucket"),
         (2, ("storage", "offload", "t", "--wait", "61"), "60, not '61'"),
-        (2, ("consume", "t", "--timestamp", "yesterday"), "--timestamp: 'yesterday' is no time"),
+        (2, ("consume", "t", "--timestamp", "yesterday"), "--timestamp: 'yesterday' is not a time"),
         (2, ("storage", "pin", "t", "p", "--store", "memory://", "--days", "inf"), "not 'inf'"),
         (
             1,

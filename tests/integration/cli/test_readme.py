@@ -75,7 +75,7 @@ def test_the_tour_is_what_one_types(outputs):
     assert '"remaining_segments":0' in shown
     assert "cold" in shown
     assert "Dumping " in shown
-    assert "Placed(topic='orders', partition=1, offset=9989)" in python
+    assert "RecordMetadata(topic='orders', partition=1, offset=9989)" in python
     assert "\n5000 b'customer-" in python
 
 

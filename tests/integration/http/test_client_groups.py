@@ -11,7 +11,7 @@ import pytest
 import tierlog
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import Api
-from tierlog.client import follow
+from tierlog.client import scheduling
 
 
 def client_of(api: Api) -> tierlog.Client:
@@ -80,7 +80,7 @@ def test_a_follower_of_a_topic_reads_the_partitions_that_are_added(api, monkeypa
         assert next(some).value == next(reading).value == b"a"
         client.alter_topic(topic, partitions=3)
         api.values(topic, "c", partition=2)
-        monkeypatch.setattr(follow, "TOPIC_KNOWN_MS", 50)
+        monkeypatch.setattr(scheduling, "METADATA_MAX_AGE_MS", 50)
         added = next(reading)
         assert (added.partition, added.offset, added.value) == (2, 0, b"c")
         api.values(topic, "b")

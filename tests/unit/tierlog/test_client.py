@@ -16,11 +16,11 @@ from record_format.batch import iter_headers
 from record_format.encode import encode_batch
 from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy, calls
 from tierlog.client.calls import Limits, Sequenced
-from tierlog.client.exchange import ENDLESS, Pause, exchange
-from tierlog.client.group_calls import GroupPlace
+from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Pause, exchange
+from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
-from tierlog.client.wire import Reply
+from tierlog.client.wire import Response
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 PRODUCED = {
@@ -166,7 +166,7 @@ def test_records_are_written_as_python_has_them():
         (tierlog.NewRecord("v", key=5), "key: .*int"),
         (tierlog.NewRecord("v", headers={"a": 5}), "headers 'a': .*int"),
         (tierlog.NewRecord("v", headers=[(b"a", b"b")]), "headers: a name"),
-        (tierlog.NewRecord("v", timestamp=1.5), "a time is .*float"),
+        (tierlog.NewRecord("v", timestamp=1.5), "a time must be .*float"),
     ],
 )
 def test_what_is_no_record_is_named(record, named):
@@ -182,9 +182,9 @@ def test_a_time_that_no_record_has_is_refused_ahead_of_any_record():
     script = Script(ok(PRODUCED))
     for time in (-2, 2**63):
         record = tierlog.NewRecord("v", timestamp=time)
-        with client(script) as c, pytest.raises(errors.InvalidRequest, match=f"not at {time}"):
+        with client(script) as c, pytest.raises(errors.InvalidRequest, match=f"not {time}"):
             c.produce("t", [record])
-        with pytest.raises(errors.InvalidRequest, match=f"not at {time}"):
+        with pytest.raises(errors.InvalidRequest, match=f"not {time}"):
             to_batches([record], now_ms=7)
     assert not script.requests
 
@@ -318,7 +318,7 @@ def test_the_page_of_a_proxy_is_no_commit(status):
             c.commit_offsets("g", [tierlog.OffsetCommit("t", 0, 5)])
         with pytest.raises(UnexpectedAnswer) as told:
             c.delete_topic("t")
-        assert ("sends on to /login" in str(told.value)) == (status != 200)
+        assert ("redirecting to /login" in str(told.value)) == (status != 200)
         with pytest.raises(UnexpectedAnswer):
             c.offsets("t", 0)
 
@@ -415,14 +415,14 @@ def test_consume_ends_where_the_high_watermark_was_when_it_began():
 
 def test_a_commit_that_was_broken_off_is_made_once_more():
     """As by a task that is cancelled while it commits: what it had read was never said again."""
-    place = GroupPlace("g", "t", timestamp=None, now_s=0.0)
-    place.hand_out(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
-    broken_off = place.commit()
-    made = place.commit()
+    progress = GroupProgress("g", "t", timestamp=None, now_s=0.0)
+    progress.consumed_before(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
+    broken_off = progress.commit()
+    made = progress.commit()
     assert made is not None
     assert made.request == broken_off.request
-    made.read(Reply(204, {}, b""))
-    assert place.commit() is None
+    made.read(Response(204, {}, b""))
+    assert progress.commit() is None
 
 
 def test_a_follower_that_is_up_to_date_waits_in_the_broker():
@@ -452,7 +452,7 @@ def test_a_follower_that_was_answered_asks_on_and_another_does_not():
 
 def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list[float]:
     """Of a call to which a gateway gives one answer for ever, or for an hour at least."""
-    page = Reply(503, {"retry-after": retry_after}, b"<html>maintenance")
+    page = Response(503, {"retry-after": retry_after}, b"<html>maintenance")
     steps, outcome, found = exchange(calls.list_topics(), policy), None, []
     try:
         while now_s[0] < 3600:
@@ -470,10 +470,10 @@ def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list
     ("policy", "told", "waited"),
     [
         (RetryPolicy(), "10", []),
-        (RetryPolicy(attempts=ENDLESS, deadline_s=25), "10", [10, 10, 5]),
-        (RetryPolicy(attempts=ENDLESS, deadline_s=25), "3600", [25]),
-        (RetryPolicy(attempts=ENDLESS, deadline_s=inf), "600", [600] * 6),
-        (RetryPolicy(attempts=ENDLESS, deadline_s=inf), "9" * 400, [86_400]),
+        (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=25), "10", [10, 10, 5]),
+        (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=25), "3600", [25]),
+        (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=inf), "600", [600] * 6),
+        (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=inf), "9" * 400, [86_400]),
     ],
 )
 def test_who_asks_on_waits_as_long_as_a_gateway_says_and_not_beyond_its_deadline(
@@ -488,7 +488,7 @@ def test_who_asks_on_waits_as_long_as_a_gateway_says_and_not_beyond_its_deadline
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_what_a_gateway_says_is_a_broken_connection(status):
     script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
-    with client(script) as c, pytest.raises(AnswerLost, match=f"{status} by a gateway"):
+    with client(script) as c, pytest.raises(AnswerLost, match=f"{status} from a gateway"):
         c.produce("t", ["a"])
     identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
     script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
@@ -567,7 +567,7 @@ def test_an_asynchronous_client_is_of_one_event_loop():
     """Another would find connections, and locks, that belong to one that may be gone."""
     c = tierlog.AsyncClient(transport=httpx.MockTransport(Script(ok({"topics": []}))))
     assert asyncio.run(c.list_topics()) == ()
-    with pytest.raises(RuntimeError, match="another event loop: create one in each"):
+    with pytest.raises(RuntimeError, match="another event loop: create one client per"):
         asyncio.run(c.list_topics())
 
 

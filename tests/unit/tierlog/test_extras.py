@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlog.extras import OPTIONAL
+from tierlog.extras import OPTIONAL_PACKAGES
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
@@ -43,13 +43,13 @@ def run_without(names: set[str], code: str) -> subprocess.CompletedProcess:
 )
 def test_a_command_says_what_it_lacks(arguments, hint):
     ran = run_without(
-        set(OPTIONAL), f"from tierlog.cli.main import run\nsys.exit(run({arguments!r}))"
+        set(OPTIONAL_PACKAGES), f"from tierlog.cli.main import run\nsys.exit(run({arguments!r}))"
     )
     assert (ran.returncode, ran.stderr) == (1, f"tierlog: {hint}\n")
 
 
 def test_read_arrow_says_what_it_lacks():
-    ran = run_without(set(OPTIONAL), "import tierlog\ntierlog.read_arrow")
+    ran = run_without(set(OPTIONAL_PACKAGES), "import tierlog\ntierlog.read_arrow")
     assert ran.stderr.splitlines()[-1].startswith(
         "ModuleNotFoundError: tierlog.read_arrow: pyarrow is not installed: pip install"
     )
@@ -57,7 +57,7 @@ def test_read_arrow_says_what_it_lacks():
 
 def test_every_optional_package_is_of_the_extra_that_is_named():
     declared = requires("tierlog")
-    for name, (_, extra) in OPTIONAL.items():
+    for name, (_, extra) in OPTIONAL_PACKAGES.items():
         assert any(line.startswith(name) and f"extra == '{extra}'" in line for line in declared), (
             name
         )

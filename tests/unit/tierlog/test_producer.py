@@ -24,19 +24,19 @@ import tierlog
 from record_format import errors
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
-from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, answers
+from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, responses
 from tierlog.client import producer as producers
 from tierlog.client.batching import (
-    OBJECTS_BYTES,
+    RECORD_OVERHEAD_BYTES,
     Accumulator,
     Delivery,
-    Placed,
-    outgoing,
+    RecordMetadata,
+    prepare_record,
 )
 from tierlog.client.partitioner import Partitioner
 from tierlog.client.producer import Producer
 
-record = partial(outgoing, key=None, timestamp=None, headers=(), now_ms=1)
+record = partial(prepare_record, key=None, timestamp=None, headers=(), now_ms=1)
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 
 
@@ -90,7 +90,7 @@ class TinyBroker:
 
 
 def described(*numbers, damaged=(), name="t"):
-    zeros = dict.fromkeys(answers.PartitionDescription.__struct_fields__, 0)
+    zeros = dict.fromkeys(responses.PartitionDescription.__struct_fields__, 0)
     return {
         "name": name,
         "topic_id": "x",
@@ -102,7 +102,7 @@ def described(*numbers, damaged=(), name="t"):
 
 
 def topic(name, count):
-    return msgspec.convert(described(*range(count), name=name), answers.TopicDescription)
+    return msgspec.convert(described(*range(count), name=name), responses.TopicDescription)
 
 
 def refused(status: int, code: str) -> httpx.Response:
@@ -140,7 +140,7 @@ def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
         second = producer.send("t", "fits", partition=0)
     with pytest.raises(errors.RecordTooLarge):
         first.result(0)
-    assert "a batch of 1 for t-0 failed: record-too-large" in caplog.text
+    assert "a batch of 1 records for t-0 failed: record-too-large" in caplog.text
     assert second.result(0).offset == 0
     assert broker.identities == 1
 
@@ -180,7 +180,7 @@ def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_o
         producer.close()
     kinds = [type(one.exception(0)).__name__ for one in sent]
     assert kinds == ["NoneType", "AnswerLost", *["BrokerUnreachable"] * 4, "NoneType"]
-    assert "not tried" in str(sent[2].exception(0))
+    assert "not sent" in str(sent[2].exception(0))
 
 
 def test_a_batch_that_grew_old_behind_a_slow_broker_is_asked_for_again():
@@ -267,7 +267,7 @@ def test_a_broker_that_stops_in_the_middle_of_a_batch_is_asked_again():
 
 def test_keys_go_where_kafka_sends_them_and_others_stay_together():
     partitioner = Partitioner(batch_bytes=10_000)
-    partitioner.learn(topic("t", 12), now_ms=0)
+    partitioner.update(topic("t", 12), now_ms=0)
     keyed = [partitioner.choose("t", record(b"v", key=b"k")) for _ in range(5)]
     assert len(set(keyed)) == 1
     loose = [partitioner.choose("t", record(b"v" * 100)) for _ in range(500)]
@@ -278,7 +278,7 @@ def test_keys_go_where_kafka_sends_them_and_others_stay_together():
 def test_keys_stay_where_they_were_while_a_partition_is_damaged():
     partitioner, found = Partitioner(batch_bytes=100), []
     for shape in (described(0, 1, 2, 3), described(0, 3, damaged=(1, 2))):
-        partitioner.learn(msgspec.convert(shape, answers.TopicDescription), now_ms=0)
+        partitioner.update(msgspec.convert(shape, responses.TopicDescription), now_ms=0)
         found.append([partitioner.choose("t", record(b"", key=b"%d" % n)) for n in range(50)])
     assert found[0] == found[1]
     loose = {partitioner.choose("t", record(b"v" * 100)) for _ in range(9)}
@@ -309,10 +309,14 @@ def test_a_topic_that_grew_is_seen_after_a_while(fault):
 
 def test_of_many_that_send_one_looks_again():
     partitioner = Partitioner(batch_bytes=100)
-    assert all(partitioner.claims_look("t", now_ms=0) for _ in range(2))
-    partitioner.learn(topic("t", 2), now_ms=0)
-    assert not partitioner.claims_look("t", now_ms=299_999)
-    assert [partitioner.claims_look("t", now_ms=300_000) for _ in range(3)] == [True, False, False]
+    assert all(partitioner.claim_refresh("t", now_ms=0) for _ in range(2))
+    partitioner.update(topic("t", 2), now_ms=0)
+    assert not partitioner.claim_refresh("t", now_ms=299_999)
+    assert [partitioner.claim_refresh("t", now_ms=300_000) for _ in range(3)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 class Growing(TinyBroker):
@@ -331,7 +335,7 @@ def test_producers_that_send_little_do_not_fill_one_partition():
     first = []
     for number in range(200):
         partitioner = Partitioner(batch_bytes=10_000)
-        partitioner.learn(topic("t", 4), now_ms=0)
+        partitioner.update(topic("t", 4), now_ms=0)
         first.append(partitioner.choose("t", record(b"%d" % number)))
     assert set(first) == {0, 1, 2, 3}
 
@@ -339,7 +343,7 @@ def test_producers_that_send_little_do_not_fill_one_partition():
 def test_each_topic_begins_where_chance_has_it_and_goes_round():
     partitioner = Partitioner(batch_bytes=100, first=lambda count: count - 1)
     for name, count in (("t", 3), ("u", 5)):
-        partitioner.learn(topic(name, count), now_ms=0)
+        partitioner.update(topic(name, count), now_ms=0)
         filled = [partitioner.choose(name, record(b"v" * 100)) for _ in range(count)]
         assert filled == [count - 1, *range(count - 1)]
 
@@ -355,7 +359,7 @@ def test_a_full_buffer_makes_the_sender_wait():
 
     with tierlog.Client(retries=QUICK, transport=httpx.MockTransport(slow)) as c:
         producer = tierlog.client.Producer(
-            c, Batching(linger_ms=0, buffer_bytes=20 * OBJECTS_BYTES), room_timeout_s=0.05
+            c, Batching(linger_ms=0, buffer_bytes=20 * RECORD_OVERHEAD_BYTES), room_timeout_s=0.05
         )
         fill = (producer.send("t", b"x" * 100, partition=0) for _ in range(100))
         with pytest.raises(errors.Throttled):
@@ -388,10 +392,10 @@ def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
     def go_on(placed) -> None:
         told.append(producer.send("t", "second", partition=1))
         for wait in (producer.flush, producer.close):
-            with pytest.raises(RuntimeError, match="callback cannot wait"):
+            with pytest.raises(RuntimeError, match="future's callback"):
                 wait()
             told.append(wait)
-        told.append(producer in producers._open)
+        told.append(producer in producers._open_producers)
 
     with client(broker) as c, c.producer() as producer:
         producer.send("t", "first", partition=0).add_done_callback(go_on)
@@ -399,7 +403,7 @@ def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
     assert told[1:] == [producer.flush, producer.close, True], (
         "it is flushed at the end all the same"
     )
-    assert producer not in producers._open
+    assert producer not in producers._open_producers
 
 
 class TellingCondition(threading.Condition):
@@ -421,15 +425,15 @@ def test_who_waits_for_a_record_is_not_sent_away_by_its_neighbours():
     for delivery, offset in ((first, 5), (second, 6)):
         assert condition.waited_for.wait(10), "not for this one yet, or not any more"
         condition.waited_for.clear()
-        delivery.set_result(Placed("t", 0, offset))
+        delivery.set_result(RecordMetadata("t", 0, offset))
     waiter.join(10)
-    assert found == [Placed("t", 0, 6)]
+    assert found == [RecordMetadata("t", 0, 6)]
 
 
 def test_a_records_future_is_one_of_the_standard_library():
-    new = Delivery.of_a_batch()
+    new = Delivery.factory_for_batch()
     first, second, late = new(), new(), new()
-    first.set_result(Placed("t", 0, 5))
+    first.set_result(RecordMetadata("t", 0, 5))
     second.set_exception(ValueError("no"))
     done, waiting = futures.wait([first, second, late], return_when=futures.FIRST_EXCEPTION)
     assert (done, waiting) == ({first, second}, {late})
@@ -462,7 +466,7 @@ def test_a_future_that_was_cancelled_keeps_its_batch_from_nothing():
 
 
 def test_only_one_batch_of_a_partition_is_under_way():
-    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.of_a_batch)
+    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch)
     for _ in range(4):
         waiting.add(("t", 0), record(b"v" * 100), now_ms=0)
     first = waiting.take_due(now_ms=0)
@@ -475,17 +479,20 @@ def test_only_one_batch_of_a_partition_is_under_way():
     while (more := waiting.take_due(now_ms=0, flushing=True)) is not None:
         waiting.finish(more)
     assert waiting.is_empty
-    assert waiting.held_bytes == 0
+    assert waiting.buffered_bytes == 0
 
 
 def test_a_partition_that_is_always_full_keeps_no_other_waiting():
-    waiting, sent = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.of_a_batch), []
+    waiting, sent = (
+        Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch),
+        [],
+    )
     waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
     waiting.add(("t", 1), record(b"v"), now_ms=0)
     for _ in range(4):
         waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
         pending = waiting.take_due(now_ms=20)
-        sent.append(pending.place[1])
+        sent.append(pending.topic_partition[1])
         waiting.finish(pending)
     assert sent == [0, 1, 0, 0]
 
@@ -501,7 +508,7 @@ def test_a_clock_that_is_set_back_keeps_no_record_waiting(monkeypatch):
 
 
 def test_lingering_ends():
-    waiting = Accumulator(Batching(linger_ms=10), Delivery.of_a_batch)
+    waiting = Accumulator(Batching(linger_ms=10), Delivery.factory_for_batch)
     waiting.add(("t", 0), record(b"v"), now_ms=5)
     assert waiting.take_due(now_ms=14) is None
     assert waiting.next_due_ms() == 15
@@ -533,7 +540,7 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
             with pytest.raises(TypeError, match="expected bytes, text or None"):
                 producer.send("t", partition=0, **wrong)
         for time in (-5, 2**63, "1969-12-31T23:00:00Z"):
-            with pytest.raises(errors.InvalidRequest, match="a time must be between 0 and"):
+            with pytest.raises(errors.InvalidRequest, match="timestamp must be between 0 and"):
                 producer.send("t", "v", partition=0, timestamp=time)
         after = producer.send("t", bytearray(b"after"), partition=0)
     assert [before.result(0).offset, after.result(0).offset] == [0, 1]
@@ -571,7 +578,7 @@ def test_a_producer_behind_a_fork_says_so_whoever_held_its_lock():
     broker, held, forked = TinyBroker(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with producer._changed:
+        with producer._condition:
             held.set()
             forked.wait(10)
 
@@ -702,7 +709,7 @@ def test_ctrl_c_in_the_middle_of_send_loses_no_record_and_close_returns(ctrl_c, 
         closing.start()
         closing.join(10)
         assert not closing.is_alive()
-        assert producer._waiting.held_bytes == 0
+        assert producer._accumulator.buffered_bytes == 0
     arrived = [int(value) for value in broker.logs[0]]
     assert arrived == sorted(set(arrived))
     assert {n: arrived[sent[n].result(0).offset] for n in sent} == {n: n for n in sent}

@@ -1,5 +1,5 @@
-"""What the broker answers, typed, and how it is read. Members that a newer broker adds are ignored;
-what does not belong to this API is UnexpectedAnswer.
+"""The broker's responses as types, and how they are parsed. Members that a newer broker adds are
+ignored; a body that does not belong to this API is UnexpectedAnswer.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import msgspec
 from record_format import typed_json
 from record_format.decode import Record
 from tierlog.client.problems import UnexpectedAnswer
-from tierlog.client.wire import Reply
+from tierlog.client.wire import Response
 
 T = TypeVar("T")
 
 ConfigValue = int | float | bool | str
 Tier = Literal["hot", "cold", "mixed"]
 
-TOPIC_KNOWN_MS: Final = 300_000  # then it is asked for again: Kafka's metadata.max.age.ms
+METADATA_MAX_AGE_MS: Final = 300_000  # Kafka's metadata.max.age.ms
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as a list shows it."""
+    """A topic in a list."""
 
     name: str
     topic_id: str
@@ -60,29 +60,25 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     damaged_partitions: tuple[DamagedPartition, ...] = ()
 
     @property
-    def damaged_last(self) -> list[int]:
-        """All its partitions, in the order to read them: damaged ones come last, because the broker
-        refuses them and says why.
-        """
+    def read_order(self) -> list[int]:
+        """All partitions, damaged ones last: the broker refuses to read those, and says why."""
         damaged = [one.partition for one in self.damaged_partitions]
         return [one.partition for one in self.partitions] + damaged
 
     @property
-    def numbers(self) -> list[int]:
-        """Of all its partitions, including damaged ones: whoever reads the topic wants those as
-        well.
-        """
-        return sorted(self.damaged_last)
+    def all_partitions(self) -> list[int]:
+        """In ascending order, including damaged ones, which a reader of the topic must not miss."""
+        return sorted(self.read_order)
 
     @property
-    def spread(self) -> int:
-        """What keys are spread over. An adopted topic may lack some partitions of it."""
-        return max(self.numbers, default=-1) + 1
+    def partition_count(self) -> int:
+        """The number that keys are hashed over. An adopted topic may lack some partitions."""
+        return max(self.all_partitions, default=-1) + 1
 
     @property
-    def takers(self) -> list[int]:
-        """Where a record may go that may go anywhere."""
-        return [one.partition for one in self.partitions] or self.numbers
+    def available_partitions(self) -> list[int]:
+        """Those that a record without key and partition may be sent to."""
+        return [one.partition for one in self.partitions] or self.all_partitions
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +98,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one partition took of a request. `last_offset` is inclusive."""
+    """What was appended to one partition. `last_offset` is inclusive."""
 
     partition: int
     base_offset: int
@@ -112,8 +108,8 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     duplicate: bool = False
 
 
-class Produced(msgspec.Struct, frozen=True, kw_only=True):
-    """Under acks=0 `results` is empty and `accepted` counts the records, which may yet be lost."""
+class ProduceResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """With acks=0 `results` is empty and `accepted` counts the records, which may still be lost."""
 
     topic: str
     results: tuple[ProduceResult, ...] = ()
@@ -122,7 +118,7 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the broker knows an idempotent producer by."""
+    """Identifies an idempotent producer."""
 
     producer_id: int
     producer_epoch: int
@@ -151,7 +147,7 @@ class FetchedRecords(NamedTuple):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_offset` is inclusive; `records` and times are null if nobody counted them."""
+    """`last_offset` is inclusive; `records` and timestamps are None if they are not known."""
 
     base_offset: int
     last_offset: int
@@ -171,9 +167,9 @@ class SegmentsPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestPage(NamedTuple):
-    """One page of a manifest: the document as it came, and where the next page begins.
+    """One page of a manifest: `document` as it was received, and where the next page begins.
 
-    `gaps`: [start, end) each, of offsets that a restore or a take-over skipped.
+    `gaps`: offset ranges [start, end) that a restore or a take-over skipped.
     """
 
     version: int
@@ -186,14 +182,14 @@ class ManifestPage(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
 
 
-class Offloaded(msgspec.Struct, frozen=True, kw_only=True):
+class OffloadResult(msgspec.Struct, frozen=True, kw_only=True):
     uploaded_segments: int
     uploaded_bytes: int
     remaining_segments: int
 
 
 class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """The next offset that a group reads; `lag` is how many are left."""
+    """The next offset that a group reads; `lag` is the number of offsets from there on."""
 
     topic: str
     partition: int
@@ -209,7 +205,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as a list shows it; `partitions` and `lag` are over all its topics."""
+    """A group in a list; `partitions` and `lag` are totals over its topics."""
 
     group: str
     topics: tuple[str, ...]
@@ -218,33 +214,33 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(NamedTuple):
-    """`reasons` says why the broker is not ready; `degraded`, what is waiting although it is."""
+    """`reasons`: why the broker is not ready. `degraded`: what does not work although it is."""
 
     ready: bool
     reasons: tuple[str, ...]
     degraded: tuple[str, ...]
 
 
-# --- out of a reply -------------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
-def reader(kind: type[T]) -> Callable[[Reply], T]:
-    def read(reply: Reply) -> T:
+def json_reader(kind: type[T]) -> Callable[[Response], T]:
+    def read(response: Response) -> T:
         try:
-            return typed_json.decode(reply.body, kind)
+            return typed_json.decode(response.body, kind)
         except msgspec.DecodeError as error:
             raise UnexpectedAnswer(
-                f"an answer that is none of this API ({error}): is that a tierlog broker?"
+                f"the response does not belong to this API ({error}): is that a tierlog broker?"
             ) from error
 
     return read
 
 
-def read_batches(reply: Reply) -> FetchedBatches:
-    fields = reply.headers
+def read_batches(response: Response) -> FetchedBatches:
+    fields = response.headers
     try:
         return FetchedBatches(
-            reply.body,
+            response.body,
             next_offset=int(fields["log-next-offset"]),
             log_start_offset=int(fields["log-start-offset"]),
             high_watermark=int(fields["log-high-watermark"]),
@@ -254,12 +250,12 @@ def read_batches(reply: Reply) -> FetchedBatches:
         )
     except (KeyError, ValueError) as error:
         raise UnexpectedAnswer(
-            f"a fetch without its headers ({error}): a proxy's answer?"
+            f"a fetch response without its headers ({error}): did a proxy send it?"
         ) from error
 
 
-def read_manifest(reply: Reply) -> ManifestPage:
-    document = reader(dict[str, object])(reply)
+def read_manifest(response: Response) -> ManifestPage:
+    document = json_reader(dict[str, object])(response)
     try:
         return ManifestPage(
             version=msgspec.convert(document["version"], int),
@@ -278,21 +274,25 @@ def read_manifest(reply: Reply) -> ManifestPage:
         raise UnexpectedAnswer(f"not a manifest of this API ({error})") from error
 
 
-def read_readiness(reply: Reply) -> Readiness:
-    document = reader(dict[str, object])(reply)
+def read_readiness(response: Response) -> Readiness:
+    document = json_reader(dict[str, object])(response)
     return Readiness(
-        reply.status == 200, _texts(document.get("reasons")), _texts(document.get("degraded"))
+        response.status == 200,
+        _strings(document.get("reasons")),
+        _strings(document.get("degraded")),
     )
 
 
-def nothing(reply: Reply) -> None:
-    """For calls answered without a body (204): a page that some proxy answers with is not that."""
-    if reply.status != 204:
-        raise UnexpectedAnswer(f"status {reply.status} instead of 204: is that a tierlog broker?")
+def no_content(response: Response) -> None:
+    """For calls that return nothing (204 No Content); a proxy's page is not accepted."""
+    if response.status != 204:
+        raise UnexpectedAnswer(
+            f"status {response.status} instead of 204: is that a tierlog broker?"
+        )
 
 
-def _texts(found: object) -> tuple[str, ...]:
-    items: Sequence[object] = found if isinstance(found, list) else ()
+def _strings(value: object) -> tuple[str, ...]:
+    items: Sequence[object] = value if isinstance(value, list) else ()
     return tuple(
         item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items
     )

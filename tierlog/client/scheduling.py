@@ -1,0 +1,153 @@
+"""Which partition a consumer fetches from next.
+
+* A consumer that ends reads one partition after another; if the end is not written yet, its fetches
+  wait in the broker.
+* A follower whose first fetch succeeded retries however long the broker is away: see `policy`.
+* A follower of one partition long-polls. A follower of several fetches from them in turn, and waits
+  only if all are up to date, so that a round, and so the delay of new records, takes `ROUND_MS`.
+* A follower of a whole topic looks for added partitions every `METADATA_MAX_AGE_MS`, and reads them
+  from their beginning.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from record_format.errors import OffsetOutOfRange, UnknownGroup
+from tierlog.client import calls, group_calls
+from tierlog.client.calls import Start
+from tierlog.client.cursor import PartitionCursor
+from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Call, RetryPolicy, Steps, exchange
+from tierlog.client.group_calls import GroupProgress
+from tierlog.client.records import ConsumedRecord
+from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, TopicDescription
+
+FOLLOW_WAIT_MS: Final = 10_000
+ROUND_MS: Final = 500
+
+
+def schedule_fetches(
+    template: PartitionCursor,
+    partitions: Iterable[int] | None,
+    offset: Start | Mapping[int, Start],
+    *,
+    progress: GroupProgress | None,
+    retries: RetryPolicy,
+) -> Steps[FetchSchedule]:
+    """A schedule of the partitions (None: all), each with a cursor like `template`. With `progress`
+    they begin at the group's commits, where there are any.
+    """
+    numbers = partitions
+    if numbers is None or progress is not None:
+        topic = yield from exchange(calls.describe_topic(template.topic), retries)
+        template.check_topic_id(topic.topic_id)
+        numbers = topic.read_order if numbers is None else numbers
+        if progress is not None:
+            try:
+                group = yield from exchange(group_calls.group(progress.name), retries)
+                committed = group.offsets
+            except UnknownGroup:
+                committed = ()
+            offset = progress.start_offsets(committed, topic, offset)
+    cursors = template.for_partitions(numbers, offset)
+    return FetchSchedule(cursors, retries, whole_topic=partitions is None)
+
+
+class ScheduledCall(NamedTuple):
+    """The steps of one call, and what turns its result into records. `cursor`: the partition's;
+    None for a call about the topic.
+    """
+
+    steps: Steps[Any]
+    to_records: Callable[[Any], list[ConsumedRecord]]
+    cursor: PartitionCursor | None = None
+
+
+class FetchSchedule:
+    """The order of a consumer's fetches; `next_call` returns None when all cursors are done.
+
+    `whole_topic`: partitions that are added to the topic are read too, when following.
+    """
+
+    def __init__(
+        self, cursors: Sequence[PartitionCursor], retries: RetryPolicy, *, whole_topic: bool
+    ) -> None:
+        self._queue = deque(cursors)
+        self._retries = retries
+        self._topic_cursor = cursors[0] if cursors and whole_topic and cursors[0].follow else None
+        self._refreshed_s: float | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retries of each call of this consumer. A policy of one attempt stays at one."""
+        unlimited = any(cursor.follow and cursor.has_fetched for cursor in self._queue)
+        if not unlimited or self._retries.attempts == 1:
+            return self._retries
+        return replace(self._retries, attempts=UNLIMITED_ATTEMPTS, deadline_s=inf)
+
+    def next_call(self, now_s: float) -> ScheduledCall | None:
+        if (refresh := self._topic_refresh(now_s)) is not None:
+            return refresh
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+        if not self._queue:
+            return None
+        cursor = self._queue[0]
+        if cursor.follow:
+            self._queue.rotate(-1)
+        call = cursor.next_fetch(wait_ms=self._wait_ms(cursor))
+        steps = self._fetch(cursor, call, self.policy)
+        return ScheduledCall(steps, partial(self._advance, cursor), cursor)
+
+    def _fetch(
+        self, cursor: PartitionCursor, call: Call[FetchedBatches], policy: RetryPolicy
+    ) -> Steps[FetchedBatches]:
+        try:
+            return (yield from exchange(call, policy))
+        except OffsetOutOfRange:
+            if cursor.topic_id is not None:  # the topic may have been re-created, and be shorter
+                topic = yield from exchange(calls.describe_topic(cursor.topic), policy)
+                cursor.check_topic_id(topic.topic_id)
+            raise
+
+    def _advance(self, cursor: PartitionCursor, fetched: FetchedBatches) -> list[ConsumedRecord]:
+        is_first = cursor.topic_id is None
+        records = cursor.advance(fetched)
+        if is_first:  # the topic was not described: the first fetch sets its id for all partitions
+            for other in self._queue:
+                other.check_topic_id(fetched.topic_id)
+        return records
+
+    def _topic_refresh(self, now_s: float) -> ScheduledCall | None:
+        if self._refreshed_s is None:
+            self._refreshed_s = now_s
+        age_ms = (now_s - self._refreshed_s) * 1000
+        if self._topic_cursor is None or age_ms < METADATA_MAX_AGE_MS:
+            return None
+        self._refreshed_s = now_s
+        describe = calls.describe_topic(self._topic_cursor.topic)
+        return ScheduledCall(exchange(describe, self.policy), self._add_partitions)
+
+    def _add_partitions(self, topic: TopicDescription) -> list[ConsumedRecord]:
+        assert self._topic_cursor is not None, "only a follower of a whole topic refreshes it"
+        self._topic_cursor.check_topic_id(topic.topic_id)
+        known = {cursor.partition for cursor in self._queue}
+        added = [number for number in topic.all_partitions if number not in known]
+        template = PartitionCursor(
+            topic.name, topic_id=topic.topic_id, follow=True, limits=self._topic_cursor.limits
+        )
+        self._queue.extend(template.for_partitions(added, "earliest"))
+        return []
+
+    def _wait_ms(self, cursor: PartitionCursor) -> int:
+        fetched_in_turn = self._queue if cursor.follow else [cursor]
+        if not all(one.at_end for one in fetched_in_turn):
+            return 0
+        if len(fetched_in_turn) == 1:
+            return cursor.limits.wait_ms or FOLLOW_WAIT_MS
+        return max(ROUND_MS // len(self._queue), 10)
