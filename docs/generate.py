@@ -21,7 +21,7 @@ from api.http.docs import openapi
 from api.http.metrics.table import METRICS
 from api.http.routes import CALLS
 from hot_tier.log_config import KEYS
-from tierlog.cli.main import COMMANDS, load_command
+from tierlog.cli.program import COMMANDS, load_command
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
 

@@ -19,6 +19,7 @@ import typer
 
 from record_format.errors import TierlogError, UnknownTopic
 from record_format.name_suggestions import did_you_mean
+from tierlog.cli.completion import complete_topic
 from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output, note
 from tierlog.cli.table import printable
@@ -49,9 +50,14 @@ CaFile = Annotated[
         help="PEM file of the authority that signed the broker's certificate.",
     ),
 ]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topic)
+]
 TopicOrAll = Annotated[
-    str | None, typer.Argument(metavar="TOPIC", help="The topic; all of them by default.")
+    str | None,
+    typer.Argument(
+        metavar="TOPIC", help="The topic; all of them by default.", autocompletion=complete_topic
+    ),
 ]
 OutputOption = Annotated[
     Output,

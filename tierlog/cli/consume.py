@@ -16,6 +16,7 @@ import typer
 
 from record_format.errors import InvalidRequest
 from tierlog.cli.client_options import TopicArgument, client_command
+from tierlog.cli.completion import complete_group
 from tierlog.cli.output import for_stdout
 from tierlog.client.records import json_member
 from tierlog.client.times import to_ms
@@ -71,6 +72,7 @@ def consume(
             "--group",
             "-g",
             help="Continue from this group's last commit, and commit what was printed.",
+            autocompletion=complete_group,
         ),
     ] = None,
     max_records: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
+from tierlog.cli.completion import complete_group
 from tierlog.cli.output import Output, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Name = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete_group)
+]
 Places = Annotated[
     list[str],
     typer.Argument(

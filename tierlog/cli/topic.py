@@ -8,6 +8,7 @@ import typer
 
 from record_format.errors import CorruptDataError
 from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
+from tierlog.cli.completion import complete_topic
 from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, size
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The topic.", autocompletion=complete_topic)
+]
 Config = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; may be repeated."),
@@ -28,7 +32,7 @@ Config = Annotated[
 @client_command
 def create(
     client: Client,
-    name: Name,
+    name: NewName,
     partitions: Annotated[int, typer.Option(min=1, help="Number of partitions.")] = 1,
     config: Config = None,
     output: OutputOption = Output.AUTO,

@@ -60,7 +60,7 @@ def test_help_names_every_command(offline):
         (2, ("token", "revoke", "a", "--data-dir", "gone"), "there is no data folder gone ("),
         (2, ("replay", "t", "--to-json", "out"), "where from? Give --store URL"),
         (2, ("topic", "list", "--server", "ftp://x"), "expected http://HOST:PORT"),
-        (2, ("topic", "describe", "\udcff"), "tierlog: an argument is no text: \\udcff"),
+        (2, ("topic", "describe", "\udcff"), "tierlog: an argument is not valid text: \\udcff"),
         (2, ("produce", "t", "--key-separator", "\udcff"), "no text: \\udcff"),
         (2, ("produce", "t", "--key-separator", ""), "tierlog: --key-separator is empty"),
         (2, ("serve", "--data-dir", "d", "--listen", "0.0.0.0:0"), "insecure-no-auth"),

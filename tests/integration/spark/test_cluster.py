@@ -17,7 +17,7 @@ CHILD = """
 import json, sys
 import pyarrow as pa
 from spark_reader.jobs.session import job_session
-from tierlog.cli.main import run
+from tierlog.cli.program import run
 
 def where(batches):
     import record_format.arrow

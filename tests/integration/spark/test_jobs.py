@@ -25,7 +25,7 @@ from spark_reader.ranges import DataLoss
 from tests.fakes import spark_process
 from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers
-from tierlog.cli.main import run as run_command
+from tierlog.cli.program import run as run_command
 from tierlog.client import Client
 
 pytestmark = pytest.mark.spark

@@ -43,7 +43,7 @@ def run_without(names: set[str], code: str) -> subprocess.CompletedProcess:
 )
 def test_a_command_says_what_it_lacks(arguments, hint):
     ran = run_without(
-        set(OPTIONAL_PACKAGES), f"from tierlog.cli.main import run\nsys.exit(run({arguments!r}))"
+        set(OPTIONAL_PACKAGES), f"from tierlog.cli.program import run\nsys.exit(run({arguments!r}))"
     )
     assert (ran.returncode, ran.stderr) == (1, f"tierlog: {hint}\n")
 

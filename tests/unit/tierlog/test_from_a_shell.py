@@ -11,7 +11,7 @@ import pytest
 
 import tierlog
 from tierlog import client as client_module
-from tierlog.cli.main import COMMANDS, load_command
+from tierlog.cli.program import COMMANDS, load_command
 from tierlog.client import calls
 
 

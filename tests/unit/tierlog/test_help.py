@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cli.main import COMMANDS, load_command, run
+from tierlog.cli.program import COMMANDS, load_command, run
 
 WIDTH = 80
 

@@ -1,0 +1,26 @@
+"""The entry point, before the program is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+INTERRUPTED_IMPORT = """
+import sys
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+from tierlog.cli.main import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_load_is_quiet():
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, cwd=ROOT, capture_output=True
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")

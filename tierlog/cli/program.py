@@ -1,0 +1,256 @@
+"""The program `tierlog`: finds a command, runs it, and turns its failure into an exit code.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 3 a verification found problems, 130
+interrupted.
+
+* A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
+* A command's module is imported when the command is called: `tierlog --help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
+from record_format.name_suggestions import did_you_mean
+from tierlog.cli.main import INTERRUPTED
+from tierlog.cli.table import printable
+from tierlog.extras import how_to_install
+
+# click's class, or that of the copy of click inside newer versions of typer.
+UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+
+
+class Entry(NamedTuple):
+    """A command's module, its line in the list of commands, and the extra that it requires."""
+
+    module: str
+    summary: str
+    panel: str
+    extra: str = ""
+
+
+COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
+    {
+        "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
+        "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
+        "demo": Entry(
+            "demo",
+            "The flights of 2013 through both tiers, and back through Spark.",
+            "Broker",
+            "demo",
+        ),
+        "topic": Entry(
+            "topic", "Create, list, describe, alter and delete topics.", "Topics and records"
+        ),
+        "produce": Entry(
+            "produce", "Append lines, JSON, CSV or Parquet, or batches.", "Topics and records"
+        ),
+        "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
+        "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
+        "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
+        "bench": Entry("bench", "Measure how fast a broker is, seen from here.", "Broker"),
+        "top": Entry("top", "What a broker is doing right now.", "Broker"),
+        "replay": Entry(
+            "replay", "Copy a range to Parquet, JSON or another topic.", "On Spark", "spark"
+        ),
+        "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark", "spark"),
+        "spark-zip": Entry("spark_zip", "tierlog's code as one zip, for executors.", "On Spark"),
+        "dump": Entry(
+            "dump", "Print or verify a log's files, as Kafka's own tool does.", "Storage"
+        ),
+        "token": Entry(
+            "token", "Create, list and revoke the tokens that a broker accepts.", "Broker"
+        ),
+        "doctor": Entry("doctor", "Check this machine for what tierlog needs.", "Broker"),
+    }
+)
+
+
+class Commands(TyperGroup):
+    """The top-level group: imports only the command that is called."""
+
+    listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        if self.listing:
+            placeholder = TyperCommand(cmd_name, short_help=entry.summary, help=entry.summary)
+            placeholder.rich_help_panel = entry.panel
+            return placeholder
+        return load_command(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises a usage error: typer's own suggests only commands that are imported."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = did_you_mean(args[0], COMMANDS)
+            raise UsageError(f"no such command: {args[0]!r}{near}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
+
+def load_command(name: str) -> Any:
+    """Import a command or group: the `app` of its module."""
+    module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
+    command = typer.main.get_command(module.app)
+    command.name, command.help = name, command.help or COMMANDS[name].summary
+    _prepare_help(command)
+    return command
+
+
+def _prepare_help(command: Any) -> None:
+    """Unwrap the docstrings: the terminal wraps them to its own width."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    command.format_help = partial(_format_help, command.format_help)
+    for part in getattr(command, "commands", {}).values():
+        _prepare_help(part)
+
+
+def _format_help(format_help: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
+    from tierlog.cli import help_layout
+
+    help_layout.use()
+    format_help(ctx, formatter)
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="tierlog",
+    help="A tiered log store: new records on local disk, sealed segments in your bucket.",
+    epilog="Clients take --server or TIERLOG_SERVER; see also tierlog COMMAND --help.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from tierlog import __version__
+
+        typer.echo(f"tierlog {__version__}")
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """The program. Never returns."""
+    if sys.platform == "win32":
+        fail(
+            "tierlog does not run on Windows: it needs POSIX files and sockets. "
+            "WSL 2 runs it as Linux does"
+        )
+    _open_closed_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape what the encoding cannot represent
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_standard_files() -> None:
+    """Open the standard files that are closed, as in some cron jobs and daemons: otherwise the next
+    file to be opened, perhaps a log's, gets the descriptor that is printed to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="tierlog", standalone_mode=False)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _usage(error)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _output_closed()
+    except SystemExit as error:
+        # Typer itself exits when a pipe breaks.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _output_closed()
+        raise
+    except ModuleNotFoundError as error:
+        entry = COMMANDS.get(arguments[0]) if arguments else None
+        if (hint := how_to_install(error, extra=entry.extra if entry else "")) is None:
+            raise
+        return _print_error(hint)
+    except OutcomeUnknownError as error:
+        return _print_error(f"{error} (outcome unknown)")
+    except SettingsError as error:
+        _print_error(str(error))
+        return 2
+    except UnicodeEncodeError as error:  # bytes that are not UTF-8 become lone surrogates
+        _print_error(f"an argument is not valid text: {error.object}")
+        return 2
+    except (TierlogError, OSError) as error:
+        return _print_error(_error_text(error))
+    return code if isinstance(code, int) else 0
+
+
+def _output_closed() -> int:
+    """The reader of the pipe, such as `head`, has ended: not a failure."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def fail(text: str) -> NoReturn:
+    """End the program with an error message."""
+    sys.exit(_print_error(text))
+
+
+def _usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "tierlog"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if not message:  # a group without a command: its help was printed
+        return 2
+    # Without the libraries' prefixes: what is refused is often not a value.
+    message = message.replace("Value error, ", "").removeprefix("Invalid value: ").removesuffix(".")
+    # Pydantic names only the limit: add the value.
+    if (
+        found := getattr(error.__cause__, "errors", None)
+    ) is not None and "Input should" in message:
+        message += f", not {found()[0]['input']!r}"
+    _print_error(f"{message} (see {path} --help)")
+    return 2
+
+
+def _print_error(text: str) -> int:
+    line = printable(" ".join(text.split()))  # it may quote untrusted text
+    sys.stderr.write(f"tierlog: {line}\n")
+    return 1
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
