@@ -1,12 +1,12 @@
-"""The write side of one segment: the only code that makes a `.log` longer.
+"""The write side of one segment: the only code that extends a `.log`.
 
-* A write is planned first (`PendingWrite`: bytes, index entries, facts), then done with one call,
-  then taken over whole. A write that fails leaves no trace in memory, and none in the file below
-  its end.
+* A write is first planned (`PendingWrite`: bytes, index entries, statistics), then done with one
+  call, then applied in memory as a whole. A failed write leaves no trace in memory, and none in the
+  file below its end.
 * Index entries are written after the bytes that they point to. If the disk has no room for them
-  they wait in memory; an index is never a reason to refuse a record.
-* Everything runs under the log's lock except `sync`, which only touches descriptors that stay open
-  until it is done.
+  they stay in memory; a full disk never refuses a record because of an index.
+* Everything runs under the log's lock except the syncs, which only touch descriptors that stay open
+  until they are done.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSAC
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_file import ActiveIndex
 from hot_tier.log_config import LogConfig
-from hot_tier.pending_write import Facts, PendingWrite, Room
+from hot_tier.pending_write import PendingWrite, RecordStats, RollLimits
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from record_format.batch import NO_TIMESTAMP
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class ActiveSegment:
-    """The segment that takes appends."""
+    """The segment that receives appends."""
 
     def __init__(
         self,
@@ -40,42 +40,40 @@ class ActiveSegment:
         time_image: bytes,
         bytes_since_entry: int,
     ) -> None:
-        """Open the files (created where they are not there) and preallocate the indexes.
+        """Open the files, creating missing ones, and preallocate the indexes.
 
-        `now_ms`, here and below, is of the log's monotonic clock.
+        `now_ms`, here and below, is from the log's monotonic clock.
         """
         self.segment, self.config, self.disk = segment, config, disk
         self.jitter_ms, self.created_ms = jitter_ms, now_ms
         segment.first_append_ms = now_ms if segment.end.size_bytes else None
         self.first_timestamp: int | None = None
         self._bytes_since_entry = bytes_since_entry
-        with ExitStack() as opened:  # what was opened is closed again where the rest fails
+        with ExitStack() as on_failure:
             self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
-            opened.callback(os.close, self._fd)
+            on_failure.callback(os.close, self._fd)
             offsets = ActiveIndex(
                 segment.path(OFFSET_INDEX), OFFSET_ENTRY, image=offset_image, disk=disk
             )
-            opened.callback(offsets.close)
+            on_failure.callback(offsets.close)
             times = ActiveIndex(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
-            opened.callback(times.close)
+            on_failure.callback(times.close)
             offsets.preallocate(config.segment_index_bytes)
             times.preallocate(config.segment_index_bytes)
             if config.preallocate and segment.end.size_bytes < config.segment_bytes:
                 disk.reserve(self._fd, config.segment_bytes)
-            opened.pop_all()
+            on_failure.pop_all()
         segment.offsets, segment.times = offsets, times
         self.offsets, self.times = offsets, times
 
     def resume(self, first_timestamp: int | None, *, age_ms: int) -> None:
-        """It was there when the log was opened, and has had records for `age_ms`."""
+        """The segment existed when the log was opened, and has had records for `age_ms`."""
         self.first_timestamp = first_timestamp
         if self.segment.first_append_ms is not None:
             self.segment.first_append_ms -= age_ms
 
     def restore_indexes(self, offset_image: bytes, time_image: bytes) -> None:
-        """Put back the entries that recovery found by walking; they are written as appends
-        write.
-        """
+        """Add the entries that recovery rebuilt; they are written as appends write theirs."""
         self.offsets.image += offset_image
         self.times.image += time_image
         self._write_indexes()
@@ -83,16 +81,16 @@ class ActiveSegment:
     # --- planning ---------------------------------------------------------------------------------
 
     def begin_write(self) -> PendingWrite:
-        """An empty plan for the next write, from the segment as it is now."""
+        """An empty plan for the next write to the segment as it is now."""
         segment = self.segment
         return PendingWrite(
             segment.end,
-            plan=self._plan_from_here(),
-            facts=Facts(self.first_timestamp, segment.min_timestamp, segment.record_count),
-            room=self._room(),
+            builder=self._new_builder(),
+            stats=RecordStats(self.first_timestamp, segment.min_timestamp, segment.record_count),
+            limits=self._limits(),
         )
 
-    def _plan_from_here(self) -> IndexBuilder:
+    def _new_builder(self) -> IndexBuilder:
         return IndexBuilder(
             self.segment.base_offset,
             interval_bytes=self.config.index_interval_bytes,
@@ -104,41 +102,41 @@ class ActiveSegment:
     def _last_indexed_timestamp(self) -> int:
         return self.times.entry(-1)[0] if len(self.times) else NO_TIMESTAMP
 
-    def _room(self) -> Room:
+    def _limits(self) -> RollLimits:
         config, index_bytes = self.config, self.config.segment_index_bytes
-        return Room(
+        return RollLimits(
             size_bytes=min(config.segment_bytes, MAX_SEGMENT_BYTES),
             age_ms=config.effective_segment_ms - self.jitter_ms,
             created_ms=self.created_ms,
-            # Below zero if the topic's `segment.index.bytes` was lowered meanwhile.
+            # Below zero if `segment.index.bytes` was lowered since.
             offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets), 0),
-            # One place stays free for the entry that sealing adds.
+            # One slot stays free for the entry that sealing adds.
             time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times), 0),
         )
 
     # --- writing ----------------------------------------------------------------------------------
 
     def write(self, pending: PendingWrite, *, now_ms: int) -> None:
-        """Do what was planned. Raises OSError; the segment is then as it was, except for the file's
-        tail.
+        """Write what was planned. On OSError the segment is unchanged, except for bytes past its
+        end in the file.
         """
         write_all(self.disk, self._fd, pending.buffers, pending.start.size_bytes)
-        self._take_over(pending)
+        self._apply(pending)
         if self.segment.first_append_ms is None:
             self.segment.first_append_ms = now_ms
 
-    def _take_over(self, pending: PendingWrite) -> None:
-        plan, segment = pending.plan, self.segment
+    def _apply(self, pending: PendingWrite) -> None:
+        builder, segment = pending.builder, self.segment
         self.first_timestamp = pending.first_timestamp
-        self._bytes_since_entry = plan.bytes_since_entry
-        segment.largest = plan.largest
+        self._bytes_since_entry = builder.bytes_since_entry
+        segment.largest = builder.largest
         segment.min_timestamp, segment.record_count = pending.min_timestamp, pending.record_count
-        segment.end = pending.end  # before the entries: a reader that meets one sees its batch too
-        if plan.offset_entries:
-            room = self._room()
-            for entry in plan.offset_entries[: room.offset_entries]:
+        segment.end = pending.end  # first: a reader that finds an index entry must see its batch
+        if builder.offset_entries:
+            limits = self._limits()
+            for entry in builder.offset_entries[: limits.offset_entries]:
                 self.offsets.add(*entry)
-            for entry in plan.time_entries[: room.time_entries]:
+            for entry in builder.time_entries[: limits.time_entries]:
                 self.times.add(*entry)
             self._write_indexes()
 
@@ -151,15 +149,15 @@ class ActiveSegment:
                 raise
 
     def drop_tail(self) -> None:
-        """Cut off what a failed write left behind, and what was preallocated: after a shorter
-        write, recovery would take whole batches of it for records. Raises OSError.
+        """Truncate what a failed write and preallocation left past the end: after a shorter write,
+        recovery would take whole batches there for records. Raises OSError.
         """
         self.disk.truncate(self._fd, self.segment.end.size_bytes)
 
     # --- sealing ----------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Finish both indexes and cut all files to their length. Raises OSError; may be
+        """Finish both indexes and truncate all files to their length. Raises OSError; may be
         repeated.
         """
         largest = self.segment.largest
@@ -170,7 +168,7 @@ class ActiveSegment:
         self.disk.truncate(self._fd, self.segment.end.size_bytes)
 
     def release_indexes(self) -> None:
-        """Lookups go to the files from now on; their descriptors are not needed any more."""
+        """Look-ups use the files from now on, so the descriptors are no longer needed."""
         self.offsets.close()
         self.times.close()
         self.segment.offsets = self.segment.times = None
@@ -179,8 +177,8 @@ class ActiveSegment:
         self.disk.sync_bytes(self._fd)
 
     def sync_all(self) -> None:
-        """Bytes, indexes and, where there are some, the aborted transactions; and the snapshot at
-        its end.
+        """Sync the log, the indexes, the transaction index if there is one, and the snapshot at its
+        end.
         """
         self.sync_log()
         for path in (

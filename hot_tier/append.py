@@ -1,4 +1,4 @@
-"""What is handed to a log to append, and what comes back."""
+"""The input and the result of an append."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from record_format.produced import ProducedBatches
 
 
 class Acks(IntEnum):
-    """When a write is answered, by Kafka's numbers."""
+    """When a write is acknowledged, with Kafka's numbers."""
 
     ALL = -1
     NONE = 0
@@ -17,9 +17,9 @@ class Acks(IntEnum):
 
 
 class Append(NamedTuple):
-    """Batches that go into the log together, or not at all.
+    """Batches that are appended together or not at all.
 
-    `expected_offset`: append only where the log ends exactly there.
+    `expected_offset`: append only if the log ends exactly there.
     """
 
     batches: ProducedBatches
@@ -27,7 +27,7 @@ class Append(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Where the batches are. `duplicate`: they were already there, from an earlier request."""
+    """Where the batches are. `duplicate`: an earlier request appended them."""
 
     base_offset: int
     last_offset: int

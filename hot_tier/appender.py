@@ -1,11 +1,11 @@
-"""Several appends, one write.
+"""Several appends in one write.
 
 * Each append is checked against the log as it will be after the ones before it: expected offset,
   producer sequences, the need to roll.
 * Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
-* Memory changes only after the write. A failed write refuses all appends that were in it, and every
-  outcome that relied on them: a repeat of one, or a sequence or expected offset that was refused
-  because of them.
+* Memory changes only after the write. If the write fails, all its appends fail, and so does every
+  outcome that depended on them: duplicates of them, and sequences or expected offsets that were
+  rejected because of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hot_tier.producer_state import (
     Producer,
     ProducerBatch,
     after_batch,
-    check,
-    check_run,
-    offsets_of,
+    check_sequence,
+    find_duplicate_request,
+    offset_count,
 )
 from hot_tier.roll import disk_error, roll
 from record_format.batch import BatchHeader, stamp, stamp_log_append_time
@@ -37,7 +37,7 @@ Outcome = AppendResult | TierlogError
 
 
 def append_all(state: LogState, appends: Sequence[Append]) -> list[Outcome]:
-    """Append in order; one outcome for each. Call under the log's lock."""
+    """Append in order; one outcome per append. Called under the log's lock."""
     group = _Group(state)
     for append in appends:
         group.take(append)
@@ -53,8 +53,8 @@ class _Group:
         self._now_ms = state.monotonic_clock()
         self._log_append_time = state.clock() if state.config.log_append_time else None
         self._pending = state.active.begin_write()
-        self._unwritten: list[int] = []  # numbers of the outcomes that may rest on what is pending
-        self._producers: dict[int, Producer] = {}  # as they will be after it
+        self._unwritten: list[int] = []  # outcomes that depend on the pending write, by index
+        self._producers: dict[int, Producer] = {}  # as they will be after the write
         self.outcomes: list[Outcome] = []
 
     def take(self, append: Append) -> None:
@@ -91,7 +91,7 @@ class _Group:
         )
 
     def _duplicate(self, earlier: ProducerBatch) -> AppendResult:
-        if earlier.last_offset >= self._state.log_end_offset:  # the first copy is not written yet
+        if earlier.last_offset >= self._state.log_end_offset:  # the original is not written yet
             self._unwritten.append(len(self.outcomes))
         return AppendResult(
             earlier.first_offset,
@@ -102,16 +102,18 @@ class _Group:
         )
 
     def _begin_epoch(self, start_offset: int) -> None:
-        """Where an epoch begins is noted, and on the medium, before its first record."""
+        """The epoch checkpoint is on the medium before the first record of an epoch."""
         try:
-            self._state.epochs.begin(self._state.leader_epoch, start_offset)
+            self._state.epochs.assign(self._state.leader_epoch, start_offset)
         except OSError as error:
             raise disk_error(self._state, error) from error
 
     def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
-        """The earlier copy, where this is a repeat. Raises ProducerFenced, OutOfOrderSequence."""
+        """The earlier append of the same batches, if any. Raises ProducerFenced,
+        OutOfOrderSequence.
+        """
         if len(headers) > 1 and (
-            run := check_run(self._producer(headers[-1].producer_id), headers)
+            run := find_duplicate_request(self._producer(headers[-1].producer_id), headers)
         ):
             return run
         first, last, copies = None, None, 0
@@ -120,7 +122,7 @@ class _Group:
             if header.producer_id < 0:
                 continue
             known = seen.get(header.producer_id) or self._producer(header.producer_id)
-            last = check(known, header)
+            last = check_sequence(known, header)
             if last:
                 first, copies = first or last, copies + 1
             else:
@@ -139,7 +141,7 @@ class _Group:
         must_roll = self._pending.must_roll(
             size_bytes=len(body),
             max_timestamp=self._max_timestamp(headers),
-            last_offset=self._pending.end.next_offset + offsets_of(headers) - 1,
+            last_offset=self._pending.end.next_offset + offset_count(headers) - 1,
             now_ms=self._now_ms,
         )
         if must_roll:
@@ -148,7 +150,7 @@ class _Group:
                 if failure:
                     raise failure
                 roll(self._state)
-            finally:  # what was planned is in the file, or nowhere: never again
+            finally:  # the plan was written or failed; never reuse it
                 self._pending = self._state.active.begin_write()
 
     def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
@@ -159,7 +161,9 @@ class _Group:
         return max(header.max_timestamp for header in headers)
 
     def _stamp(self, batches: ProducedBatches) -> list[BatchHeader]:
-        """Final offsets, epoch and, under LogAppendTime, time, in the bytes and in the headers."""
+        """Assign offsets, epoch and, with LogAppendTime, the timestamp, in the bytes and in the
+        headers.
+        """
         body, leader_epoch = batches.body, self._state.leader_epoch
         offset, stamped = self._pending.end.next_offset, []
         for header in batches.headers:
@@ -181,9 +185,9 @@ class _Group:
         return batches.min_timestamps
 
     def write(self) -> TierlogError | None:
-        """Write what is pending; if that fails, the failure is the outcome of its appends.
+        """Write what is pending; if that fails, the error becomes the outcome of its appends.
 
-        Nothing more may be added to what was pending.
+        Nothing may be added to this plan afterwards.
         """
         failure = self._write_pending() if self._pending.buffers else None
         if failure:
@@ -197,12 +201,12 @@ class _Group:
         try:
             self._state.active.write(self._pending, now_ms=self._now_ms)
         except OSError as error:
-            return self._failure(error)
+            return self._on_write_failure(error)
         for producer in self._producers.values():
             self._state.producers.put(producer)
         return None
 
-    def _failure(self, error: OSError) -> TierlogError:
+    def _on_write_failure(self, error: OSError) -> TierlogError:
         failure = disk_error(self._state, error)
         if self._state.offline is None:
             try:

@@ -1,5 +1,5 @@
-"""Reads that continue past what the disk can no longer read. Zeros take its place: no checksum
-takes them for a batch.
+"""Reads that continue past sectors that the disk can no longer read. They are filled with zeros,
+which no checksum accepts as a batch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import Final
 
 from hot_tier.open_files import Pread
 
-SECTOR_BYTES: Final = 4096  # a disk's, or the page of the page cache that has it
+SECTOR_BYTES: Final = 4096  # of a disk, or the page cache's page that covers it
 
 
 def zero_filling_pread(pread: Pread) -> Pread:
-    """As `pread` (os.pread), to the end of what was asked for. Raises OSError for all but EIO."""
+    """A `pread` (os.pread) that reads to the end of the request despite EIO. Raises OSError for all
+    other errors.
+    """
 
     def read(fd: int, size_bytes: int, position: int) -> bytes:
         end = min(position + size_bytes, os.fstat(fd).st_size)
@@ -33,7 +35,7 @@ def zero_filling_pread(pread: Pread) -> Pread:
 
 
 def _read(pread: Pread, fd: int, size_bytes: int, position: int) -> bytes | None:
-    """None if the disk cannot."""
+    """None on EIO."""
     try:
         return pread(fd, size_bytes, position)
     except OSError as error:

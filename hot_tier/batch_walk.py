@@ -1,10 +1,10 @@
-"""Walking the batches of a `.log` file, by their headers alone or read and checked.
+"""Iterating over the batches of a `.log` file, by headers alone or read and verified.
 
-* `headers_from` trusts headers and reads no records: for bytes that were checked before (below the
+* `headers_from` trusts headers and reads no records: for bytes that were verified before (below the
   recovery point, or sealed). `checked_batches` reads everything and trusts nothing: for recovery,
-  compaction, and what has to be vouched for.
-* Neither knows offsets or indexes, or decides anything: they stop with CorruptBatch where the bytes
-  are not a batch, and name the file and the position.
+  compaction and checks.
+* Neither knows about offsets or indexes or makes decisions: they stop with CorruptBatch at bytes
+  that are not a batch, naming the file and the position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECK_CHUNK_BYTES = 1 << 20
 
 
 class LogBytes(Protocol):
-    """The bytes of a `.log`: a file's (`FileReader`) or an object's."""
+    """The bytes of a `.log`: of a file (`FileReader`) or an object."""
 
     @property
     def name(self) -> str: ...
@@ -46,11 +46,11 @@ def headers_from(
     end: int,
     first_bytes: int = ONE_HEADER_BYTES,
 ) -> Iterator[BatchHeader]:
-    """The headers of the batches in [position, end); `header.position` is a position of the file.
+    """The headers of the batches in [position, end); `header.position` is a position in the file.
 
-    Reads `first_bytes` at first, then one header after a large batch and a window of them after a
-    small one: a caller that looks for one batch wants no other. Raises CorruptBatch if the bytes
-    are not a batch, or a batch reaches beyond `end`.
+    Reads `first_bytes` first; then a single header after a large batch, which is often the last one
+    wanted, and a window of them after a small one. Raises CorruptBatch if the bytes are not a batch
+    or a batch extends beyond `end`.
     """
     window, window_start = b"", position
     size_bytes = first_bytes
@@ -71,19 +71,20 @@ def headers_from(
 
 
 def headers_of(log: Path) -> Iterator[BatchHeader]:
-    """Every batch header of a `.log` that nobody has open. Raises CorruptBatch."""
+    """Every batch header of a closed log's `.log`. Raises CorruptBatch."""
     return headers_from(FileReader(OpenFile(log)), 0, end=log.stat().st_size)
 
 
 def batch_of(log: Path, header: BatchHeader) -> bytes:
-    """The whole batch that `headers_of` gave."""
+    """The whole batch of a header from `headers_of`."""
     return FileReader(OpenFile(log)).read(header.size_bytes, header.position)
 
 
 def end_offset_of(log: Path, base_offset: int) -> int:
-    """Next offset of the last whole batch of a `.log` that nobody has open; its base without one.
+    """Next offset after the last whole batch of a closed log's `.log`; `base_offset` if there is
+    none.
 
-    Bytes that are not a batch end it.
+    Stops at the first bytes that are not a batch.
     """
     end = base_offset
     try:
@@ -95,26 +96,26 @@ def end_offset_of(log: Path, base_offset: int) -> int:
 
 
 class CheckedBatch:
-    """A batch whose checksum holds: `header.position` is of the file, `start` is of `chunk`."""
+    """A batch with a valid checksum: `header.position` refers to the file, `start` to `chunk`."""
 
     __slots__ = ("chunk", "header", "start")
 
     def __init__(self, header: BatchHeader, chunk: bytes, start: int) -> None:
         self.header, self.chunk, self.start = header, chunk, start
 
-    def at_start_of_chunk(self) -> BatchHeader:
-        """The header with the position that the batch has in `chunk`."""
+    def header_in_chunk(self) -> BatchHeader:
+        """The header with the batch's position in `chunk`."""
         return self.header.at(self.start)
 
     def placed(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
-        """What is wrong with its records, with the position in the file."""
+        """An error in its records, with the batch's position in the file."""
         return bad.with_location(
             file=file, position=self.header.position, offset=self.header.base_offset
         )
 
 
 def checked_batches(log: LogBytes, *, end: int, start: int = 0) -> Iterator[CheckedBatch]:
-    """Every batch from `start`, where one begins, on, read and checked.
+    """Every batch from `start`, where one must begin, read and verified.
 
     Raises CorruptBatch at the first that is truncated, is not a batch, or fails its checksum.
     """
@@ -136,7 +137,9 @@ def checked_batches(log: LogBytes, *, end: int, start: int = 0) -> Iterator[Chec
 
 
 def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator[CheckedBatch]:
-    """The whole batches, from `start` on, of a chunk at `chunk_position` in the file."""
+    """The whole batches of a chunk, from `start` on; the chunk is at `chunk_position` in the
+    file.
+    """
     while len(chunk) - start >= HEADER_SIZE:
         try:
             header = parse_header(chunk, start)
@@ -151,7 +154,7 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
 
 
 def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
-    """The batch at `position`, larger than a chunk or cut by the end of the file."""
+    """The batch at `position`, which is larger than a chunk or truncated by the end of the file."""
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
@@ -159,7 +162,7 @@ def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
         raise truncated_batch(header, end=end)
     batch = CheckedBatch(header, log.read(header.size_bytes, position), 0)
     try:
-        check_crc(batch.chunk, batch.at_start_of_chunk())
+        check_crc(batch.chunk, batch.header_in_chunk())
     except CorruptBatch as bad:
         raise batch.placed(bad) from None
     return batch

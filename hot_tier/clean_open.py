@@ -1,7 +1,7 @@
-"""Opening a log that was stopped cleanly.
+"""Opening a log after a clean shutdown.
 
-Its index files are trusted, and only the tail of the last segment, from its last index entry on, is
-walked. If that is inconsistent, the log is opened as after a crash.
+Index files are trusted; only the tail of the last segment, from its last index entry on, is read.
+If that is inconsistent, the log is recovered as after a crash.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_file import floor_entry
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState
-from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, read_back
+from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, restore_older_batches
 from hot_tier.replay import replay
 from hot_tier.roll import open_active, resume_active
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
@@ -20,7 +20,7 @@ from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class TailFacts:
-    """What the last segment's index files and its tail say; enough to append to it."""
+    """The state of the last segment from its index files and its tail: enough to append to it."""
 
     def __init__(self, state: LogState, segment: Segment) -> None:
         size_bytes = segment.end.size_bytes
@@ -29,8 +29,8 @@ class TailFacts:
         relative, position = -1, 0
         if self.offset_image:
             relative, position = OFFSET_ENTRY.unpack(self.offset_image[-OFFSET_ENTRY.size :])
-        # The last entry of a closed time index goes with no offset entry; rebuilding would not make
-        # it.
+        # The entry that sealing added to the time index has no offset entry: appends would not have
+        # added it.
         count = len(time_image) // TIME_ENTRY.size
         kept = floor_entry(time_image, TIME_ENTRY, column=1, target=relative, count=count) + 1
         self.time_image = time_image[: kept * TIME_ENTRY.size]
@@ -47,9 +47,9 @@ class TailFacts:
     ) -> None:
         for header in segment.headers(state.files, start=position):
             if expected is not None and header.last_offset != segment.base_offset + expected:
-                raise CorruptIndex("does not fit the log", file=str(segment.path(OFFSET_INDEX)))
+                raise CorruptIndex("does not match the log", file=str(segment.path(OFFSET_INDEX)))
             if header.base_offset < self.next_offset:
-                raise CorruptBatch("offsets do not rise", position=header.position)
+                raise CorruptBatch("offsets do not increase", position=header.position)
             expected = None
             self.next_offset = header.next_offset
             if header.max_timestamp > self.largest.timestamp:
@@ -65,7 +65,7 @@ def _index_image(segment: Segment, suffix: str, entry_size: int) -> bytes:
 
 
 def open_clean(state: LogState, folder: LogFolder) -> bool:
-    """Open without checks; False if the tail is not what a clean stop leaves."""
+    """Open without a full check; False if the tail is not what a clean shutdown leaves."""
     segment = state.segments.items[-1]
     try:
         facts = TailFacts(state, segment)
@@ -86,7 +86,9 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
 
 
 def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> None:
-    """The newest snapshot, what came after it, and the batches that it could not hold."""
+    """The newest snapshot, the batches after it, and the older batches that a snapshot does not
+    hold.
+    """
     state.producers = load_newest(
         state, folder.snapshots, at_most=end_offset, at_least=state.segments.bases[0]
     )
@@ -96,4 +98,6 @@ def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> No
         start = max(0, segment.end.size_bytes - READ_BACK_BYTES)
         assert segment.offsets is not None
         entry = segment.offsets.floor(column=1, target=start)
-        read_back(state.producers, segment.headers(state.files, start=entry[1] if entry else 0))
+        restore_older_batches(
+            state.producers, segment.headers(state.files, start=entry[1] if entry else 0)
+        )

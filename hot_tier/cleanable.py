@@ -1,10 +1,10 @@
-"""Which part of a log compaction may work on, and whether that is worth it. Kafka's
+"""Which part of a log compaction may work on, and whether a round is due. Kafka's
 LogCleanerManager.
 
-* Clean is what an earlier round went through: everything below the checkpoint. Dirty is what comes
-  after it, up to the first offset that may not be cleaned yet: the active segment, an open
-  transaction, what is not flushed, what is younger than `min.compaction.lag.ms`.
-* The dirty part ends at a border between segments; a round reads all of it.
+* Clean is everything below the checkpoint, where the last round ended. Dirty is everything from
+  there to the first offset that must not be cleaned yet: the active segment, open transactions,
+  unflushed records, and records younger than `min.compaction.lag.ms`.
+* The dirty part ends at a segment boundary; a round reads all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.log_reader import largest_timestamp, with_good_indexes
+from hot_tier.log_reader import largest_timestamp, with_index_rebuild
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
 
@@ -33,17 +33,17 @@ class Cleanable(NamedTuple):
         return self.dirty_bytes / total if total else 0.0
 
     def is_due(self, *, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -> bool:
-        """Whether a round is worth it, or `max.compaction.lag.ms` is over."""
+        """Whether the dirty ratio calls for a round, or `max.compaction.lag.ms` is over."""
         oldest = self.oldest_dirty_ms
         overdue = oldest is not None and oldest < now_ms - max_lag_ms
-        # > as in Kafka: a ratio of 0 asks for nothing while nothing is dirty
+        # > as in Kafka: with a ratio of 0, nothing is due while nothing is dirty
         return self.dirty_bytes > 0 and (overdue or self.dirty_ratio > min_dirty_ratio)
 
 
 def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> Cleanable:
-    """`checkpoint`: how far the last round got; None if there was none.
+    """`checkpoint`: where the last round ended; None if there was none.
 
-    A checkpoint that cannot be of this log counts as none: cleaning again does no harm.
+    A checkpoint outside this log is ignored: cleaning again does no harm.
     """
     items = state.segments.items
     start = state.local_log_start_offset
@@ -77,7 +77,7 @@ def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Se
 
 
 def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
-    """The least of the segments' first timestamps; only needed if a lag is set."""
+    """The smallest first timestamp of the segments; only needed if a maximum lag is set."""
     if state.config.max_compaction_lag_ms == 2**63 - 1:
         return None
     firsts = (_first_timestamp(state, segment) for segment in ready)
@@ -85,7 +85,7 @@ def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
 
 
 def _first_timestamp(state: LogState, segment: Segment) -> int | None:
-    return with_good_indexes(state, segment, lambda: segment.first_timestamp(state.files))
+    return with_index_rebuild(state, segment, lambda: segment.first_timestamp(state.files))
 
 
 class GroupLimits(NamedTuple):
@@ -95,8 +95,8 @@ class GroupLimits(NamedTuple):
 
 
 def group_segments(segments: Sequence[Segment], limits: GroupLimits) -> list[tuple[Segment, ...]]:
-    """Runs of segments that become one each: within a segment's size, an index's, and 31 bits of
-    relative offset.
+    """Consecutive segments that are merged into one each, within the limits of a segment's size, an
+    index's size, and 31 bits of relative offset.
     """
     groups: list[list[Segment]] = []
     sizes = (0, 0, 0)
@@ -125,4 +125,4 @@ def _size_of(segment: Segment, suffix: str) -> int:
     try:
         return segment.path(suffix).stat().st_size
     except FileNotFoundError:
-        return 0  # it is rebuilt when it is needed
+        return 0  # it will be rebuilt

@@ -1,8 +1,9 @@
-"""The segment that compaction writes: `….cleaned` files, whole and synced before anybody sees them.
+"""The segment that a compaction or repair writes: `….cleaned` files, complete and synced before
+anyone sees them.
 
-* Batches come in order; index entries are made for them as appending makes them.
-* They have the names of their segment, so a log makes one at a time (`rewriting`).
-* Nothing of it is part of the log until `segment_swap` puts it in; else nothing is left behind.
+* Batches are added in order and indexed as by appends.
+* The files are named after their segment, so a log writes one at a time (`new_cleaned_segment`).
+* It is not part of the log until `segment_swap` puts it there; otherwise nothing is left behind.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ WRITE_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def rewriting(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
-    """An empty one, removed at the end unless it was put in place. Does not wait: whoever holds the
-    files for a repair keeps a swap from them. Raises Throttled while another is being made,
-    OSError.
+def new_cleaned_segment(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
+    """An empty segment, removed on exit unless it was swapped in. Raises Throttled, instead of
+    waiting, while another is being written: a repair holds a lock that the other's swap needs.
+    Raises OSError.
     """
-    if not state.rewriting.acquire(blocking=False):
-        raise Throttled(f"{state.name}: a segment is just being rewritten")
+    if not state.rewrite_lock.acquire(blocking=False):
+        raise Throttled(f"{state.name}: another segment is being rewritten")
     try:
         cleaned = CleanedSegment(state, base_offset)
         try:
@@ -50,16 +51,16 @@ def rewriting(state: LogState, base_offset: int) -> Iterator[CleanedSegment]:
         finally:
             cleaned.discard()
     finally:
-        state.rewriting.release()
+        state.rewrite_lock.release()
 
 
 class CleanedSegment:
-    """Made by one thread. Every method raises OSError."""
+    """Used by one thread. Every method raises OSError."""
 
     def __init__(self, state: LogState, base_offset: int) -> None:
         self._state = state
         self.segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
-        self._plan = IndexBuilder(base_offset, interval_bytes=state.config.index_interval_bytes)
+        self._builder = IndexBuilder(base_offset, interval_bytes=state.config.index_interval_bytes)
         self._pending: list[Buffer] = []
         self._pending_bytes = self._written_bytes = self._crc = self._records = 0
         self.suffixes = [LOG, OFFSET_INDEX, TIME_INDEX]
@@ -76,9 +77,9 @@ class CleanedSegment:
         return staged(self.segment.path(suffix), CLEANED)
 
     def add(self, header: BatchHeader, body: Buffer) -> None:
-        self._plan.take(header, position=self.size_bytes)
+        self._builder.add(header, position=self.size_bytes)
         self._records += header.record_count
-        self._pending.append(bytes(body))  # a view would keep its whole chunk alive
+        self._pending.append(bytes(body))  # a memoryview would keep its whole chunk alive
         self._pending_bytes += len(body)
         if self._pending_bytes >= WRITE_BYTES:
             self._write()
@@ -93,21 +94,23 @@ class CleanedSegment:
     def finish(
         self, *, next_offset: int, aborted: Sequence[AbortedTxn], modified_ns: int
     ) -> Segment:
-        """Write everything and sync it. `modified_ns`: of the newest segment it was made of."""
-        segment, plan = self.segment, self._plan
+        """Write and sync everything. `modified_ns`: the mtime of the newest segment that it was
+        made from.
+        """
+        segment, builder = self.segment, self._builder
         self._write()
         self._state.disk.sync_bytes(self._fd)
         self._close()
         os.utime(self._path(LOG), ns=(modified_ns, modified_ns))
-        plan.add_time_entry()
-        offset_index, time_index = plan.images()
+        builder.add_time_entry()
+        offset_index, time_index = builder.images()
         self._write_file(OFFSET_INDEX, offset_index)
         self._write_file(TIME_INDEX, time_index)
         if aborted:
             self._write_file(TRANSACTION_INDEX, pack_txn_index(aborted))
             self.suffixes.append(TRANSACTION_INDEX)
         segment.end = SegmentEnd(self._written_bytes, next_offset)
-        segment.largest, segment.has_transactions = plan.largest, bool(aborted)
+        segment.largest, segment.has_transactions = builder.largest, bool(aborted)
         segment.record_count, segment.crc32c = self._records, self._crc
         return segment
 
@@ -125,9 +128,9 @@ class CleanedSegment:
         self._fd = -1
 
     def discard(self) -> None:
-        """Remove what there is of it. If the log is offline or closed, the next open does."""
+        """Remove the files. If the log is offline or closed, the next open removes them."""
         if self._fd >= 0:
             self._close()
-        if self._state.offline is None and not self._state.shut:
+        if self._state.offline is None and not self._state.closed:
             for suffix in SEGMENT_SUFFIXES:
                 self._state.disk.unlink(self._path(suffix))

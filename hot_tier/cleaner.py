@@ -1,14 +1,15 @@
-"""One round of compaction: the last record of each key stays (Kafka's Cleaner).
+"""One round of compaction, which keeps the last record of each key (Kafka's Cleaner).
 
-* First the keys of the dirty part go into a table; if it fills up, the round ends there and the
-  next one continues. Then every segment up to there is rewritten, in groups, without what is out of
-  date; group by group the new ones replace the old.
-* What stays keeps its offset. Repeating a round, after a crash or a stop, does no harm: the
-  checkpoint moves only when all its groups are in place.
-* If nothing else of a segment stays, its last batch does, if only as a header: no segment is empty.
-  A single segment in which nothing changes is left as it is.
-* Every batch's checksum is verified before it is trusted; a bad one ends the round, by name.
-* Reads and appends continue; nothing here holds the log's lock except the swap.
+* First the keys of the dirty part are put into a table; if it fills up, the round ends there and
+  the next one continues. Then every segment up to there is rewritten, in groups, without superseded
+  records; each new segment replaces its group at once.
+* Records keep their offsets. Repeating a round after a crash or a stop does no harm: the checkpoint
+  advances only when all groups were replaced.
+* If nothing of a segment would remain, the header of its last batch does, so no segment is empty. A
+  single segment in which nothing changes is left alone.
+* Every batch's checksum is verified before it is used; a corrupt batch ends the round with its file
+  and position.
+* Reads and appends continue; only the swap holds the log's lock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, checked_batches
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaned_segment import CleanedSegment, rewriting
+from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
 from hot_tier.cleaned_transactions import CleanedTransactions
 from hot_tier.file_names import LOG
 from hot_tier.log_reader import aborted_transactions
@@ -51,14 +52,14 @@ from record_format.index_layouts import AbortedTxn
 
 
 class LastRecord(NamedTuple):
-    """What a producer's last batch is: `offset` None if its last word is a marker."""
+    """A producer's last data batch; `offset` None if the log has only a marker of it."""
 
     offset: int | None
     epoch: int
 
 
 class CleanedRound(NamedTuple):
-    """`end_offset`: clean up to there. `complete`: the dirty part is done; else there is more."""
+    """`end_offset`: the log is clean below it. `complete`: the whole dirty part was cleaned."""
 
     end_offset: int
     complete: bool
@@ -72,12 +73,12 @@ def _no_borders() -> AbstractContextManager[frozenset[int]]:
 
 @dataclass
 class CleanerHooks:
-    """`stopping`: asked now and then; a round that is stopped changes nothing more.
+    """`stopping`: polled during the round; once it is true, nothing more is changed.
 
-    `swapping`: entered around each swap; gives the offsets that no group may span (how far the
-    bucket reaches, and where its gaps end). `may_forget`: asked at the start: whether what is past
-    its horizon (tombstones, markers) may go. It may not while what it deletes or ends may still be
-    elsewhere.
+    `swapping`: entered around each swap; yields the offsets that no group may span (where the
+    bucket ends, and where its gaps end). `may_forget`: called at the start: whether tombstones and
+    markers past their horizon may be removed. They may not while the bucket may still have what
+    they delete or end.
     """
 
     stopping: Callable[[], bool] = field(default=lambda: False)
@@ -86,7 +87,7 @@ class CleanerHooks:
 
 
 class Interrupted(TierlogError):
-    """The round ends early; nothing is lost, and the checkpoint stays."""
+    """The round ended early; nothing is lost, and the checkpoint stays."""
 
 
 class Cleaner:
@@ -106,14 +107,14 @@ class Cleaner:
     def run(self, cleanable: Cleanable) -> CleanedRound:
         """Clean up to `cleanable.end_offset`, or as far as the table reaches.
 
-        Raises Interrupted, CorruptBatch, ConfigurationError (the table holds not even one batch's
-        keys), Throttled (a repair is under way), DiskFull, LogOfflineError.
+        Raises Interrupted, CorruptBatch, ConfigurationError (the table cannot hold the keys of a
+        single batch), Throttled (a repair is in progress), DiskFull, LogOfflineError.
         """
         first_dirty, end_offset = cleanable.first_dirty_offset, cleanable.end_offset
         self._fill_table(first_dirty, end_offset)
         reached = self._table.latest_offset + 1
         if reached <= first_dirty:
-            raise Interrupted  # retention or a trim took all of it
+            raise Interrupted  # retention or a trim deleted all of it
         segments = self._state.segments.items[:-1]
         wanted = [one for one in segments if one.base_offset < reached]
         with self._hooks.swapping() as borders:
@@ -132,14 +133,14 @@ class Cleaner:
         table = self._table
         table.clear(start_offset=first_dirty)
         transactions = CleanedTransactions()
-        transactions.expect(self._aborted(first_dirty, end_offset))
+        transactions.add_aborted(self._aborted(first_dirty, end_offset))
         for segment in self._state.segments.items[:-1]:
             if segment.end.next_offset <= first_dirty or segment.base_offset >= end_offset:
                 continue
             for checked in self._batches(segment, from_offset=first_dirty):
-                header = checked.at_start_of_chunk()
+                header = checked.header_in_chunk()
                 try:
-                    gone = transactions.may_go(checked.chunk, header) or header.is_control
+                    gone = transactions.can_discard(checked.chunk, header) or header.is_control
                     has_keys = not gone and header.record_count > 0
                     if has_keys and not table.add(expand(checked.chunk, header), header):
                         self._check_filled(first_dirty)
@@ -152,7 +153,7 @@ class Cleaner:
     def _check_filled(self, first_dirty: int) -> None:
         if self._table.latest_offset < first_dirty:
             raise ConfigurationError(
-                f"{self._state.name}: log.cleaner.dedupe.buffer does not hold the keys of one batch"
+                f"{self._state.name}: log.cleaner.dedupe.buffer is too small for one batch"
             )
 
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
@@ -164,8 +165,8 @@ class Cleaner:
             log = segment.log_reader(self._state.files)
         except (FileNotFoundError, OffsetTrimmed):
             if segment in self._state.segments.items:
-                raise  # nobody here took its file
-            raise Interrupted from None  # retention or a trim did
+                raise  # nothing deleted it: the file is lost
+            raise Interrupted from None  # retention or a trim deleted it
         for checked in checked_batches(log, start=start, end=segment.end.size_bytes):
             if self._hooks.stopping():
                 raise Interrupted
@@ -176,7 +177,7 @@ class Cleaner:
         try:
             return aborted_transactions(self._state, offset, end_offset=end_offset)
         except OffsetTrimmed:
-            raise Interrupted from None  # retention or a trim took a segment
+            raise Interrupted from None  # retention or a trim deleted a segment
 
     # --- the segments -----------------------------------------------------------------------------
 
@@ -184,10 +185,10 @@ class Cleaner:
         if not any(segment.end.size_bytes for segment in group):
             return
         try:
-            with rewriting(self._state, group[0].base_offset) as cleaned:
+            with new_cleaned_segment(self._state, group[0].base_offset) as cleaned:
                 self._replace(group, cleaned, upper_bound=upper_bound)
         except FileNotFoundError as error:
-            raise Interrupted from error  # retention or a trim took a segment
+            raise Interrupted from error  # retention or a trim deleted a segment
         except OSError as error:
             raise disk_error(self._state, error) from error
 
@@ -216,13 +217,13 @@ class Cleaner:
     def _clean_into(
         self, cleaned: CleanedSegment, group: tuple[Segment, ...], *, upper_bound: int
     ) -> bool:
-        """Write what stays; whether the bytes differ from before."""
+        """Write what is retained; returns whether the bytes differ from before."""
         changed, last = False, None
         for segment in group:
             base_offset, end = segment.base_offset, segment.end
-            self._transactions.expect(self._aborted(base_offset, end.next_offset))
+            self._transactions.add_aborted(self._aborted(base_offset, end.next_offset))
             for checked in self._batches(segment):
-                last = checked.at_start_of_chunk()
+                last = checked.header_in_chunk()
                 try:
                     kept = self._clean_batch(checked, last, upper_bound=upper_bound)
                 except CorruptBatch as bad:
@@ -238,17 +239,17 @@ class Cleaner:
     def _clean_batch(
         self, checked: CheckedBatch, header: BatchHeader, *, upper_bound: int
     ) -> Compacted | None:
-        may_go = self._transactions.may_go(checked.chunk, header)
-        drop = may_go
+        discard = self._transactions.can_discard(checked.chunk, header)
+        drop = discard
         if header.is_control:
             horizon = header.base_timestamp if header.has_delete_horizon else None
-            drop = may_go and horizon is not None and self._tombstones.is_past(horizon)
+            drop = discard and horizon is not None and self._tombstones.is_past(horizon)
         if self._is_last_of_producer(header) or header.next_offset == upper_bound:
             retention = BatchRetention.RETAIN_EMPTY
         else:
             retention = BatchRetention.DELETE if drop else BatchRetention.DELETE_EMPTY
         verdict = BatchRetentionResult(
-            retention, drop, marker_of_empty_txn=may_go and header.is_control
+            retention, drop, marker_of_empty_txn=discard and header.is_control
         )
         return compact_batch(
             checked.chunk, header, verdict, table=self._table, policy=self._tombstones

@@ -41,7 +41,7 @@ COPY_BYTES = 1 << 20
 
 
 def base_offsets(folder: Path) -> list[int]:
-    """Of the segments, in order; none where there is no folder."""
+    """The base offsets of the segments, in order; none if there is no folder."""
     if not folder.is_dir():
         return []
     names = (parse_file_name(path.name) for path in folder.iterdir())
@@ -49,8 +49,9 @@ def base_offsets(folder: Path) -> list[int]:
 
 
 def split_at(folder: Path, offset: int) -> int:
-    """Let a segment begin at `offset`, or with the batch that holds it; the base offset of the
-    segment that was split off, or `offset` if no split was needed. Raises CorruptBatch, OSError.
+    """Split the segment that contains `offset`, so that a segment begins at `offset` or with the
+    batch that contains it. Returns the base offset of the segment that was split, or `offset` if no
+    split was needed. Raises CorruptBatch, OSError.
     """
     bases = [base for base in base_offsets(folder) if base < offset]
     if not bases:
@@ -59,44 +60,47 @@ def split_at(folder: Path, offset: int) -> int:
     first = first_batch_at(old, offset)
     if first is None or first.position == 0:
         return offset
-    begins = min(first.base_offset, offset)  # compaction may have taken those from there on
+    begins = min(first.base_offset, offset)  # compaction may have removed the batch at `offset`
     copy_tail(old, first.position, path_of(folder, begins, LOG))
     _cut(folder, bases[-1], first.position)
     return bases[-1]
 
 
 def end_offset(folder: Path) -> int:
-    """Next offset of the last whole batch, or where the last segment begins; 0 without one."""
+    """Next offset after the last whole batch, or the base offset of the last segment; 0 without
+    one.
+    """
     bases = base_offsets(folder)
     return end_offset_of(path_of(folder, bases[-1], LOG), bases[-1]) if bases else 0
 
 
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
-    """The batch of a `.log` that holds `offset`, or the first above it. Raises CorruptBatch."""
+    """The batch of a `.log` that contains `offset`, or the first above it. Raises CorruptBatch."""
     return next((header for header in headers_of(log) if header.last_offset >= offset), None)
 
 
 def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
-    """Where to cut off what a `.log` has from `offset` on, which is above its first: the position,
-    that of its end if it has nothing there; and the offset at which the rest begins.
+    """Where to cut a `.log` to move everything from `offset` on, which is above its base offset,
+    elsewhere: the position (the end of the file if it has nothing there), and the offset at which
+    the rest begins.
 
-    Bytes that are no batch do not hide what lies behind them. Those behind all batches below
-    `offset` belong to the rest: whoever opens it says what they are.
+    Corrupt bytes do not hide the batches after them. Those after the last batch below `offset`
+    belong to the rest; whoever opens it deals with them.
     """
     try:
         first = first_batch_at(log, offset)
         position = first.position if first is not None else log.stat().st_size
     except CorruptBatch:
-        first, position = _first_behind_rot(log, offset, base_offset=base_offset)
+        first, position = _first_batch_skipping_corruption(log, offset, base_offset=base_offset)
     if first is not None and first.base_offset <= offset:
         return first.position, first.base_offset
-    return position, offset  # compaction may have taken those between
+    return position, offset  # compaction may have removed the offsets between
 
 
-def _first_behind_rot(
+def _first_batch_skipping_corruption(
     log: Path, offset: int, *, base_offset: int
 ) -> tuple[BatchHeader | None, int]:
-    """As `first_batch_at`; and where the batches below `offset` end."""
+    """As `first_batch_at`; also returns the position where the batches below `offset` end."""
     position = 0
     pieces = SalvageScan(
         FileReader(OpenFile(log)),
@@ -115,7 +119,7 @@ def _first_behind_rot(
 
 
 def finish_interrupted_split(folder: Path) -> None:
-    """Cut a segment that reaches into the next: the split that made the next was interrupted."""
+    """Truncate a segment that overlaps the next one, which an interrupted split created."""
     for base, following in pairwise(base_offsets(folder)):
         try:
             for header in headers_of(path_of(folder, base, LOG)):
@@ -123,13 +127,13 @@ def finish_interrupted_split(folder: Path) -> None:
                     _cut(folder, base, header.position)
                     break
         except CorruptBatch:
-            continue  # recovery decides that itself
+            continue  # recovery deals with it
 
 
 def move_segments(folder: Path, offset: int, target: Path) -> None:
-    """Move the segments from `offset` on (a border between segments) to a folder of their own.
+    """Move the segments from `offset` on, which must be a base offset, to the folder `target`.
 
-    The last one goes first, so that a crash leaves a log without a hole.
+    The last one is moved first, so that a crash leaves a log without a gap.
     """
     target.mkdir(exist_ok=True)
     REAL_DISK.sync_folder(target.parent)
@@ -142,14 +146,14 @@ def move_segments(folder: Path, offset: int, target: Path) -> None:
         if found is None or found.offset < offset:
             continue
         if found.suffix == SNAPSHOT and found.offset == offset:
-            continue  # the producers before that offset: of what stays
+            continue  # the producers before that offset belong to what stays
         REAL_DISK.rename(path, target / path.name)
     REAL_DISK.sync_folder(target)
     REAL_DISK.sync_folder(folder)
 
 
 def replace_with_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
-    """Remove every segment, and begin an empty one at `offset` with these producers before it."""
+    """Remove every segment and create an empty one at `offset`, with this producer snapshot."""
     for path in sorted(folder.iterdir()):
         if parse_file_name(path.name) is not None:
             REAL_DISK.unlink(path)
@@ -159,8 +163,8 @@ def replace_with_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> 
 
 
 def copy_tail(source: Path, position: int, target: Path) -> None:
-    """Copy the bytes from `position` on to a file of their own, which is there whole or not at
-    all.
+    """Copy the bytes from `position` on to the file `target`, which appears complete or not
+    at all.
     """
     temporary = target.with_name(target.name + ".tmp")
     out = REAL_DISK.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -172,7 +176,7 @@ def copy_tail(source: Path, position: int, target: Path) -> None:
                 write_all(REAL_DISK, out, [data], written)
                 written += len(data)
         REAL_DISK.sync_bytes(out)
-    except OSError as error:  # a call on a descriptor does not tell it
+    except OSError as error:  # calls on descriptors do not set it
         error.filename = str(source if error.errno == errno.EIO else target)
         raise
     finally:

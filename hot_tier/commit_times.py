@@ -1,4 +1,4 @@
-"""How long appends and flushes take. One of these is shared by all partitions of a broker."""
+"""How long appends and flushes take; one instance is shared by all partitions of a broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from record_format.latency_histogram import LatencyHistogram
 
 
 class CommitTimes:
-    """`write`: one write of all appends that waited. `flush`: one flush. `commit`: an append with
+    """`write`: one write of all queued appends. `flush`: one flush. `commit`: an append with
     acks=all, from its submission until it was on the medium.
     """
 

@@ -1,6 +1,6 @@
-"""Small files replaced whole: temp file, write, sync, rename, sync of the folder.
+"""Replacing small files atomically: temp file, write, sync, rename, sync of the folder.
 
-A reader sees the old bytes or the new ones, after a crash too. One writer per path at a time.
+Readers see the old bytes or the new ones, also after a crash. One writer per path at a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ REAL_DISK = Disk()
 
 
 def write_durably(path: Path, data: bytes, *, disk: Disk = REAL_DISK) -> None:
-    """Replace `path` with `data`; it is on the medium when this returns. Raises OSError."""
-    write_whole(path, data, disk=disk, sync=True)
+    """Replace `path` with `data`; returns when it is on the medium. Raises OSError."""
+    write_atomically(path, data, disk=disk, sync=True)
     disk.sync_folder(path.parent)
 
 
-def write_whole(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) -> None:
-    """Replace `path` with `data`, seen whole or not at all; the folder is not synced."""
+def write_atomically(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) -> None:
+    """Replace `path` with `data`; readers see all of it or the old file. Does not sync the
+    folder.
+    """
     temporary = path.with_name(path.name + ".tmp")
     fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -29,7 +31,7 @@ def write_whole(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: bool) 
         if sync:
             disk.sync_bytes(fd)
     except OSError as error:
-        error.filename = str(path)  # a call on a descriptor does not tell it
+        error.filename = str(path)  # calls on descriptors do not set it
         raise
     finally:
         os.close(fd)
@@ -41,6 +43,8 @@ def sync_folder(path: Path) -> None:
 
 
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
-    """A file that can be rebuilt. Raises FileNotFoundError; `corrupt` where the disk fails."""
+    """Read a file that can be rebuilt. Raises FileNotFoundError, or `corrupt` if the disk cannot
+    read it.
+    """
     with eio_as(corrupt, file=str(path)):
         return path.read_bytes()

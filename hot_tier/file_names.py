@@ -1,12 +1,12 @@
-"""How Kafka names the files of a partition folder.
+"""Kafka's names for the files of a partition folder.
 
-| name | holds |
+| name | content |
 |---|---|
 | `<20 digits>.log` | record batches from that base offset on |
 | `<20 digits>.index`, `.timeindex`, `.txnindex` | the segment's indexes |
-| `<20 digits>.snapshot` | the producers as they were before that offset |
-| `….deleted` | a file that nobody may open any more, unlinked a little later |
-| `….cleaned`, `….swap` | compaction, before and after its point of no return |
+| `<20 digits>.snapshot` | the producers' state before that offset |
+| `….deleted` | a deleted file, unlinked after `file.delete.delay.ms` |
+| `….cleaned`, `….swap` | a compacted segment before and after the point of no return |
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CLEANED = ".cleaned"
 SWAP = ".swap"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
-# Ours: the log's disk failed, so what lies above the recovery point is not to be trusted to the
-# page cache. It needs no sync: it lives and dies with the very page cache that it warns of.
+# Not Kafka's. The log's disk failed, so the page cache above the recovery point is not trusted. It
+# needs no sync: a crash that loses the marker loses that page cache too.
 OFFLINE_MARKER = "tierlog-offline"
-# Ours too: compaction replaced segments, and the bucket may still have what they were made of.
+# Not Kafka's. Segments were replaced, and the bucket may still hold the old ones.
 UNMIRRORED = "tierlog-unmirrored"
 
 SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX)
@@ -47,7 +47,7 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """The parts of a segment's file name; None for any other file."""
+    """The parts of a segment file's name; None for any other file."""
     stage = ""
     for ending in (DELETED, CLEANED, SWAP):
         if name.endswith(ending):
@@ -66,5 +66,5 @@ def path_of(folder: Path, offset: int, suffix: str) -> Path:
 
 
 def staged(path: Path, stage: str) -> Path:
-    """The file under its name with `.deleted`, `.cleaned` or `.swap`."""
+    """The path with `.deleted`, `.cleaned` or `.swap` added."""
     return path.with_name(path.name + stage)

@@ -1,11 +1,11 @@
-"""One flush: everything appended so far is on the medium when it returns.
+"""Flushing: when it returns, everything appended before is on the medium.
 
-* The sync runs outside the log's lock: appends, rolls and reads go on meanwhile, and are not part
-  of it.
-* The order: bytes and indexes of sealed segments, bytes of the active one, the folder's names. Only
-  then do the recovery point and the high watermark move.
-* A sync that failed is never repeated: the kernel may have dropped the very pages it could not
-  write and report success the next time. The log goes offline.
+* Syncs run outside the log's lock: appends, rolls and reads continue meanwhile and are not part of
+  the flush.
+* The order is: bytes and indexes of sealed segments, bytes of the active one, the folder's names.
+  Only then do the recovery point and the high watermark advance.
+* A failed sync is never retried: the kernel may have dropped the pages that it could not write and
+  report success the next time. The log goes offline.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ class _Target(NamedTuple):
 
 
 class Flusher:
-    """Flushes of one log, one at a time."""
+    """Flushes one log, one flush at a time."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._one_at_a_time = threading.Lock()
+        self._flush_lock = threading.Lock()
 
     def flush(self) -> int:
-        """The new high watermark. Raises LogOfflineError, now and for ever after a failure."""
-        with self._one_at_a_time:
+        """Returns the new high watermark. Raises LogOfflineError, also on every call after a
+        failure.
+        """
+        with self._flush_lock:
             target = self._target()
             try:
                 self._sync(target)
             except OSError as error:
                 with self._state.lock:
                     raise self._state.go_offline(error) from error
-            return self._take_over(target)
+            return self._advance(target)
 
-    def shut_down(self) -> None:
-        """The log's end: a flush that began before it keeps its files until it is done."""
-        with self._one_at_a_time:
-            self._state.shut_down()
+    def close(self) -> None:
+        """Close the log's files once a flush in progress no longer needs them."""
+        with self._flush_lock:
+            self._state.close()
 
     def _target(self) -> _Target:
         state = self._state
@@ -66,11 +68,10 @@ class Flusher:
         if target.folder:
             self._state.disk.sync_folder(self._state.folder)
 
-    def _take_over(self, target: _Target) -> int:
+    def _advance(self, target: _Target) -> int:
         state = self._state
         with state.lock:
-            # A failure of another kind may have taken the log offline meanwhile; these bytes are
-            # safe.
+            # Even if another failure took the log offline meanwhile, these bytes are durable.
             state.flushed = target.flushed
             state.unflushed = state.unflushed[len(target.sealed) :]
         for sealed in target.sealed:

@@ -1,13 +1,13 @@
-"""Many producers, one write and one flush.
+"""Group commit: one write and one flush for many producers.
 
-* All appends that wait for a partition become one write; one flush covers every append that was
-  written before it began. While a flush runs, the next write proceeds.
-* No thread per partition: the work runs in the executor that all partitions share, as at most one
-  writing and one flushing task per partition.
-* An append that is not waited for (acks 0 and 1) is flushed within `flush.ms`, or once
-  `flush.messages` records wait, by the one timer that all partitions share.
-* A future gets an answer in every case: offsets, the refusal, or LogOfflineError, after which the
-  outcome is unknown.
+* All appends queued for a partition become one write; one flush covers every append that was
+  written before it began. During a flush, the next write proceeds.
+* There is no thread per partition: an executor shared by all partitions runs at most one write and
+  one flush task for each.
+* Appends that do not wait for a flush (acks 0 and 1) are flushed within `flush.ms`, or once
+  `flush.messages` records are unflushed, by one timer shared by all partitions.
+* Every future completes: with offsets, the error, or LogOfflineError, after which the outcome is
+  unknown.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import LogConfig
 from record_format.errors import ShuttingDown, TierlogError
 
-# Kafka's default of `flush.ms` is longer than this platform can wait.
-LONGEST_WAIT_MS: Final = 24 * 3600 * 1000
+# Kafka's default of `flush.ms` exceeds the longest timeout of a lock.
+MAX_FLUSH_DELAY_MS: Final = 24 * 3600 * 1000
 NEVER_S: Final = math.inf
 
 
 class CommitLog(Protocol):
-    """What group commit needs of a log."""
+    """The interface of a log for group commit."""
 
     @property
     def config(self) -> LogConfig: ...
@@ -43,16 +43,16 @@ class CommitLog(Protocol):
     @property
     def offline(self) -> bool: ...
     @property
-    def wants_flush(self) -> bool: ...
+    def has_flush_backlog(self) -> bool: ...
     def append(self, appends: list[Append]) -> list[AppendResult | TierlogError]: ...
     def flush(self) -> int: ...
 
 
 class FlushTimer:
-    """Calls back after a while, for all partitions of a broker, on one thread.
+    """Runs callbacks after a delay, on one thread for all partitions of a broker.
 
-    Callbacks must be quick: they hand work to an executor. One that fails does not keep others from
-    being called.
+    Callbacks must be quick: they hand work to an executor. One that fails does not affect the
+    others.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class FlushTimer:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Drop what is due later; the thread has ended when this returns."""
+        """Drop pending callbacks; the thread has ended when this returns."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -88,9 +88,9 @@ class FlushTimer:
                 callback = heapq.heappop(self._due)[2]
             try:
                 callback()
-            except Exception as bug:  # noqa: BLE001  told as that of a thread that ends by it
-                told = (type(bug), bug, bug.__traceback__, self._thread)
-                threading.excepthook(threading.ExceptHookArgs(told))
+            except Exception as bug:  # noqa: BLE001  reported as if the thread had died of it
+                report = (type(bug), bug, bug.__traceback__, self._thread)
+                threading.excepthook(threading.ExceptHookArgs(report))
 
     def _ready(self) -> bool:
         return bool(self._due) and self._due[0][0] <= time.monotonic()
@@ -110,7 +110,7 @@ class _Unflushed(NamedTuple):
 
 
 class GroupCommit:
-    """The queue of one partition's appends. Thread-safe. `times` may be shared by many."""
+    """The append queue of one partition. Thread-safe. `times` may be shared."""
 
     def __init__(
         self,
@@ -123,22 +123,23 @@ class GroupCommit:
         self._log, self._executor, self._timer = log, executor, timer
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
-        self._idle: threading.Condition | None = None  # made by who waits for it, at the end
+        self._idle: threading.Condition | None = None  # created by `close`
         self._submitted: list[_Submitted] = []
         self._unflushed: list[_Unflushed] = []
         self._writing = self._flushing = self._flush_due = False
         self._timer_due_s = NEVER_S
-        self._answering = 0  # flushes that are done, but whose producers are not answered yet
+        self._completing = 0  # flushes whose futures are not completed yet
         self._closed = False
 
     def submit(self, append: Append, *, acks: Acks) -> Future[AppendResult]:
         """Queue an append; does not block.
 
-        The future is done when the records are in the page cache (NONE, LEADER) or flushed (ALL).
-        It fails with what refused the append, ShuttingDown after `close`, or LogOfflineError.
+        The future completes when the records are in the page cache (NONE, LEADER) or flushed (ALL).
+        It fails with the error that rejected the append, ShuttingDown after `close`, or
+        LogOfflineError.
         """
         future: Future[AppendResult] = Future()
-        future.set_running_or_notify_cancel()  # nobody can cancel it: it may be written
+        future.set_running_or_notify_cancel()  # not cancellable: it may be written already
         with self._lock:
             if self._closed:
                 future.set_exception(ShuttingDown("the broker is shutting down"))
@@ -151,7 +152,7 @@ class GroupCommit:
         return future
 
     def request_flush(self) -> None:
-        """Flush soon; returns at once."""
+        """Flush soon; returns immediately."""
         with self._lock:
             self._flush_due = True
             start = self._claim_flush()
@@ -159,31 +160,31 @@ class GroupCommit:
             self._executor.submit(self._flush_all)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Accept no more appends; True when all that were submitted have been answered."""
+        """Refuse new appends; True once all submitted ones have completed, False on timeout."""
         with self._lock:
             self._closed = True
             self._idle = self._idle or threading.Condition(self._lock)
             return self._idle.wait_for(self._is_idle, timeout=timeout_s)
 
-    def _may_be_idle(self) -> None:
-        """Under the lock."""
+    def _notify_if_idle(self) -> None:
+        """Called under the lock."""
         if self._idle is not None:
             self._idle.notify_all()
 
     def _is_idle(self) -> bool:
-        return not (self._writing or self._flushing or self._answering)
+        return not (self._writing or self._flushing or self._completing)
 
-    def _hand_on(self, work: Callable[[], None]) -> None:
+    def _run_in_executor(self, work: Callable[[], None]) -> None:
         try:
             self._executor.submit(work)
-        except RuntimeError:  # the pool's only word for: shut down, while the disk hung
+        except RuntimeError:  # the executor was shut down while the disk hung
             work()
 
     # --- writing ----------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        """Write until nothing waits, or until a flush is due: then the thread that wrote flushes,
-        and another writes what came meanwhile.
+        """Write until the queue is empty or a flush is due. Then this thread flushes, and another
+        writes what was queued meanwhile.
         """
         while True:
             with self._lock:
@@ -194,10 +195,10 @@ class GroupCommit:
                 flush = self._claim_flush()
                 more = bool(self._submitted)
                 self._writing = more
-                self._may_be_idle()
+                self._notify_if_idle()
             if flush:
                 if more:
-                    self._hand_on(self._write_all)
+                    self._run_in_executor(self._write_all)
                 self._flush_all()
             if flush or not more:
                 return
@@ -207,7 +208,7 @@ class GroupCommit:
         log = self._log
         try:
             outcomes = log.append([one.append for one in group])
-        except BaseException as bug:  # noqa: BLE001  it is raised where each of them is awaited
+        except BaseException as bug:  # noqa: BLE001  raised by each future
             for one in group:
                 one.future.set_exception(bug)
             return
@@ -227,21 +228,21 @@ class GroupCommit:
             with self._lock:
                 self._unflushed += unflushed
         if answered:
-            self._bound_the_wait()
+            self._ensure_flush_scheduled()
 
-    def _bound_the_wait(self) -> None:
-        """See that what nobody waits for is flushed in time."""
+    def _ensure_flush_scheduled(self) -> None:
+        """Make sure that appends that nobody waits for are flushed in time."""
         log = self._log
         unflushed_records = log.log_end_offset - log.high_watermark
         if unflushed_records <= 0 or log.offline:
             return
-        delay_ms = min(log.config.flush_ms, LONGEST_WAIT_MS)
+        delay_ms = min(log.config.flush_ms, MAX_FLUSH_DELAY_MS)
         due_s = time.monotonic() + delay_ms / 1000
         with self._lock:
-            if unflushed_records >= log.config.flush_messages or log.wants_flush:
+            if unflushed_records >= log.config.flush_messages or log.has_flush_backlog:
                 self._flush_due = True
                 return
-            if self._timer_due_s <= due_s:  # later only where `flush.ms` was made shorter since
+            if self._timer_due_s <= due_s:  # it is later only if `flush.ms` was lowered since
                 return
             self._timer_due_s = due_s
         self._timer.call_after(delay_ms, self._on_timer)
@@ -255,7 +256,7 @@ class GroupCommit:
     # --- flushing ---------------------------------------------------------------------------------
 
     def _claim_flush(self) -> bool:
-        """Whether the caller has to flush; under the lock."""
+        """Whether the caller must flush. Called under the lock."""
         if self._flushing or not (self._unflushed or self._flush_due):
             return False
         self._flushing = True
@@ -267,18 +268,18 @@ class GroupCommit:
             self._flush_due = False
         outcome = self._flush()
         with self._lock:
-            self._answering += 1
+            self._completing += 1
             self._flushing = False
             again = self._claim_flush()
-        if again:  # the disk does not wait while this flush's producers are answered
-            self._hand_on(self._flush_all)
-        self._answer(waiting, outcome)
+        if again:  # start the next flush before completing futures
+            self._run_in_executor(self._flush_all)
+        self._complete(waiting, outcome)
         with self._lock:
-            self._answering -= 1
-            self._may_be_idle()
+            self._completing -= 1
+            self._notify_if_idle()
 
     def _flush(self) -> int | BaseException:
-        """The new high watermark, or the error that each waiting producer gets."""
+        """The new high watermark, or the error for each waiting future."""
         began_s = time.monotonic()
         try:
             high_watermark = self._log.flush()
@@ -287,7 +288,7 @@ class GroupCommit:
         self._times.flush.observe(time.monotonic() - began_s)
         return high_watermark
 
-    def _answer(self, waiting: list[_Unflushed], outcome: int | BaseException) -> None:
+    def _complete(self, waiting: list[_Unflushed], outcome: int | BaseException) -> None:
         if isinstance(outcome, BaseException):
             for one in waiting:
                 one.future.set_exception(outcome)

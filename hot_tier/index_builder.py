@@ -1,8 +1,7 @@
-"""Which batches of a segment get index entries, batch by batch: Kafka's rule, in one place.
+"""Which batches of a segment get index entries: Kafka's rule, in one place.
 
-* Appending, rebuilding and compaction all go through here, so a rebuilt index is the one that was
-  written.
-* Entries are planned here and written elsewhere; both columns hold offsets relative to the
+* Appends, rebuilds and compaction all use it, so a rebuilt index equals the original.
+* Entries are collected here and written elsewhere; both columns hold offsets relative to the
   segment's base offset.
 """
 
@@ -43,7 +42,7 @@ class IndexBuilder:
         self.offset_entries: list[tuple[int, int]] = []
         self.time_entries: list[tuple[int, int]] = []
 
-    def take(self, header: BatchHeader, *, position: int) -> None:
+    def add(self, header: BatchHeader, *, position: int) -> None:
         """The next batch, which begins at `position` in the file."""
         last_offset = header.last_offset
         if header.max_timestamp > self.largest.timestamp:
@@ -54,8 +53,8 @@ class IndexBuilder:
             self.bytes_since_entry = 0
         self.bytes_since_entry += header.size_bytes
 
-    def take_run(self, run: HeaderRun, *, position: int) -> None:
-        """As `take` for each batch of a run whose buffer begins at `position` of the file."""
+    def add_run(self, run: HeaderRun, *, position: int) -> None:
+        """As `add` for each batch of a run whose buffer begins at `position` in the file."""
         largest, at = self.largest
         since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
         columns = zip(run.starts, run.ends, run.last_offsets, run.max_timestamps, strict=True)
@@ -72,14 +71,14 @@ class IndexBuilder:
         self.largest, self.bytes_since_entry = LargestTimestamp(largest, at), since
 
     def add_time_entry(self) -> None:
-        """Index the largest timestamp so far, if it grew since the last entry."""
+        """Index the largest timestamp so far, if it has grown since the last entry."""
         timestamp, offset = self.largest
         if timestamp > self.last_indexed_timestamp:
             self.time_entries.append((timestamp, offset - self.base_offset))
             self.last_indexed_timestamp = timestamp
 
     def images(self) -> tuple[bytes, bytes]:
-        """What `.index` and `.timeindex` hold of the entries."""
+        """The contents of `.index` and `.timeindex`."""
         return (
             pack_entries(OFFSET_ENTRY, self.offset_entries),
             pack_entries(TIME_ENTRY, self.time_entries),

@@ -1,9 +1,9 @@
-"""Indexes of sealed segments that are being read, whole in memory, within a limit for all logs.
+"""Indexes of sealed segments in memory, within one limit for all logs.
 
-* A small index (one block of a lookup) is kept at its first use, a larger one at its second: a
-  reader that comes once does not cause two megabytes to be read.
-* What is kept is trusted no more than the file: a batch at an indexed position is checked when it
-  is used, and whoever replaces or renames the file says so (`forget`).
+* A small index (one block of a look-up) is cached on its first use, a larger one on its second: a
+  single look-up does not read two megabytes.
+* A cached index is trusted no more than its file: the batch at an indexed position is checked when
+  it is used, and whoever replaces or renames the file calls `invalidate`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Image = bytes | OffsetColumns
 
 LIMIT_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 4096
-ENTRY_BYTES: Final = 512  # what keeping the smallest costs: name, object, place in the order
+ENTRY_BYTES: Final = 512  # overhead of an entry: name, object, position in the order
 ASKED_MAX: Final = 1024
 
 
 class IndexCache:
-    """Least recently used images by file name. Thread-safe."""
+    """Least recently used indexes by file name. Thread-safe."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._images: OrderedDict[str, Image] = OrderedDict()
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
-        self.generation = 0  # how often a name came to mean another file
+        self.generation = 0  # counts invalidations
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Image | None:
@@ -41,7 +41,7 @@ class IndexCache:
             return image
 
     def should_cache(self, name: str, *, size_bytes: int) -> bool:
-        """Whether the caller should now read this file whole, and `keep` it."""
+        """Whether the caller should read this file whole and `put` it."""
         if size_bytes <= SMALL_BYTES:
             return True
         with self._lock:
@@ -53,7 +53,9 @@ class IndexCache:
             return False
 
     def put(self, name: str, image: Image, *, generation: int | None = None) -> None:
-        """`generation`: as it was before the file was opened; another file's image is not kept."""
+        """`generation`: from before the file was opened; if it has changed since, the index may be
+        stale and is not cached.
+        """
         with self._lock:
             if generation not in (None, self.generation):
                 return

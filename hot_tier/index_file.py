@@ -1,12 +1,14 @@
-"""Sorted entries of fixed size, in memory while they grow and looked up on disk once sealed.
+"""Sorted fixed-size entries: in memory while the segment is active, looked up on disk once it is
+sealed.
 
-* Entries are written with pwrite into a preallocated (sparse) file and never through a mapping: a
-  full disk is then an error, not a signal.
-* The image in memory is the truth while the segment is active. What could not be written yet is
-  written with the next entries, or at the seal; after a crash recovery builds the file anew.
-* A look-up in a sealed index reads only the block that holds the answer, until the index is used so
-  often that `index_cache` keeps it.
-* One writer, under the log's lock; any number of readers meanwhile.
+* Entries are written with pwrite into a preallocated (sparse) file and never through a mapping, so
+  that a full disk is an error and not a signal.
+* While the segment is active, the entries in memory are authoritative. Those that could not be
+  written yet are written with the next ones, or at the seal; after a crash recovery rebuilds the
+  file.
+* A look-up in a sealed index reads only the block that contains the entry, until the index is used
+  often enough for `index_cache` to keep it.
+* One writer, under the log's lock; any number of concurrent readers.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ BLOCK_ENTRIES = 512
 def floor_entry(
     image: bytes | bytearray, layout: Struct, *, column: int, target: int, count: int
 ) -> int:
-    """Number of the last of the first `count` entries whose `column` is at most `target`; -1:
-    none.
+    """Index of the last of the first `count` entries whose `column` is at most `target`; -1 if
+    there is none.
     """
     low, high, size = 0, count, layout.size
     unpack_from = layout.unpack_from
@@ -55,8 +57,8 @@ class ActiveIndex:
         return len(self.image) // self._layout.size
 
     def preallocate(self, size_bytes: int) -> None:
-        """Make the file `size_bytes` long (rounded down to whole entries), zeros after the
-        entries.
+        """Set the file's length to `size_bytes`, rounded down to whole entries, with zeros after
+        the entries.
         """
         size_bytes -= size_bytes % self._layout.size
         self._disk.truncate(self._fd, len(self.image))
@@ -67,7 +69,7 @@ class ActiveIndex:
         self.image += self._layout.pack(*entry)
 
     def write(self) -> None:
-        """Write what is not in the file yet. Raises OSError, and may be called again."""
+        """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
         unwritten = self.image[self._written_bytes :]
         if unwritten:
             write_all(self._disk, self._fd, [unwritten], self._written_bytes)
@@ -81,7 +83,7 @@ class ActiveIndex:
         return floor_in_image(self.image, self._layout, column=column, target=target)
 
     def trim(self) -> None:
-        """Write everything and cut the file to its entries. Raises OSError."""
+        """Write everything and truncate the file to its entries. Raises OSError."""
         self.write()
         self._disk.truncate(self._fd, len(self.image))
 
@@ -94,9 +96,9 @@ class ActiveIndex:
 def floor_on_disk(
     index: FileReader, layout: Struct, *, count: int, column: int, target: int
 ) -> Entry | None:
-    """As `ActiveIndex.floor`, over the file of a sealed segment that has `count` entries.
+    """As `ActiveIndex.floor`, for the file of a sealed segment with `count` entries.
 
-    Blocks are chosen by their first entries (a few bytes each), then one block is read.
+    A binary search over the first entries of blocks (a few bytes each) picks the block to read.
     """
     size = layout.size
     first, last = 0, (count - 1) // BLOCK_ENTRIES
@@ -113,7 +115,7 @@ def floor_on_disk(
         return None
     block = index.read(in_block * size, start * size)
     if len(block) < in_block * size:
-        raise EOFError("the index became shorter")
+        raise EOFError("the index shrank while it was read")
     return floor_in_image(block, layout, column=column, target=target)
 
 
@@ -129,8 +131,8 @@ def floor_in_image(
 def entries_around(
     image: bytes | bytearray, layout: Struct, *, column: int, target: int
 ) -> tuple[Entry | None, Entry | None]:
-    """As `floor_in_image`, and the entry after it; None for the second if the first is exactly
-    `target`.
+    """As `floor_in_image`, and the entry after it; None for the second if the first is an exact
+    match.
     """
     count, size = len(image) // layout.size, layout.size
     number = floor_entry(image, layout, column=column, target=target, count=count)

@@ -1,8 +1,10 @@
-"""The indexes of a sealed segment rebuilt from its batch headers, as appending made them."""
+"""Rebuilding the indexes of a sealed segment from its batch headers; the result equals what appends
+wrote.
+"""
 
 from __future__ import annotations
 
-from hot_tier.durable_file import write_whole
+from hot_tier.durable_file import write_atomically
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.log_state import LogState
@@ -16,15 +18,15 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch,
     FileNotFoundError.
     """
-    plan = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+    builder = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
     for header in segment.headers(state.files):
-        plan.take(header, position=header.position)
-    plan.add_time_entry()
-    write_indexes(state, segment, plan)
+        builder.add(header, position=header.position)
+    builder.add_time_entry()
+    write_indexes(state, segment, builder)
 
 
 def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:
-    """Replace `.txnindex`: the transactions that its markers abort may have begun in earlier
+    """Replace `.txnindex`. The transactions that its markers abort may have begun in earlier
     segments.
 
     `snapshots`: the offsets of those in the folder. Raises CorruptBatch.
@@ -36,11 +38,11 @@ def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int])
     write_entries(segment, aborted, disk=state.disk)
 
 
-def write_indexes(state: LogState, segment: Segment, plan: IndexBuilder) -> None:
-    """Write the index files of a sealed segment out of a finished plan, synced."""
-    for suffix, data in zip((OFFSET_INDEX, TIME_INDEX), plan.images(), strict=True):
+def write_indexes(state: LogState, segment: Segment, builder: IndexBuilder) -> None:
+    """Write and sync the index files of a sealed segment."""
+    for suffix, data in zip((OFFSET_INDEX, TIME_INDEX), builder.images(), strict=True):
         path = segment.path(suffix)
-        write_whole(path, data, disk=state.disk, sync=True)
+        write_atomically(path, data, disk=state.disk, sync=True)
         state.files.invalidate(path)
-    segment.largest = plan.largest
+    segment.largest = builder.largest
     state.disk.sync_folder(state.folder)

@@ -1,10 +1,9 @@
 """Which leader epoch began at which offset: Kafka's `leader-epoch-checkpoint`.
 
-* An epoch is in the file only once a record was appended in it (or about to be: the line is on the
-  medium before the record).
-* Both columns rise. Replaying the log may add entries at the end, never in between.
+* An epoch is in the file from its first record on; its line is on the medium before that record.
+* Both columns increase. Replaying the log may append entries, never insert them.
 
-Replaced whole at every change (temp file, sync, rename, folder sync). The log's lock guards it.
+Every change replaces the file (temp file, sync, rename, folder sync). Guarded by the log's lock.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ class LeaderEpochs:
         found = [entry.epoch for entry in self.entries if entry.start_offset <= offset]
         return found[-1] if found else None
 
-    def begin(self, epoch: int, start_offset: int) -> None:
-        """Note that the next record is the first of `epoch`; nothing if it has begun."""
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """The next record is the first of `epoch`; no effect if the epoch has begun."""
         latest = self.entries[-1].epoch if self.entries else -1
         if epoch > latest:
             self._replace((*self.entries, EpochEntry(epoch, start_offset)))
 
-    def note(self, epoch: int, start_offset: int) -> None:
-        """As `begin`, for replay: in memory only, until `save`."""
+    def assign_in_memory(self, epoch: int, start_offset: int) -> None:
+        """As `assign`, for replay: not written until `save`."""
         if epoch >= 0 and (not self.entries or epoch > self.entries[-1].epoch):
             self.entries = (*self.entries, EpochEntry(epoch, start_offset))
 
-    def cut_end(self, end_offset: int) -> None:
+    def truncate_from_end(self, end_offset: int) -> None:
         """Drop epochs that begin at or above the log's end; in memory only."""
         self.entries = tuple(entry for entry in self.entries if entry.start_offset < end_offset)
 
-    def cut_start(self, start_offset: int) -> None:
-        """Drop epochs that end at or below the log's start; the one that covers it now begins
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Drop epochs that end at or below the log's start; the one that contains it now begins
         there.
         """
         before = [entry for entry in self.entries if entry.start_offset <= start_offset]
@@ -70,8 +69,10 @@ class LeaderEpochs:
         if entries != self.entries:
             self._replace(entries)
 
-    def extend_front(self, older: Sequence[EpochEntry]) -> None:
-        """Records of these epochs joined in front. An epoch that continues here began there."""
+    def prepend(self, older: Sequence[EpochEntry]) -> None:
+        """Records of `older` epochs were prepended. An epoch in both began in the prepended
+        records.
+        """
         if older:
             later = [entry for entry in self.entries if entry.epoch > older[-1].epoch]
             self._replace((*older, *later))

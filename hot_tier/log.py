@@ -1,15 +1,15 @@
-"""One partition's log on local disk: what the broker sees of this room.
+"""One partition's log on local disk: the interface of this package.
 
-* Appends, rolls and deletions happen one at a time, under the log's lock; reads take no lock; a
-  flush blocking for the disk outside it.
-* The high watermark is what has been flushed. Nobody is shown more, so nothing that was shown can
-  vanish.
-* After a failed write or sync the log is offline until it is opened again. Reads go on.
-* A segment that is deleted gets another name at once and is unlinked by `reap` a little later: a
-  read in progress still succeeds.
+* Appends, rolls and deletions are serialized by the log's lock. Reads take no lock. A flush waits
+  for the disk outside the lock.
+* The high watermark is the flushed offset. Readers see nothing above it, so nothing that was read
+  can be lost in a crash.
+* After a failed write or sync the log is offline until it is opened again. Reads continue.
+* A deleted segment is renamed at once and unlinked later by `reap`, so that reads in progress
+  succeed.
 
-What it does not do: it decides nothing about retention or offload, keeps no checkpoints (the data
-folder has them for all partitions), and starts no thread.
+This module makes no retention or offload decisions, keeps no checkpoints (the data folder has them
+for all partitions), and starts no threads.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from record_format.file_slice import TierRead
 from record_format.index_layouts import AbortedTxn
 
 NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
-UNFLUSHED_SEGMENTS_MAX = 16  # each of them keeps a descriptor
+UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor
 
 
 class PartitionLog:
-    """See the module. Thread-safe. Made by `open`."""
+    """One log. Thread-safe. Created by `open`."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class PartitionLog:
         monotonic_clock: Clock = monotonic_ms,
         fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot,
     ) -> PartitionLog:
-        """Open the folder, recover it after an unclean stop, or make it.
+        """Open the log in `folder`, recovering it after an unclean stop, or create it.
 
-        `clean`: the process that had it open closed it. `recovery_point`: below it everything was
-        flushed, and is not checked. `flushed_end`: up to there, too, everything was flushed: what
-        is missing below it was lost, not merely unflushed at a crash. `log_start_offset`: None if
-        it is not known; the log then starts at its first segment. `start_offset`: where a new,
-        empty log begins. `open_files` may be shared by many logs. `fetch_producer_snapshot` is
-        called if the folder has no good snapshot for the start of the log.
+        `clean`: the last process to have it open closed it. `recovery_point`: everything below it
+        was flushed and is not checked. `flushed_end`: everything below it was flushed too, so that
+        records missing below it were lost, not just unflushed at a crash. `log_start_offset`: None
+        if unknown; the log then starts at its first segment. `start_offset`: where a new, empty log
+        begins. `open_files` may be shared by many logs. `fetch_producer_snapshot` is called if the
+        folder has no valid snapshot for the start of the log.
 
-        Raises CorruptDataError (refused by name), ConfigurationError (another topic's folder, or
-        one that may not be written), DiskFull, LogOfflineError (the disk failed).
+        Raises CorruptDataError, ConfigurationError (another topic's folder, or one that is not
+        writable), DiskFull, LogOfflineError (the disk failed).
         """
         state = LogState(
             folder=folder,
@@ -115,11 +115,11 @@ class PartitionLog:
             jitter_seed=jitter_seed,
             fetch_producer_snapshot=fetch_producer_snapshot,
         )
-        state.files.invalidate_folder(folder)  # whatever was there belonged to another log
+        state.files.invalidate_folder(folder)  # they may be of an earlier log there
         flushed_end = max(recovery_point, flushed_end)
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
-        with ExitStack() as opened:
-            opened.callback(state.close_files)
+        with ExitStack() as on_failure:
+            on_failure.callback(state.close_files)
             try:
                 found = LogFolder.open(folder, disk=disk)
                 found.check_topic_id(topic_id)
@@ -132,13 +132,13 @@ class PartitionLog:
             log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
             if state.log_start_offset > state.log_end_offset:
                 log.truncate_fully_and_start_at(state.log_start_offset)
-            opened.pop_all()
+            on_failure.pop_all()
         return log
 
     def __str__(self) -> str:
         return self._state.name
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -187,7 +187,7 @@ class PartitionLog:
 
     @property
     def epochs(self) -> tuple[EpochEntry, ...]:
-        """(epoch, start offset) of the epochs that local records were appended in."""
+        """(epoch, start offset) of each epoch that has local records."""
         return self._state.epochs.entries
 
     @property
@@ -199,24 +199,24 @@ class PartitionLog:
         return self._state.segments.bases[-1]
 
     def flushed_bytes(self, view: SegmentView) -> int:
-        """How much of a segment is below the high watermark; one that was active in `view` may have
-        been sealed since.
+        """How many bytes of a segment are below the high watermark. A segment that is active in
+        `view` may have been sealed since.
         """
         flushed = self._state.flushed
-        if view.last_offset < flushed.offset:  # asked first: compaction may have made it shorter
+        if view.last_offset < flushed.offset:  # checked first: compaction may have shrunk it
             return view.size_bytes
         return flushed.position if flushed.base_offset == view.base_offset else 0
 
     @property
     def active_ms(self) -> int:
-        """For how long the active segment has had records; 0 while it is empty."""
+        """How long the active segment has had records; 0 while it is empty."""
         first_ms = self._state.active.segment.first_append_ms
         return 0 if first_ms is None else self._state.monotonic_clock() - first_ms
 
     @property
-    def wants_flush(self) -> bool:
-        """Whether so many sealed segments wait for a flush that one is due, whatever `flush.ms`
-        says.
+    def has_flush_backlog(self) -> bool:
+        """Whether so many sealed segments await a flush that one is due regardless of
+        `flush.ms`.
         """
         return len(self._state.unflushed) >= UNFLUSHED_SEGMENTS_MAX
 
@@ -227,11 +227,11 @@ class PartitionLog:
     # --- writing ----------------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Append in order with as few writes as possible; one outcome for each. Raises nothing.
+        """Append in order with as few writes as possible; returns one outcome per append and raises
+        nothing.
 
-        Refusals: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord (nothing
-        changed); DiskFull (nothing changed); LogOfflineError (the records may be there after a
-        restart).
+        Errors: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord, DiskFull (nothing
+        was appended); LogOfflineError (the records may exist after a restart).
         """
         with self._state.lock:
             try:
@@ -241,9 +241,9 @@ class PartitionLog:
                 raise
 
     def flush(self) -> int:
-        """Put everything appended so far on the medium; the new high watermark.
+        """Flush everything appended so far to the medium; returns the new high watermark.
 
-        Raises LogOfflineError, for ever once it has.
+        Raises LogOfflineError, and keeps raising it after the first failure.
         """
         before = self.high_watermark
         high_watermark = self._flusher.flush()
@@ -253,9 +253,9 @@ class PartitionLog:
         return high_watermark
 
     def roll(self) -> bool:
-        """Seal the active segment unless it is empty, and flush.
+        """Seal the active segment, unless it is empty, and flush. Returns whether it rolled.
 
-        Raises DiskFull, LogOfflineError (also where it was closed).
+        Raises DiskFull, LogOfflineError (also if the log is closed).
         """
         with self._state.lock:
             before = self._state.active
@@ -266,16 +266,16 @@ class PartitionLog:
         return rolled
 
     def maybe_roll(self) -> bool:
-        """Roll a segment whose first record came `offload.max.lag.ms` ago."""
+        """Roll the active segment if its first record is older than `offload.max.lag.ms`."""
         lag_ms = self._state.config.offload_max_lag_ms
         if lag_ms < 0 or self.active_ms < lag_ms or self.offline:
             return False
         return self.roll()
 
     def bump_epoch(self, epoch: int) -> None:
-        """Stamp records with this epoch from now on; it goes on record with the first of them."""
+        """Use this leader epoch from now on; its first record puts it into the epoch checkpoint."""
         with self._state.lock:
-            assert epoch >= self._state.leader_epoch, "leader epochs rise"
+            assert epoch >= self._state.leader_epoch, "leader epochs never decrease"
             self._state.leader_epoch = epoch
 
     def update_config(self, config: LogConfig) -> None:
@@ -287,7 +287,7 @@ class PartitionLog:
             self._state.active.config = config
 
     def expire_producers(self, *, idle_ms: int) -> int:
-        """Forget idempotent producers that were idle for so long; how many."""
+        """Forget idempotent producers that have been idle for `idle_ms`; returns how many."""
         with self._state.lock:
             return self._state.producers.expire(idle_ms=idle_ms)
 
@@ -296,12 +296,12 @@ class PartitionLog:
     def read(
         self, offset: int, *, max_bytes: int, end_offset: int | None = None, blocking: bool = True
     ) -> TierRead:
-        """Whole batches from that of `offset` on, below `end_offset` (the high watermark by
-        default).
+        """Whole batches below `end_offset` (default: the high watermark), starting with the one
+        that contains `offset`.
 
-        At least one batch, if there is one. Raises OffsetTrimmed (not on local disk),
-        OffsetPastEnd, CorruptDataError; BlockingIOError if it may not wait for the disk and would
-        have to. What is found may still have to be read: only the way to it is in memory.
+        Returns at least one batch if there is one. Raises OffsetTrimmed (not on local disk),
+        OffsetPastEnd, CorruptDataError. With `blocking=False`, raises BlockingIOError if locating
+        the batches needs the disk; reading the returned slices may still need it.
         """
         end = self.high_watermark if end_offset is None else end_offset
         files = self._state.files if blocking else self._nonblocking_files
@@ -316,8 +316,8 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp: int, *, end_offset: int | None = None
     ) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first local record at or after `timestamp`; None past the
-        end.
+        """(offset, timestamp) of the first local record at or after `timestamp`; None if there is
+        none.
         """
         end = self.high_watermark if end_offset is None else end_offset
         return read_consistently(
@@ -328,8 +328,8 @@ class PartitionLog:
     def aborted_transactions(
         self, offset: int, end_offset: int, *, blocking: bool = True
     ) -> list[AbortedTxn]:
-        """Aborted transactions with records in [offset, end_offset). BlockingIOError if it may
-        not wait for the disk and would have to.
+        """Aborted transactions with records in [offset, end_offset). With `blocking=False`, raises
+        BlockingIOError if that needs the disk.
         """
         return read_consistently(
             self._state,
@@ -344,26 +344,26 @@ class PartitionLog:
         return read_consistently(self._state, lambda: views_of(self._state))
 
     def segment_stats(self, base_offset: int) -> SegmentStats:
-        """True counts and time range of a segment; reads it whole where they are not known yet."""
+        """Record count and time range of a segment; reads all of it if they are not known yet."""
         return read_consistently(self._state, lambda: stats_of(self._state, base_offset))
 
-    # --- making it shorter ------------------------------------------------------------------------
+    # --- deleting --------------------------------------------------------------------------------
 
     def delete_local(self, before_offset: int) -> list[int]:
-        """Delete sealed segments that end at or below `before_offset`; their base offsets.
+        """Delete sealed segments that end at or below `before_offset`; returns their base offsets.
 
-        The log start stays: what is deleted here may be in the other tier.
+        The log start does not move: the other tier may have what is deleted here.
         """
         return self._reaper.delete_before(before_offset)
 
     def trim(self, before_offset: int) -> int:
-        """Move the log start up to `before_offset` (Kafka's DeleteRecords); the log start.
+        """Advance the log start to `before_offset` (Kafka's DeleteRecords); returns the log start.
 
-        The caller has already put it into the log-start checkpoint. Files go with `delete_local`.
-        Raises OffsetPastEnd above the high watermark, LogOfflineError if the log was closed.
+        The caller has already written it to the log-start checkpoint. `delete_local` deletes the
+        files. Raises OffsetPastEnd above the high watermark, LogOfflineError if the log was closed.
         """
         with self._state.lock:
-            self._state.check_shut()
+            self._state.check_not_closed()
             if before_offset > self.high_watermark:
                 raise self.offsets.past_end(
                     f"{self}: offset {before_offset} is above the high watermark"
@@ -372,28 +372,29 @@ class PartitionLog:
             return self._state.log_start_offset
 
     def reap(self, *, at_once: bool = False) -> int:
-        """Unlink deleted files whose `file.delete.delay.ms` is over; how many segments.
+        """Unlink deleted files whose `file.delete.delay.ms` is over (`at_once`: all); returns how
+        many segments.
 
-        Raises OSError where some cannot go; they wait for the next call.
+        Raises OSError if some could not be unlinked; the next call retries them.
         """
         return self._reaper.reap(at_once=at_once)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove everything local and continue at `offset`. Only while nobody is served."""
+        """Remove all local segments and continue at `offset`. Only before the log is served."""
         truncate_fully_and_start_at(self._state, offset)
 
     def close(self) -> bool:
-        """Flush, write the producer snapshot, trim the indexes; True if that makes a clean
-        stop.
+        """Flush, write the producer snapshot and trim the indexes; returns whether this was a clean
+        shutdown.
         """
         with self._state.lock:
-            if self._state.closed:
+            if self._state.closing:
                 return not self.offline
-            self._state.closed = True
+            self._state.closing = True
         try:
             return self._close_clean()
         finally:
-            self._flusher.shut_down()
+            self._flusher.close()
 
     def _close_clean(self) -> bool:
         if self.offline:
@@ -403,7 +404,7 @@ class PartitionLog:
         with state.lock:
             try:
                 state.active.seal()
-                # Synced before it has its name: an empty segment's takes the place of the only one.
+                # Synced before its rename: if the active segment is empty it replaces the only one.
                 snapshot = write_snapshot(state, state.log_end_offset, sync=True)
                 state.active.sync_all()
                 state.disk.sync_folder(state.folder)

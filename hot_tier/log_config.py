@@ -1,11 +1,10 @@
-"""A topic's configuration: Kafka's key names and defaults, typed once, then passed in.
+"""A topic's configuration: Kafka's key names and defaults, parsed once, then passed in.
 
-* `KEYS` is the only list of topic keys: parsing, `effective()` and the generated reference read it.
-* A key that is not in it, or a value of the wrong type or beyond its limit, is refused by name,
-  never clamped.
-* A `LogConfig` never changes; an alteration makes another one.
+* `KEYS` is the only list of topic keys: parsing, `effective()` and the generated reference use it.
+* An unknown key, or a value of the wrong type or out of range, is rejected by name, never clamped.
+* A `LogConfig` is immutable; altering it creates another one.
 
-Where a default differs from Kafka's, the key's doc line says so.
+A default that differs from Kafka's is noted in the key's doc line.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Kind = Literal["int", "long", "double", "boolean", "text", "list"]
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
-LOCAL_FOLLOWS_TOTAL: Final = -2  # local.retention.* at -2: the same as retention.*
+LOCAL_FOLLOWS_TOTAL: Final = -2  # local.retention.* = -2 means: same as retention.*
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One topic key. `least` and `most` are inclusive; `choices` are the only texts taken."""
+    """One topic key. `least` and `most` are inclusive; `choices` are the only strings accepted."""
 
     name: str
     kind: Kind
@@ -44,7 +43,7 @@ class ConfigKey:
 
     @property
     def range_text(self) -> str:
-        """How the reference and the refusals name the valid values."""
+        """The valid values, for the reference and error messages."""
         if self.kind == "boolean":
             return "true or false"
         if self.choices:
@@ -55,7 +54,9 @@ class ConfigKey:
         return f"a whole number from {self.least} to {self.most}"
 
     def parse(self, value: object) -> ConfigValue:
-        """Typed value of a JSON value or Kafka's text. Raises ValueError with what was expected."""
+        """The typed value of a JSON value or Kafka's text form. Raises ValueError that says what is
+        expected.
+        """
         if self.kind == "boolean":
             return self._parse_boolean(value)
         if self.kind in ("text", "list"):
@@ -88,7 +89,7 @@ class ConfigKey:
         number = self._number(value)
         below = self.least is not None and number < self.least
         above = self.most is not None and number > self.most
-        if below or above or number != number:  # noqa: PLR0124  NaN is the one number unlike itself
+        if below or above or number != number:  # noqa: PLR0124  NaN
             raise self._refusal(value)
         return number
 
@@ -96,7 +97,7 @@ class ConfigKey:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise self._refusal(value)
         if isinstance(value, str) and (not value.isascii() or "_" in value):
-            raise self._refusal(value)  # int() accepts both, Kafka neither
+            raise self._refusal(value)  # int() accepts them, Kafka does not
         try:
             if self.kind == "double":
                 return float(value)
@@ -260,7 +261,7 @@ KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Every topic key, by Kafka's name with underscores. `overrides`: the keys that were given."""
+    """Every topic key, by Kafka's name with underscores. `overrides`: the keys that were set."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
@@ -300,9 +301,10 @@ class LogConfig:
 
     @classmethod
     def parse(cls, overrides: Mapping[str, object]) -> LogConfig:
-        """The defaults with `overrides` (Kafka's names; JSON values or Kafka's texts) over them.
+        """The defaults overridden by `overrides` (Kafka's names; JSON values or Kafka's text
+        forms).
 
-        Raises InvalidConfig that names every bad key, with its value and its limit.
+        Raises InvalidConfig naming every bad key with its value and its limit.
         """
         typed: dict[str, ConfigValue] = {}
         problems: list[FieldProblem] = []
@@ -323,7 +325,7 @@ class LogConfig:
         return cls(**by_field, overrides=typed)  # type: ignore[arg-type]
 
     def replace(self, changes: Mapping[str, object]) -> LogConfig:
-        """The same with `changes` applied; None restores a key's default."""
+        """A copy with `changes` applied; None restores a key's default."""
         unknown = [name for name in changes if name not in KEYS_BY_NAME]
         merged: dict[str, object] = {**self.overrides, **changes}
         kept = {n: v for n, v in merged.items() if v is not None or n in unknown}
@@ -343,7 +345,7 @@ class LogConfig:
 
     @property
     def effective_segment_ms(self) -> int:
-        """The active segment is not compacted, so the maximum compaction lag bounds its age too."""
+        """The active segment is not compacted, so the maximum compaction lag limits its age too."""
         return (
             min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
         )
@@ -364,7 +366,7 @@ class LogConfig:
 
 
 def _conflicts(effective: Mapping[str, ConfigValue]) -> list[FieldProblem]:
-    """Values that are each in range but contradict each other (as Kafka refuses them)."""
+    """Values that are in range but contradict each other (rejected as in Kafka)."""
     problems = []
     if effective["min.compaction.lag.ms"] > effective["max.compaction.lag.ms"]:  # type: ignore[operator]
         problems.append(_conflict(effective, "min.compaction.lag.ms", "max.compaction.lag.ms"))

@@ -1,14 +1,14 @@
-"""What is in a partition folder, and the tidying up that a crash may have left to do.
+"""Lists a partition folder and cleans up what a crash left in it.
 
-| found | done |
+| found | action |
 |---|---|
-| `….deleted` | unlinked: nobody can have it open any more |
-| `….cleaned`, `….tmp` | unlinked: not published yet |
-| `….cleaned` of an index beside its `.log.swap` | goes with it: it was whole before |
-| `….swap` | renamed into place, the segments it replaces unlinked: its point of no return |
-| an index or transaction index without its `.log` | unlinked |
-| `partition.metadata` of another topic id | refused |
-| anything else | left alone |
+| `….deleted` | unlink: nobody can have it open |
+| `….cleaned`, `….tmp` | unlink: not published yet |
+| `….cleaned` of an index whose `.log.swap` exists | publish with it: it was complete before |
+| `….swap` | rename into place and unlink the segments it replaces: past the point of no return |
+| an index or transaction index without its `.log` | unlink |
+| `partition.metadata` with another topic id | refuse |
+| anything else | leave alone |
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from record_format.errors import ConfigurationError
 
 
 def has_segments(path: Path) -> bool:
-    """Whether a folder that nobody has open holds a segment, though it be in a swap. Raises
+    """Whether the folder of a closed log holds a segment, even one whose swap is unfinished. Raises
     OSError.
     """
     names = (parse_file_name(found.name) for found in path.iterdir()) if path.is_dir() else ()
@@ -54,7 +54,7 @@ def has_segments(path: Path) -> bool:
 
 
 class LogFolder:
-    """The files of a partition folder by kind, after tidying."""
+    """The files of a partition folder by kind, after the clean-up."""
 
     def __init__(self, path: Path, *, disk: Disk) -> None:
         self.path, self._disk = path, disk
@@ -66,12 +66,12 @@ class LogFolder:
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk) -> LogFolder:
-        """Create the folder if it does not exist, tidy it, and list it. Raises OSError."""
+        """Create the folder if it does not exist, clean it up, and list it. Raises OSError."""
         folder = cls(path, disk=disk)
         if not path.is_dir():
             path.mkdir(parents=True)
             disk.sync_folder(path.parent)
-        if not os.access(path, os.W_OK | os.X_OK):  # a start may need no write; the first roll does
+        if not os.access(path, os.W_OK | os.X_OK):  # opening may not write; the first roll does
             raise PermissionError(errno.EACCES, "may not be written", str(path))
         swapped = folder._scan()
         if swapped:
@@ -81,7 +81,9 @@ class LogFolder:
         return folder
 
     def _scan(self) -> dict[int, list[str]]:
-        """List the folder and unlink leftovers; the suffixes of `.swap` files by base offset."""
+        """List the folder and unlink leftovers; returns the suffixes of `.swap` files by base
+        offset.
+        """
         self.log_sizes, self.snapshots, self.transaction_indexes = {}, set(), set()
         indexes: list[FileName] = []
         cleaned: list[FileName] = []
@@ -90,7 +92,7 @@ class LogFolder:
             for entry in entries:
                 name = parse_file_name(entry.name)
                 if name is None:
-                    self._look_at_other(entry.name)
+                    self._note_other_file(entry.name)
                 elif name.stage == SWAP:
                     swapped.setdefault(name.offset, []).append(name.suffix)
                 elif name.stage == CLEANED:
@@ -104,7 +106,7 @@ class LogFolder:
                 else:
                     indexes.append(name)
         for name in cleaned:
-            self._settle_cleaned(name, swapped.get(name.offset, []))
+            self._promote_cleaned(name, swapped.get(name.offset, []))
         for name in indexes:
             if name.offset not in self.log_sizes and name.offset not in swapped:
                 self._drop(file_name(name.offset, name.suffix))
@@ -112,19 +114,17 @@ class LogFolder:
                 self.transaction_indexes.add(name.offset)
         return swapped
 
-    def _settle_cleaned(self, name: FileName, swapped: list[str]) -> None:
-        """The `.log` is the first to become `.swap`: if it is one, the others only have to
-        follow.
-        """
+    def _promote_cleaned(self, name: FileName, swapped: list[str]) -> None:
+        """The `.log` is renamed to `.swap` first: if that happened, the other files follow."""
         path = path_of(self.path, name.offset, name.suffix)
         if LOG not in swapped:
             self._drop(staged(path, CLEANED).name)
             return
         self._disk.rename(staged(path, CLEANED), staged(path, SWAP))
-        if name.suffix not in swapped:  # a crash in the middle of a rename may leave both names
+        if name.suffix not in swapped:  # a crash during a rename may leave both names
             swapped.append(name.suffix)
 
-    def _look_at_other(self, name: str) -> None:
+    def _note_other_file(self, name: str) -> None:
         if name == OFFLINE_MARKER:
             self.went_offline = True
         elif name == UNMIRRORED:
@@ -136,7 +136,7 @@ class LogFolder:
         self._disk.unlink(self.path / name)
 
     def _finish_swap(self, base_offset: int, suffixes: list[str]) -> None:
-        """Compaction's last step: the new segment takes the place of those it was made of."""
+        """The last step of a compaction: the new segment replaces those it was made from."""
         if LOG in suffixes:
             swap_log = staged(path_of(self.path, base_offset, LOG), SWAP)
             end_offset = end_offset_of(swap_log, base_offset)
@@ -157,8 +157,8 @@ class LogFolder:
             self.snapshots.discard(base_offset)
         self.transaction_indexes.discard(base_offset)
 
-    def drop_stray_snapshots(self, *, end_offset: int) -> None:
-        """Keep those of segments, and the newest: the one that a clean stop leaves at the log's
+    def remove_stray_snapshots(self, *, end_offset: int) -> None:
+        """Keep those at base offsets and the newest, which a clean shutdown leaves at the log's
         end.
         """
         newest = max((s for s in self.snapshots if s <= end_offset), default=None)
@@ -170,7 +170,7 @@ class LogFolder:
     def check_topic_id(self, topic_id: str) -> None:
         """Check that the folder belongs to that topic; write the id if there is none.
 
-        Raises ConfigurationError for another topic's folder, CorruptSnapshot for a bad file.
+        Raises ConfigurationError if it is another topic's, CorruptSnapshot if the file is bad.
         """
         path = self.path / PARTITION_METADATA
         try:

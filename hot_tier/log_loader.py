@@ -1,31 +1,32 @@
-"""What opening a log does with each state that a stop, a crash or a bad disk may have left.
+"""What opening a log does with each state that a stop, a crash or a failing disk may leave behind.
 
-| found | done |
+| found | action |
 |---|---|
-| clean stop | nothing is checked but the tail of the last segment, from its last index entry on |
-| clean stop, but the tail is not whole batches | as after a crash |
-| segment wholly below the recovery point | trusted to its length |
-| segment that ends exactly there | what its seal did may not have been synced: indexes are |
-| | rebuilt, and what follows its last record (preallocated space) is cut off |
-| segment above it, or the last | every batch checked (whole, CRC, offsets rise), indexes rebuilt |
-| first bad byte above what is known to be flushed | the file is cut there, later segments go |
-| first bad byte below that | refused (CorruptBatch): they had been flushed |
-| segment above it that ends before the next begins (and no compaction, | later segments go |
-| or no record after it) | |
-| two segments that overlap | refused (CorruptDataError) |
-| log ends below the recovery point | the point is lowered: `broker` decides whether it may be |
-| index missing, short, unordered, garbage | rebuilt; below the recovery point at its first use |
-| `.txnindex` empty, short, unordered, garbage | rebuilt from the batches at the open |
-| snapshot missing or bad | an older one, and a longer replay; where the log begins, or none is |
-| | left, the other tier's; rebuilt for an upload |
-| `leader-epoch-checkpoint` missing or bad | rebuilt from the batches |
-| the log had gone offline | what is above the recovery point is rewritten before it is flushed |
+| clean shutdown | check only the tail of the last segment, from its last index entry |
+| clean shutdown, but the tail is not whole batches | as after a crash |
+| segment entirely below the recovery point | trust its length |
+| segment that ends exactly there | its seal may not have been synced: rebuild the indexes, cut |
+| | what follows its last record (preallocated space) |
+| segment above it, or the last one | check every batch (complete, CRC, offsets increase), rebuild |
+| | the indexes |
+| first bad byte above all that is known to be flushed | truncate there, remove later segments |
+| first bad byte below that | refuse (CorruptBatch): flushed records were damaged |
+| segment above it that ends before the next one begins (unless | remove later segments |
+| the log is compacted and has records after it) | |
+| overlapping segments | refuse (CorruptDataError) |
+| log ends below the recovery point | lower the point; `broker` decides whether that is acceptable |
+| index missing, short, unordered, garbage | rebuild; below the recovery point on first use |
+| `.txnindex` empty, short, unordered, garbage | rebuild from the batches |
+| snapshot missing or bad | use an older one and replay more; at the log start, or if none is |
+| | left, the other tier's; rebuild it for an upload |
+| `leader-epoch-checkpoint` missing or bad | rebuild from the batches |
+| the log had gone offline | rewrite what is above the recovery point before flushing it |
 
-What is rebuilt if bad is also rebuilt if the disk cannot read it. A `.log` that it cannot read
-takes the log offline.
+Files that are rebuilt when bad are also rebuilt when unreadable (EIO). An unreadable `.log` takes
+the log offline.
 
-Recovery flushes all that it keeps, and the folder, before anything is served. It runs before the
-log is shared; no lock is taken.
+Recovery flushes everything that it keeps, and the folder, before the log is served. It runs before
+the log is shared and takes no lock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from record_format.errors import CorruptIndex, CorruptSnapshot
 
 
 def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
-    """Fill `state` from the folder. Raises CorruptDataError (refused by name), OSError."""
+    """Fill `state` from the folder. Raises CorruptDataError, OSError."""
     report = RecoveryReport(clean=request.clean)
     state.unmirrored = folder.unmirrored
     epochs_were_lost = not _load_epochs(state)
@@ -60,12 +61,12 @@ def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> Recove
     _check_transaction_indexes(state, folder)
     if epochs_were_lost and state.log_end_offset > state.segments.bases[0]:
         _epochs_from_batches(state)
-    _settle(state, folder, request, report)
+    _finish_open(state, folder, request, report)
     return report
 
 
 def _load_epochs(state: LogState) -> bool:
-    """False if there is no good file, so that the batches have to tell."""
+    """False if there is no valid file and the epochs must come from the batches."""
     try:
         state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
     except (FileNotFoundError, CorruptSnapshot):
@@ -78,7 +79,7 @@ def _start_empty(state: LogState, folder: LogFolder, request: OpenRequest) -> No
     state.producers = load_newest(state, folder.snapshots, at_most=start, at_least=start)
     state.active = create_segment(state, start)
     state.segments = Segments.of((state.active.segment,))
-    state.epochs.cut_end(start)
+    state.epochs.truncate_from_end(start)
     state.epochs.save()
     state.log_start_offset = start if request.log_start_offset is None else request.log_start_offset
     state.leader_epoch = state.epochs.latest or 0
@@ -100,33 +101,33 @@ def _list_segments(state: LogState, folder: LogFolder) -> None:
 
 
 def _check_transaction_indexes(state: LogState, folder: LogFolder) -> None:
-    """As Kafka does, at each open: a reader of committed records has nothing else to rely on."""
+    """Checked at every open, as in Kafka: read_committed consumers rely on nothing else."""
     for segment in state.segments.items:
-        if segment.has_transactions and not _has_good_transactions(segment):
+        if segment.has_transactions and not _has_valid_transaction_index(segment):
             rebuild_transactions(state, segment, folder.snapshots)
 
 
-def _has_good_transactions(segment: Segment) -> bool:
+def _has_valid_transaction_index(segment: Segment) -> bool:
     try:
-        return bool(read_entries(segment))  # with nothing to say there is no file
+        return bool(read_entries(segment))  # a segment without aborted transactions has no file
     except CorruptIndex:
         return False
 
 
-def _settle(
+def _finish_open(
     state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
 ) -> None:
-    """What has to be done however the log was opened: offsets, epochs, snapshots, the last sync."""
+    """The common end of every open: offsets, epochs, snapshots, the offline marker."""
     end_offset = state.log_end_offset
     entries = state.epochs.entries
-    state.epochs.cut_end(end_offset)
+    state.epochs.truncate_from_end(end_offset)
     if state.epochs.entries != entries or not report.clean:
         state.epochs.save()
     state.leader_epoch = state.epochs.latest or 0
     first = state.segments.bases[0]
     start = first if request.log_start_offset is None else request.log_start_offset
     state.log_start_offset = start
-    folder.drop_stray_snapshots(end_offset=end_offset)
+    folder.remove_stray_snapshots(end_offset=end_offset)
     segment = state.active.segment
     state.flushed = Flushed(end_offset, segment.base_offset, segment.end.size_bytes)
     if folder.went_offline:
@@ -134,8 +135,8 @@ def _settle(
 
 
 def _epochs_from_batches(state: LogState) -> None:
-    state.epochs.cut_end(0)  # recovery noted those of the segments that it checked alone
+    state.epochs.truncate_from_end(0)  # recovery has only those of the segments that it checked
     for segment in state.segments.items:
         for header in segment.headers(state.files):
-            state.epochs.note(header.leader_epoch, header.base_offset)
+            state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
     state.epochs.save()

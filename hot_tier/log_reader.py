@@ -1,9 +1,10 @@
 """Reads of one log. They take no lock and wait for no flush.
 
-* A read begins with the batch that holds its offset and ends with a whole batch below `end_offset`.
-* A segment whose index turns out to be wrong gets a new one, once; a bad batch is an error.
-* A file that was deleted under a read is an OffsetTrimmed: the other tier may have it. One that is
-  gone but was not deleted is CorruptDataError; what comes before it is read.
+* A read starts with the batch that contains its offset and ends with a whole batch below
+  `end_offset`.
+* A corrupt index is rebuilt once and the look-up retried; a corrupt batch is an error.
+* If a file was deleted during a read, OffsetTrimmed is raised: the other tier may have it. If it is
+  missing but was not deleted, CorruptDataError is raised; batches before it are returned first.
 """
 
 from __future__ import annotations
@@ -40,12 +41,11 @@ MAX_SLICES = 64
 def read(
     state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files
 ) -> TierRead:
-    """Batches from the one that holds `offset` on, below `end_offset`; at least one if there is
-    one. With `files` that do not wait: raises BlockingIOError if it would have to.
+    """Batches below `end_offset`, starting with the one that contains `offset`; at least one if
+    there is one. With non-blocking `files`, raises BlockingIOError if it would have to block.
 
-    The read is empty at the end of the log, and also if only offsets that were left out remain
-    before it. Raises OffsetTrimmed (below the first local segment, or the log start),
-    OffsetPastEnd, CorruptDataError.
+    The result is empty at the end of the log, and if only offsets without batches remain. Raises
+    OffsetTrimmed (below the first local segment or the log start), OffsetPastEnd, CorruptDataError.
     """
     segments = state.segments
     _check_range(state, segments, offset, end_offset)
@@ -57,14 +57,14 @@ def read(
             break
         limits = (left_bytes, end_offset)
         try:
-            found = _slice(state, files, segment, next_offset, limits)
+            found = _read_segment(state, files, segment, next_offset, limits)
         except CorruptDataError:
             if not slices:
                 raise
             break
         if found is None:
             if not slices and segment.end.next_offset <= end_offset:
-                # No batch here: the segment ends with offsets that compaction, or a gap, left out.
+                # No batch: the segment ends in offsets that compaction or a gap left empty.
                 next_offset = max(next_offset, segment.end.next_offset)
             continue
         piece, end = found
@@ -85,10 +85,10 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
         raise state.offsets.past_end(f"offset {offset} is above {end_offset}")
 
 
-def _slice(
+def _read_segment(
     state: LogState, files: Files, segment: Segment, offset: int, limits: tuple[int, int]
 ) -> tuple[FileSlice, int] | None:
-    """What the segment has, and the offset after it; None if it has nothing.
+    """The segment's slice and the offset after it; None if it has none.
 
     `limits`: bytes, and the offset to end at.
     """
@@ -101,20 +101,21 @@ def _slice(
             return None
         end = None
         if segment is state.active.segment:
-            end = _known_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
+            end = _flushed_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
         if end is None:
             end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
         piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
         return piece, end.next_offset
 
-    return with_good_indexes(state, segment, look_up, blocking=files is state.files)
+    return with_index_rebuild(state, segment, look_up, blocking=files is state.files)
 
 
-def _known_end(
+def _flushed_end(
     state: LogState, segment: Segment, first: BatchHeader, *, max_bytes: int, end_offset: int
 ) -> SegmentEnd | None:
-    """Where a read of the active segment up to the high watermark ends, without a walk: what
-    tailing readers ask for. Other segments may be replaced by shorter ones in compaction.
+    """Where a read of the active segment up to the high watermark ends, without a scan: the usual
+    request of tailing readers. Not used for sealed segments, which compaction may have replaced by
+    shorter ones.
     """
     flushed = state.flushed
     within = first.position + max_bytes >= flushed.position
@@ -123,11 +124,11 @@ def _known_end(
     return None
 
 
-def with_good_indexes(
+def with_index_rebuild(
     state: LogState, segment: Segment, look_up: Callable[[], T], *, blocking: bool = True
 ) -> T:
-    """The answer of `look_up`, with a new index if the old one is wrong; then BlockingIOError for a
-    caller that may not wait.
+    """The result of `look_up`; if the index is corrupt it is rebuilt and the look-up repeated.
+    Callers that must not block get BlockingIOError instead.
 
     Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError.
     """
@@ -139,33 +140,35 @@ def with_good_indexes(
                 raise
             if not blocking:
                 raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
-            with state.lock:  # so that no compaction puts another file in its place meanwhile
-                if state.shut or segment not in state.segments.items:
+            with state.lock:  # so that no compaction replaces the segment meanwhile
+                if state.closed or segment not in state.segments.items:
                     raise FileNotFoundError(segment.name(LOG)) from None
                 rebuild_indexes(state, segment)
             return look_up()
     except FileNotFoundError:
-        raise _gone(state, segment) from None
+        raise _missing_segment_error(state, segment) from None
 
 
 def file_of(state: LogState, segment: Segment) -> OpenFile:
-    """A segment's `.log`. Raises what `_gone` gives."""
+    """A segment's `.log`. Raises as `_missing_segment_error`."""
     try:
         return state.files.open(segment.name(LOG))
     except FileNotFoundError:
-        raise _gone(state, segment) from None
+        raise _missing_segment_error(state, segment) from None
 
 
 def log_reader_of(state: LogState, segment: Segment) -> FileReader:
-    """As `Segment.log_reader`. Raises what `_gone` gives."""
+    """As `Segment.log_reader`. Raises as `_missing_segment_error`."""
     return FileReader(file_of(state, segment), state.files.pread)
 
 
-def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed | CorruptDataError:
-    """What to raise if the file of a segment is not there: it was deleted, or is lost. A segment
-    leaves the log before its files do.
+def _missing_segment_error(
+    state: LogState, segment: Segment, suffix: str = LOG
+) -> OffsetTrimmed | CorruptDataError:
+    """The error for a missing segment file: deleted, or lost. A deleted segment leaves the log
+    before its files are renamed.
     """
-    if segment in state.segments.items and not state.shut:
+    if segment in state.segments.items and not state.closed:
         return CorruptDataError("is missing: the file was lost", file=segment.name(suffix))
     return state.offsets.trimmed(f"segment {segment.base_offset} was deleted")
 
@@ -176,59 +179,61 @@ def _gone(state: LogState, segment: Segment, suffix: str = LOG) -> OffsetTrimmed
 def offset_for_timestamp(
     state: LogState, timestamp: int, *, end_offset: int
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record at or after `timestamp`, local and below
-    `end_offset`.
-    """
+    """(offset, timestamp) of the first local record at or after `timestamp`, below `end_offset`."""
     segments = state.segments
     start_offset = max(segments.bases[0], state.log_start_offset)
-    first = max(segments.number_of(start_offset), _first_in_time(state, segments, timestamp))
+    first = max(
+        segments.number_of(start_offset), _first_segment_reaching(state, segments, timestamp)
+    )
     for segment in segments.items[first:]:
         if segment.base_offset >= end_offset:
             return None
         if largest_timestamp(state, segment) < timestamp:
             continue
-        found = _in_segment(state, segment, timestamp, start_offset)
+        found = _find_in_segment(state, segment, timestamp, start_offset)
         if found is not None:
             return found if found[0] < end_offset else None
     return None
 
 
-def _first_in_time(state: LogState, segments: Segments, timestamp: int) -> int:
-    """Number of the first segment by whose end `timestamp` was reached; the active one at most.
+def _first_segment_reaching(state: LogState, segments: Segments, timestamp: int) -> int:
+    """Index of the first segment by whose end `timestamp` was reached; at most that of the active
+    one.
 
-    The largest timestamps so far, segment by segment, are kept until a segment comes or goes.
+    The running maxima of the segments' largest timestamps are kept until the list of segments
+    changes.
     """
-    known = state.reached_timestamps
+    known = state.max_timestamps_so_far
     if known is None or known[0] is not segments:
         sealed = (largest_timestamp(state, segment) for segment in segments.items[:-1])
-        known = state.reached_timestamps = (segments, tuple(accumulate(sealed, max)))
+        known = state.max_timestamps_so_far = (segments, tuple(accumulate(sealed, max)))
     return bisect_left(known[1], timestamp)
 
 
 def largest_timestamp(state: LogState, segment: Segment) -> int:
     known = segment.largest
     if known is None:
-        known = with_good_indexes(
+        known = with_index_rebuild(
             state, segment, lambda: find_largest_timestamp(segment, state.files)
         )
     return known.timestamp
 
 
-def _in_segment(
+def _find_in_segment(
     state: LogState, segment: Segment, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
     def look_up() -> tuple[int, int] | None:
         lookup = SegmentLookup(segment, state.files)
         for header in lookup.batches_from_time(timestamp, start_offset=start_offset):
-            found = _in_batch(state, segment, header, timestamp, start_offset)
+            found = _find_in_batch(state, segment, header, timestamp, start_offset)
             if found:
                 return found
         return None
 
-    return with_good_indexes(state, segment, look_up)
+    return with_index_rebuild(state, segment, look_up)
 
 
-def _in_batch(
+def _find_in_batch(
     state: LogState, segment: Segment, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
     data, here = batch_bytes(state, segment, header)
@@ -238,7 +243,9 @@ def _in_batch(
 def batch_bytes(
     state: LogState, segment: Segment, header: BatchHeader
 ) -> tuple[bytes, BatchHeader]:
-    """A batch, checked, and its header as it lies in those bytes."""
+    """A batch, with its checksum verified, and its header with positions relative to those
+    bytes.
+    """
     data = segment.log_reader(state.files).read(header.size_bytes, header.position)
     try:
         here = parse_header(data)
@@ -256,8 +263,8 @@ def aborted_transactions(
     state: LogState, offset: int, *, end_offset: int, blocking: bool = True
 ) -> list[AbortedTxn]:
     """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
-    OffsetTrimmed if a segment was deleted meanwhile; BlockingIOError if a file would have to
-    be read that may not be waited for.
+    OffsetTrimmed if a segment was deleted meanwhile; BlockingIOError if an index has to be read and
+    the caller must not block.
     """
     segments = state.segments
     found: list[AbortedTxn] = []
@@ -267,10 +274,10 @@ def aborted_transactions(
         try:
             entries = read_entries(segment)
         except FileNotFoundError:
-            raise _gone(state, segment, TRANSACTION_INDEX) from None
+            raise _missing_segment_error(state, segment, TRANSACTION_INDEX) from None
         for entry in entries:
             if entry.last_offset >= offset and entry.first_offset < end_offset:
                 found.append(entry)
             if entry.last_stable_offset >= end_offset:
-                return found  # every later marker ends a transaction that began beyond the range
+                return found  # later markers end transactions that began after the range
     return found

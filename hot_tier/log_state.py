@@ -1,9 +1,9 @@
-"""What one open log is made of, shared by the modules that append, roll, flush, read and delete.
+"""The state of one open log, shared by the modules that append, roll, flush, read and delete.
 
-* `lock` guards every change. Readers take no lock: `segments` and each segment's `end` are values
-  that are replaced whole.
-* `flushed` moves only after a sync that did not fail; the high watermark and the recovery point are
-  both its offset. Once `offline` is set nothing moves any more.
+* `lock` guards every change. Readers take no lock: `segments` and each segment's `end` are
+  immutable values that are replaced as a whole.
+* `flushed` advances only after a successful sync; its offset is both the high watermark and the
+  recovery point. Once `offline` is set, nothing changes any more.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
 Clock = Callable[[], int]
 
 FetchProducerSnapshot = Callable[[int], bytes | None]
-"""A snapshot of the producers before an offset, from the other tier; None if it has none."""
+"""Fetches the producer snapshot at an offset from the other tier; None if it has none."""
 
 
 def no_producer_snapshot(_offset: int) -> bytes | None:
-    """There is no other tier."""
+    """For a log without another tier."""
     return None
 
 
 class Segments(NamedTuple):
-    """The segments of a log by base offset; the last is active. A value."""
+    """The segments of a log by base offset; the last one is active. Immutable."""
 
     bases: tuple[int, ...]
     items: tuple[Segment, ...]
@@ -48,7 +48,7 @@ class Segments(NamedTuple):
         return Segments(tuple(segment.base_offset for segment in items), items)
 
     def number_of(self, offset: int) -> int:
-        """Which segment holds `offset`; -1 below the first."""
+        """Index of the segment that contains `offset`; -1 if it is below the first."""
         return bisect_right(self.bases, offset) - 1
 
     def with_added(self, segment: Segment) -> Segments:
@@ -59,7 +59,7 @@ class Segments(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """How far the log is on the medium: the offset, its segment, and the position there."""
+    """How far the log is flushed: the offset, its segment, and the position in that segment."""
 
     offset: int
     base_offset: int
@@ -67,8 +67,8 @@ class Flushed(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """How far the log reaches; `local_log_start_offset` is of the local disk. Below
-    `last_stable_offset` no transaction is open; it is never above the high watermark.
+    """The offsets that bound a log. No transaction is open below `last_stable_offset`, which never
+    exceeds the high watermark.
     """
 
     log_start_offset: int
@@ -90,7 +90,7 @@ class Offsets(NamedTuple):
 
 
 class LogState:
-    """See the module. Attributes are set by `recovery` and `log`."""
+    """See the module. `log_loader` and `recovery` set the attributes."""
 
     def __init__(
         self,
@@ -117,26 +117,28 @@ class LogState:
         self.leader_epoch = 0
         self.log_start_offset = 0
         self.flushed = Flushed(0, 0, 0)
-        self.unflushed: list[ActiveSegment] = []  # sealed, their bytes not synced yet
-        self.folder_changed = False  # names in it that are not synced yet
+        self.unflushed: list[ActiveSegment] = []  # sealed, but not synced yet
+        self.folder_changed = False  # it has names that are not synced yet
         self.offline: str | None = None
         self.swap_sequence = 0  # see `seqlock`
         self.unmirrored = False  # see `segment_swap`
-        self.rewriting = threading.Lock()  # see `cleaned_segment`
-        self.closed = False  # nothing is begun any more
-        self.shut = False  # its files are closed, and their names may be another log's
-        self.reached_timestamps: tuple[Segments, tuple[int, ...]] | None = None  # `log_reader`'s
+        self.rewrite_lock = threading.Lock()  # see `cleaned_segment`
+        self.closing = False  # nothing new may start
+        self.closed = False  # files are closed, and their names may belong to another log
+        self.max_timestamps_so_far: tuple[Segments, tuple[int, ...]] | None = (
+            None  # see `log_reader`
+        )
 
     @property
     def offsets(self) -> Offsets:
-        """In order, whatever moves meanwhile: each is read before those that are never below it."""
+        """Consistent without the lock: each offset is read before those that are never below it."""
         log_start = self.log_start_offset
         local_start = self.segments.bases[0]
         last_stable = high_watermark = self.flushed.offset
         if self.producers.open_transactions:
             unstable = self.producers.first_unstable_offset()
             if unstable is not None and unstable < high_watermark:
-                last_stable = max(unstable, log_start)  # which may be past where it begins
+                last_stable = max(unstable, log_start)  # it may begin below the log start
         return Offsets(
             log_start,
             local_start if local_start > log_start else log_start,
@@ -155,59 +157,63 @@ class LogState:
         return max(self.segments.bases[0], self.log_start_offset)
 
     def jitter_ms(self, base_offset: int) -> int:
-        """How much earlier than `segment.ms` says the segment is rolled: so that those of many
-        partitions are not all rolled at once.
+        """How much earlier than `segment.ms` this segment is rolled, so that many partitions do not
+        all roll at once.
         """
         most = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
-        # Of a hash: a generator of random numbers would take 2.5 KiB of each partition.
+        # A hash: a `random.Random` would take 2.5 KiB per partition.
         return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % most if most > 0 else 0
 
     def go_offline(self, error: Exception) -> LogOfflineError:
-        """Close the log to writes until the next start; gives what to raise. Also for a bug of
-        ours: what is in memory may no longer match what is on disk.
+        """Refuse writes until the next start; returns the error to raise. Also called for our own
+        bugs: memory may no longer match the disk.
         """
-        if self.shut:
-            return self._shut_error()
+        if self.closed:
+            return self._closed_error()
         if self.offline is None:
             reason = (
                 "the disk failed" if isinstance(error, OSError) else "a write failed unexpectedly"
             )
             self.offline = f"{self.name}: {reason}: {error}"
-            with suppress(OSError):  # if the disk refuses this too, a restart reads it anew
+            with suppress(OSError):  # if this fails too, a restart reads the disk anyway
                 (self.folder / OFFLINE_MARKER).touch()
         return self.offline_error()
 
     def offline_error(self) -> LogOfflineError:
         return LogOfflineError(f"{self.offline}; the log stays offline until a restart")
 
-    def _shut_error(self) -> LogOfflineError:
+    def _closed_error(self) -> LogOfflineError:
         return LogOfflineError(f"{self.name}: the log was closed")
 
-    def shut_down(self) -> None:
-        """From now on the log changes nothing on disk: whoever still tends to it comes too late."""
+    def close(self) -> None:
+        """Close the files. A late background task that still holds this log can no longer change
+        the disk.
+        """
         with self.lock:
-            self.shut = True
+            self.closed = True
             self.close_files()
             self.disk = ClosedDisk()
             self.files.invalidate_folder(self.folder)
 
     def close_files(self) -> None:
-        """Close those that are open for writing: there are none if the open itself failed early."""
+        """Close the files that are open for writing; there are none if the open failed early."""
         for one in (getattr(self, "active", None), *self.unflushed):
             if one is not None:
                 one.close()
 
-    def check_shut(self) -> None:
-        if self.shut:
-            raise self._shut_error()
+    def check_not_closed(self) -> None:
+        if self.closed:
+            raise self._closed_error()
 
     def check_open(self) -> None:
-        """Raise if nothing may be begun any more: what a close has not flushed, nobody flushes."""
-        if self.closed:
-            raise self._shut_error()
+        """Raise if nothing new may start: nobody would flush what is written after a close has
+        begun.
+        """
+        if self.closing:
+            raise self._closed_error()
         self.check_online()
 
     def check_online(self) -> None:
-        self.check_shut()
+        self.check_not_closed()
         if self.offline is not None:
             raise self.offline_error()

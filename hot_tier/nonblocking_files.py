@@ -1,7 +1,7 @@
-"""The open files of a log, for a reader that may not wait: whatever would need the disk raises
-BlockingIOError, and a thread that may wait asks the log again.
+"""The open files of a log for callers that must not block: whatever would need the disk raises
+BlockingIOError, and a thread that may block repeats the call.
 
-If the system cannot tell what is in memory, that is every read.
+On systems that cannot tell what is in the page cache, every read raises it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from record_format.page_cache import pread_nowait
 
 
 class NonBlockingFiles:
-    """See the module. Takes the place of `OpenFiles` in a look-up."""
+    """Replaces `OpenFiles` in a look-up."""
 
     pread: Final = staticmethod(pread_nowait)
 
@@ -29,7 +29,8 @@ class NonBlockingFiles:
         return self._state.files.indexes
 
     def open(self, path: Path | str) -> OpenFile:
-        """A file that is open already; the active segment's, which was just written, in any case.
+        """A file that is already open, or the active segment's, which is opened: it was just
+        written.
 
         Raises BlockingIOError for any other.
         """

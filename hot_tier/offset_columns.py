@@ -1,4 +1,4 @@
-"""The offset index of a sealed segment in memory, column by column, as `bisect` needs it."""
+"""The offset index of a sealed segment in memory, column by column, for `bisect`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ Entry = tuple[int, ...]
 
 
 class OffsetColumns:
-    """(relative offset, position) of each entry; both rise. Its length is that of the file."""
+    """(relative offset, position) of each entry; both increase. Its length is the file's in
+    bytes.
+    """
 
     __slots__ = ("_columns", "_positions", "_relative_offsets")
 
     def __init__(self, image: bytes) -> None:
         numbers = array("i", image)
-        assert numbers.itemsize == 4, "an int of C is that of the file"
+        assert numbers.itemsize == 4, "a C int has the size of an index field"
         if sys.byteorder == "little":
             numbers.byteswap()
         self._relative_offsets, self._positions = numbers[0::2], numbers[1::2]
@@ -31,8 +33,8 @@ class OffsetColumns:
         return self._entry(number) if number >= 0 else None
 
     def around(self, target: int) -> tuple[Entry | None, Entry | None]:
-        """The last entry at or below a relative offset, and the one after it; None for that where
-        the first is that offset's.
+        """The last entry at or below a relative offset, and the one after it; None for the latter
+        if the first is an exact match.
         """
         following = bisect_right(self._relative_offsets, target)
         floor = self._entry(following - 1) if following else None

@@ -1,8 +1,8 @@
-"""Read-only descriptors, a bounded number of them kept for the next read, and index indexes.
+"""A bounded cache of read-only descriptors, and the cache of indexes, shared by all logs.
 
 A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that was
-handed out lives as long as somebody holds it, whatever is dropped here. Files are identified by the
-text of their paths: creating, hashing and comparing Path objects costs more than a lookup.
+handed out stays open as long as anyone holds it, even if the cache drops it. Keys are path strings:
+creating, hashing and comparing Path objects costs more than a look-up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from record_format.file_slice import OpenFile
 
 KEPT_OPEN_MAX = 64
 
-Pread = Callable[[int, int, int], bytes]  # of a descriptor, so many bytes, at a position
+Pread = Callable[[int, int, int], bytes]  # (fd, size, position)
 
 
 class Files(Protocol):
-    """What a look-up needs: `OpenFiles`, or a stand-in that does not wait (`nonblocking_files`)."""
+    """What a look-up needs: `OpenFiles`, or `NonBlockingFiles`."""
 
     @property
     def indexes(self) -> IndexCache: ...
@@ -47,7 +47,7 @@ class OpenFiles:
         self.indexes = IndexCache()
 
     def open(self, path: Path | str) -> OpenFile:
-        """The file, opened now or before. Raises FileNotFoundError."""
+        """The file, from the cache or opened now. Raises FileNotFoundError."""
         file = self.get(path)
         if file is not None:
             return file
@@ -64,7 +64,7 @@ class OpenFiles:
         return file
 
     def get(self, path: Path | str) -> OpenFile | None:
-        """The file, if it is already open."""
+        """The file, if it is in the cache."""
         name = str(path)
         with self._lock:
             file = self._files.get(name)
@@ -74,14 +74,14 @@ class OpenFiles:
             return file
 
     def pin(self, path: Path | str, file: OpenFile) -> None:
-        """From now on the path means `file`, whatever is there, until all is generation."""
+        """Make the path mean `file`, whatever is there, until its folder is invalidated."""
         name = str(path)
         self.invalidate(name)
         with self._lock:
             self._pinned[name] = file
 
     def invalidate(self, path: Path | str) -> None:
-        """The path names another file, or none, from now on."""
+        """The path now names another file, or none."""
         name = str(path)
         self.indexes.invalidate(name)
         with self._lock:
@@ -89,9 +89,9 @@ class OpenFiles:
             self._files.pop(name, None)
 
     def invalidate_folder(self, folder: Path) -> None:
-        """What is in `folder` no longer belongs to a log, or belongs to another. What is kept for
-        the next read is dropped for all logs, which is cheaper than a search; what is pinned, for
-        this one only.
+        """The files in `folder` no longer belong to the log that had them open. Cached descriptors
+        and indexes of all logs are dropped, which is cheaper than a search; pinned files only of
+        this folder.
         """
         below = f"{folder}/"
         self.indexes.clear()
@@ -103,7 +103,7 @@ class OpenFiles:
 
 
 class FileReader:
-    """Reads of one file, which stays open as long as they are wanted."""
+    """Reads of one file, which stays open as long as the reader lives."""
 
     __slots__ = ("_pread", "file")
 

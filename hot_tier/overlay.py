@@ -1,10 +1,10 @@
-"""A folder of symbolic links that stands in for a log's files: opened like the log, it shows what
-recovery finds and would do there, while the files stay as they are.
+"""A copy-on-write overlay of a log's folder, made of symbolic links: opened like the log, it shows
+what recovery would find and do, while the original files stay unchanged.
 
-* Links are renamed and unlinked like files. What is written in place is a copy from then on.
-* A `.log` is not copied, however it is opened: what would be written to it, or cut from it, is left
-  out. Nobody reads a log past the end that its owner knows.
-* Nothing here is worth a flush.
+* Links are renamed and unlinked like files. A file that is written in place is copied first.
+* A `.log` is never copied: writes to it and truncations are dropped, because nobody reads a log
+  past the end that its owner knows.
+* Nothing is synced.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from record_format.batch import Buffer
 
 
 def link_files(source: Path, target: Path) -> None:
-    """Make the folder `target`, with a link to each file of `source`."""
+    """Create the folder `target` with a link to each file of `source`."""
     target.mkdir()
     for path in source.iterdir():
-        if path.is_file() and path.suffix != ".tmp":  # those are written over, or go
+        if path.is_file() and path.suffix != ".tmp":  # overwritten or removed by the open
             (target / path.name).symlink_to(path.resolve())
 
 
 @contextmanager
 def with_swaps_finished(folder: Path) -> Iterator[Path]:
-    """A stand-in of a closed log's folder as the next open would leave it: a swap that broke off is
+    """An overlay of a closed log's folder as the next open would leave it, with an interrupted swap
     finished. Raises OSError.
     """
     with tempfile.TemporaryDirectory(prefix="tierlog-log-") as made:

@@ -1,9 +1,10 @@
-"""A segment that came back from the other tier joins the log, in front of the first local one.
+"""Prepending a segment that was brought back from the other tier to the local log.
 
-* It comes whole and synced, in a folder of its own on the same disk, and joins by renames, its
-  `.log` last: a crash leaves the whole segment, or indexes alone, which the next open removes.
-* It ends where the first local segment begins, as every sealed segment does, whatever lies between.
-* The newest comes first, so that no new hole ever appears below the offsets that are here.
+* It arrives complete and synced in a folder of its own on the same disk, and is moved in by
+  renames, its `.log` last: a crash leaves either the whole segment or only indexes, which the next
+  open removes.
+* Like every sealed segment it ends where the next one begins, whatever lies between.
+* The newest segment is brought back first, so that no new gap appears between local segments.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from record_format.checkpoint_files import EpochEntry
 def prepend_segment(
     state: LogState, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int
 ) -> bool:
-    """Make `files` (sealed, synced) the first segment; False if the log start has passed it, or
-    the log was closed.
+    """Make `files` (sealed, synced) the first segment. False if the log start has passed it or the
+    log was closed.
 
-    `epochs`: those its records were appended in. Raises DiskFull, LogOfflineError.
+    `epochs`: those of its records. Raises DiskFull, LogOfflineError.
     """
     with state.lock:
         state.check_online()
         first = state.segments.items[0]
-        assert files.last_offset < first.base_offset, "it lies in front of what is here"
-        if state.closed or files.last_offset < state.log_start_offset:
+        assert files.last_offset < first.base_offset, "it precedes the local segments"
+        if state.closing or files.last_offset < state.log_start_offset:
             return False
         end = SegmentEnd(files.size_bytes, first.base_offset)
         segment = Segment(state.folder, files.base_offset, end)
         segment.record_count, segment.min_timestamp = files.record_count, files.min_timestamp
         segment.crc32c, segment.has_transactions = crc32c, files.txnindex is not None
         try:
-            state.epochs.extend_front(epochs)
-            for suffix, path in _in_order(files):
+            state.epochs.prepend(epochs)
+            for suffix, path in _renames(files):
                 state.disk.rename(path, segment.path(suffix))
             state.disk.sync_folder(state.folder)
         except OSError as error:
@@ -48,7 +49,7 @@ def prepend_segment(
         return True
 
 
-def _in_order(files: SegmentFiles) -> list[tuple[str, Path]]:
+def _renames(files: SegmentFiles) -> list[tuple[str, Path]]:
     transactions = [(TRANSACTION_INDEX, files.txnindex)] if files.txnindex else []
     return [
         *transactions,

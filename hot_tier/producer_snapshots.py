@@ -1,11 +1,11 @@
-"""Producer states on disk: `<offset>.snapshot`, the producers as they were before that offset.
+"""Producer snapshots: `<offset>.snapshot` holds the producers as they were before that offset.
 
-* One is made at every roll and at a clean stop; recovery starts from the newest good one.
-* A snapshot keeps one batch per producer, as Kafka's does; the older ones are read back from the
-  log's last `READ_BACK_BYTES`, so that a repeat is recognised after a restart too.
-* A snapshot that fails its checksum, or whose version is not known (a crash can leave zeros), is
-  removed, and an older one is used: it only costs a longer replay. Where the log begins there is
-  none older: the other tier is asked.
+* One is written at every roll and at a clean shutdown; recovery starts from the newest valid one.
+* A snapshot keeps one batch per producer, as in Kafka. The older ones are restored from the log's
+  last `READ_BACK_BYTES`, so that duplicates are recognised after a restart too.
+* A snapshot with a bad checksum or an unknown version (a crash can leave zeros) is removed and an
+  older one used, which only costs a longer replay. At the log start there is no older one: the
+  other tier is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from hot_tier.batch_walk import batch_of, headers_of
-from hot_tier.durable_file import read_whole, write_whole
+from hot_tier.durable_file import read_whole, write_atomically
 from hot_tier.file_names import LOG, SNAPSHOT, parse_file_name, path_of
 from hot_tier.log_state import LogState
 from hot_tier.producer_state import (
@@ -25,7 +25,7 @@ from hot_tier.producer_state import (
     ProducerBatch,
     ProducerStates,
 )
-from hot_tier.replay import replay, take_batch
+from hot_tier.replay import apply_batch, replay
 from record_format.batch import BatchHeader
 from record_format.clock import monotonic_ms
 from record_format.errors import CorruptSnapshot, UnknownFormatVersion
@@ -35,17 +35,17 @@ READ_BACK_BYTES: Final = 8 << 20
 
 
 def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> Path:
-    """Write the producers as they are, at `offset`. Raises OSError.
+    """Write the current producers, at `offset`. Raises OSError.
 
-    The one at the end of a sealed segment is synced with it, by the next flush: once that segment
-    is gone, nothing else on disk has these producers.
+    The next flush syncs it together with the segment that ends there: once that segment is deleted,
+    nothing else on disk has these producers.
     """
     return _write(state, offset, state.producers, sync=sync)
 
 
-def mend_snapshot(state: LogState, offset: int) -> Path:
-    """The snapshot at `offset`; one that is missing or bad is rebuilt first, from an older one and
-    the batches between. Raises CorruptBatch, OSError.
+def ensure_snapshot(state: LogState, offset: int) -> Path:
+    """The path of the snapshot at `offset`. A missing or bad one is rebuilt first, from an older
+    one and the batches between. Raises CorruptBatch, OSError.
     """
     path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
     if path.exists() and _read(path) is not None:
@@ -59,7 +59,7 @@ def mend_snapshot(state: LogState, offset: int) -> Path:
 
 def _write(state: LogState, offset: int, producers: Iterable[Producer], *, sync: bool) -> Path:
     path = path_of(state.folder, offset, SNAPSHOT)
-    write_whole(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=sync)
+    write_atomically(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=sync)
     return path
 
 
@@ -74,11 +74,11 @@ def _read(path: Path) -> list[ProducerEntry] | None:
 def load_newest(
     state: LogState, offsets: set[int], *, at_most: int, at_least: int
 ) -> ProducerStates:
-    """States of the newest good snapshot in [at_least, at_most]; without one, what the other tier
-    has at `at_least`, where the log begins.
+    """The states of the newest valid snapshot in [at_least, at_most]; if there is none, those that
+    the other tier has at `at_least`, the log start.
 
-    `offsets` are those of the snapshots in the folder. Bad ones are removed, from the folder and
-    from `offsets`; what the other tier had is added.
+    `offsets` are those of the snapshots in the folder. Bad ones are removed from the folder and
+    from `offsets`; the one from the other tier is added.
     """
     states = ProducerStates(state.monotonic_clock)
     for offset in sorted(offsets, reverse=True):
@@ -96,14 +96,14 @@ def load_newest(
     if found := state.fetch_producer_snapshot(at_least):
         path = path_of(state.folder, at_least, SNAPSHOT)
         _put_entries(states, parse_snapshot(found, file=str(path)), at_least)
-        write_whole(path, found, disk=state.disk, sync=True)
+        write_atomically(path, found, disk=state.disk, sync=True)
         offsets.add(at_least)
     return states
 
 
 def snapshot_before(folder: Path, offset: int) -> bytes:
-    """The producers before `offset`, of a log that nobody has open: by its newest good snapshot up
-    to there and the batches after that one. Raises CorruptBatch.
+    """The producers before `offset` in a closed log: from its newest valid snapshot up to there and
+    the batches after that. Raises CorruptBatch.
     """
     states = ProducerStates(monotonic_ms)
     found = [name for path in folder.iterdir() if (name := parse_file_name(path.name))]
@@ -119,7 +119,7 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
         for header in headers_of(log) if following > states.end_offset else ():
             if states.end_offset <= header.base_offset < offset:
                 data = batch_of(log, header) if header.is_control else b""
-                take_batch(states, header, data)
+                apply_batch(states, header, data)
     return format_snapshot(map(_to_entry, states))
 
 
@@ -129,8 +129,8 @@ def _put_entries(states: ProducerStates, entries: Iterable[ProducerEntry], offse
     states.end_offset = offset
 
 
-def read_back(states: ProducerStates, headers: Iterable[BatchHeader]) -> None:
-    """Restore the batches before each producer's last one to its entry, from the log's headers."""
+def restore_older_batches(states: ProducerStates, headers: Iterable[BatchHeader]) -> None:
+    """Add the batches before each producer's last one to its entry, from the log's headers."""
     older: dict[int, list[ProducerBatch]] = {}
     for header in headers:
         known = states.get(header.producer_id) if header.producer_id >= 0 else None

@@ -1,18 +1,18 @@
-"""What the log remembers of each idempotent producer: enough to recognise a repeat and to refuse a
-gap.
+"""What the log remembers of each idempotent producer, to recognise duplicates and reject sequence
+gaps.
 
 * A producer's entry holds its epoch and its last five batches (Kafka keeps five: a client has at
   most five requests in flight). A batch with the same first and last sequence in the same epoch is
-  a repeat; one that does not follow the last is out of order; a lower epoch is fenced.
-* `check` and `check_run` change nothing; `take_data_batch` and `take_marker` trust what they are
-  given, because they also replay the log.
-* The first offset of a producer's open transaction is kept here too: the least of them is the last
+  a duplicate; one that does not follow the last is out of order; a lower epoch is fenced.
+* `check_sequence` and `find_duplicate_request` change nothing. `apply_data_batch` and
+  `apply_marker` do not validate, because they also replay the log.
+* The first offset of each producer's open transaction is kept here too; the smallest is the last
   stable offset.
-* A producer is forgotten after `producer.id.expiration.ms` without a batch, by a clock that never
-  jumps: a repeat of one that was forgotten too soon would be appended again. (Kafka goes by the
-  records' timestamps; a producer of old events would be forgotten at once.)
+* A producer expires after `producer.id.expiration.ms` without a batch, by a monotonic clock: if it
+  expired too soon, a duplicate would be appended. (Kafka uses the records' timestamps; a producer
+  of old events would expire at once.)
 
-Not thread-safe: the log's lock guards it.
+Not thread-safe: guarded by the log's lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProducerBatch(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """One producer, oldest batch first. A value: an update makes another."""
+    """One producer, oldest batch first. Immutable."""
 
     producer_id: int
     epoch: int
@@ -61,18 +61,18 @@ class Producer(NamedTuple):
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
-def check(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
+def check_sequence(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
     """The earlier copy of this batch, or None if it is new and in order.
 
-    Raises ProducerFenced, OutOfOrderSequence. An unknown producer may begin anywhere: its records
-    may all have expired (as in Kafka).
+    Raises ProducerFenced, OutOfOrderSequence. An unknown producer may start at any sequence: its
+    records may all have expired (as in Kafka).
     """
     if producer is None:
         return None
     if header.producer_epoch < producer.epoch:
         raise ProducerFenced(
             f"producer {header.producer_id} has epoch {producer.epoch}, "
-            f"the batch {header.producer_epoch}"
+            f"but the batch has epoch {header.producer_epoch}"
         )
     if header.producer_epoch > producer.epoch:
         if header.base_sequence != 0:
@@ -94,9 +94,12 @@ def _copy_of(producer: Producer, header: BatchHeader) -> ProducerBatch | None:
     return None
 
 
-def check_run(producer: Producer | None, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
-    """The earlier copy of a request's batches as one, if they are one producer's in a row and the
-    last of them is remembered: the others may not be, after a restart, or if there are many.
+def find_duplicate_request(
+    producer: Producer | None, headers: Sequence[BatchHeader]
+) -> ProducerBatch | None:
+    """The earlier copy of a request's batches as one, if they are consecutive batches of one
+    producer and the last of them is remembered. The others may not be, after a restart or if there
+    are many.
     """
     if producer is None or headers[-1].producer_epoch != producer.epoch:
         return None
@@ -106,12 +109,12 @@ def check_run(producer: Producer | None, headers: Sequence[BatchHeader]) -> Prod
     if last is None:
         return None
     first = _copy_of(producer, headers[0])
-    first_offset = first.first_offset if first else last.last_offset - offsets_of(headers) + 1
+    first_offset = first.first_offset if first else last.last_offset - offset_count(headers) + 1
     return last._replace(offset_delta=last.last_offset - first_offset)
 
 
-def offsets_of(headers: Sequence[BatchHeader]) -> int:
-    """How many offsets the batches take."""
+def offset_count(headers: Sequence[BatchHeader]) -> int:
+    """How many offsets the batches use."""
     if len(headers) == 1:
         return headers[0].last_offset_delta + 1
     return sum(header.last_offset_delta + 1 for header in headers)
@@ -128,14 +131,12 @@ def _follows(header: BatchHeader, following: BatchHeader) -> bool:
 def _out_of_order(header: BatchHeader, *, expected: int) -> OutOfOrderSequence:
     return OutOfOrderSequence(
         f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequence "
-        f"{header.base_sequence}, {expected} was expected"
+        f"{header.base_sequence}, but {expected} was expected"
     )
 
 
 def after_batch(producer: Producer | None, header: BatchHeader) -> Producer:
-    """The producer once one of its data batches is in the log. `header` holds the assigned
-    offset.
-    """
+    """The producer after one of its data batches was appended. `header` has the assigned offset."""
     batch = ProducerBatch(
         header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
     )
@@ -166,9 +167,9 @@ class ProducerStates:
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._producers: dict[int, Producer] = {}
-        self._seen_ms: dict[int, int] = {}  # when each was put here
-        self.end_offset = 0  # in a replay: what is below was already taken in
-        self.open_transactions: dict[int, int] = {}  # first offset by producer
+        self._seen_ms: dict[int, int] = {}  # time of the last `put`
+        self.end_offset = 0  # for replay: batches below it are applied
+        self.open_transactions: dict[int, int] = {}  # producer id -> first offset
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -187,15 +188,15 @@ class ProducerStates:
         elif self.open_transactions:
             self.open_transactions.pop(producer.producer_id, None)
 
-    def take_data_batch(self, header: BatchHeader) -> None:
-        """Take in a data batch that lies in the log."""
+    def apply_data_batch(self, header: BatchHeader) -> None:
+        """Apply a data batch that is in the log."""
         if header.producer_id >= 0:
             known = self._producers.get(header.producer_id)
             self.put(after_batch(known, header))
         self.end_offset = header.next_offset
 
-    def take_marker(self, header: BatchHeader, marker: EndMarker) -> AbortedTxn | None:
-        """Take in a commit or abort marker; the transaction that it aborts, if it had a record."""
+    def apply_marker(self, header: BatchHeader, marker: EndMarker) -> AbortedTxn | None:
+        """Apply a commit or abort marker; returns the aborted transaction, if it had a record."""
         self.end_offset = header.next_offset
         known = self._producers.get(header.producer_id)
         first_offset = known.transaction_first_offset if known else NO_TRANSACTION
@@ -217,13 +218,13 @@ class ProducerStates:
         return AbortedTxn(header.producer_id, first_offset, header.last_offset, stable)
 
     def first_unstable_offset(self) -> int | None:
-        """First offset of the oldest open transaction. The only thing asked for without the lock:
-        it goes through a copy, which is made in one step.
+        """First offset of the oldest open transaction. The only method that may be called without
+        the lock: it iterates over a copy, which is made atomically.
         """
         return min(tuple(self.open_transactions.values()), default=None)
 
     def expire(self, *, idle_ms: int) -> int:
-        """Forget producers idle for so long, except for those in a transaction; how many."""
+        """Forget producers idle for `idle_ms`, except those in a transaction; returns how many."""
         until_ms = self._clock() - idle_ms
         idle = [
             producer_id

@@ -1,12 +1,12 @@
-"""Deleting local segments: another name at once, unlinked a little later.
+"""Deleting local segments: renamed at once, unlinked later.
 
-* Only whole sealed segments from the start of the log go, oldest first, and none after one that
-  could not go. None before its seal was flushed: the snapshot behind it alone has its producers
-  then.
+* Only sealed segments at the start of the log are deleted, oldest first, and none after one that
+  could not be renamed. A segment must have been flushed with its seal: once it is gone, only the
+  snapshot at its end has its producers.
 * The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or files without
-  a log, which the next open unlinks. The `.log` of a replaced segment goes last: until then the
-  next open finishes the swap, and removes whatever is left of the old segment.
-* A reader that has the file open keeps it; one that comes later does not find it.
+  a log, which the next open unlinks. The `.log` of a replaced segment is renamed last: until then
+  the next open finishes the swap and removes what is left of the old segment.
+* A reader that has the file open keeps it; a later one does not find it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hot_tier.segment import Segment
 
 DELETED_IN_ORDER: Final = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
 REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)
-# Of the first one replaced: the producers before it are those before the new one.
+# The first replaced segment's snapshot stays: it is also that of the new segment.
 FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[1:]
 
 
@@ -40,16 +40,16 @@ class Reaper:
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._deleted: list[tuple[int, tuple[Path, ...]]] = []  # (when, the files)
+        self._deleted: list[tuple[int, tuple[Path, ...]]] = []  # (time, paths)
 
     def delete_before(self, before_offset: int) -> list[int]:
-        """Rename the segments that end at or below `before_offset`; their base offsets."""
+        """Rename the segments that end at or below `before_offset`; returns their base offsets."""
         state = self._state
         with state.lock:
-            if state.shut:
+            if state.closed:
                 return []
             items, count = state.segments.items, 0
-            while (  # the snapshot behind a segment is flushed with its seal
+            while (  # the snapshot at a segment's end is flushed with its seal
                 items[count].base_offset < state.flushed.base_offset
                 and items[count].end.next_offset <= before_offset
             ):
@@ -60,58 +60,59 @@ class Reaper:
             return [segment.base_offset for segment in items[:count]]
 
     def _delete_first(self, count: int) -> None:
-        """If one cannot be renamed, it and those after it stay: a hole would be damage."""
+        """If one cannot be renamed, it and all after it stay: a gap in the log would be damage."""
         state = self._state
         before = state.segments
         state.segments = before.from_number(count)
         state.folder_changed = True
         try:
             for segment in before.items[:count]:
-                self.set_aside(segment, DELETED_IN_ORDER)
+                self.rename_deleted(segment, DELETED_IN_ORDER)
         except OSError as error:
             left = (n for n, one in enumerate(before.items[:count]) if one.path(LOG).exists())
             state.segments = before.from_number(next(left, count))
             raise disk_error(state, error) from error
 
-    def set_aside(
+    def rename_deleted(
         self, segment: Segment, suffixes: Sequence[str], *, moved: dict[Path, Path] | None = None
     ) -> None:
-        """Rename these files of a segment that is no longer part of the log. Raises OSError.
+        """Rename these files of a segment that is no longer part of the log to `.deleted`. Raises
+        OSError.
 
-        `moved` gets the new path of each file.
+        `moved` receives the new path of each file.
         """
         state = self._state
         renamed = []
         for suffix in suffixes:
             path = segment.path(suffix)
             if path.exists():
-                aside = staged(path, DELETED)
-                state.disk.rename(path, aside)
-                renamed.append(aside)
+                deleted_path = staged(path, DELETED)
+                state.disk.rename(path, deleted_path)
+                renamed.append(deleted_path)
                 if moved is not None:
-                    moved[path] = aside
-            state.files.invalidate(path)  # last: what a reader opened until then is not kept open
+                    moved[path] = deleted_path
+            state.files.invalidate(path)  # last, so that nobody caches the old file after it
         self._deleted.append((state.monotonic_clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
-        """As in Kafka, epochs without any local record left go.
+        """Drop epochs without local records, as Kafka does.
 
-        On a full disk the next deletion does it: this one has to make room.
+        If the disk is full, this is left to the next deletion: the current one has to make room.
         """
         try:
-            self._state.epochs.cut_start(max(offset, self._state.log_start_offset))
+            self._state.epochs.truncate_from_start(max(offset, self._state.log_start_offset))
         except OSError as error:
             if not is_refusal(error):
                 raise disk_error(self._state, error) from error
 
     def reap(self, *, at_once: bool) -> int:
-        """Unlink what was deleted long enough ago; how many segments.
+        """Unlink files deleted long enough ago; returns how many segments.
 
-        Raises OSError, after all others went: what could not go waits for the next call.
+        Raises OSError after unlinking all others; the failed ones are retried by the next call.
         """
         state = self._state
         with state.lock:
-            if state.shut:
+            if state.closed:
                 return 0
             until_ms = state.monotonic_clock() - (
                 0 if at_once else state.config.file_delete_delay_ms

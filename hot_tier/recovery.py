@@ -1,7 +1,7 @@
-"""Opening a log after a crash; the table in `opening` says what is decided when.
+"""Recovering a log after a crash; the table in `log_loader` lists the cases.
 
-Every batch above the recovery point is checked, the file is cut at the first bad byte or refused,
-and the indexes are rebuilt.
+Every batch above the recovery point is verified, the file is truncated at the first bad byte or
+refused, and the indexes are rebuilt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState, Segments
 from hot_tier.producer_snapshots import load_newest, write_snapshot
 from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
-from hot_tier.replay import LateProducers, replay, take_batch
+from hot_tier.replay import DeferredProducers, apply_batch, replay
 from hot_tier.roll import open_active, resume_active
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.transaction_index import write_entries
@@ -33,7 +33,7 @@ REWRITE_CHUNK_BYTES: Final = 1 << 20
 
 @dataclass
 class RecoveryReport:
-    """What an open did beyond opening; for the broker's log."""
+    """What opening a log changed or checked; the broker logs it."""
 
     clean: bool
     checked_bytes: int = 0
@@ -47,7 +47,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What the data folder's checkpoints say of a log."""
+    """What the data folder's checkpoints say about a log."""
 
     clean: bool
     recovery_point: int
@@ -65,7 +65,7 @@ class Recovery:
         self._state, self._folder, self._report = state, folder, report
         self._recovery_point, self._flushed_end = request.recovery_point, request.flushed_end
         self._rewrite = folder.went_offline
-        self._late = LateProducers(state)
+        self._deferred = DeferredProducers(state)
 
     def run(self) -> None:
         state = self._state
@@ -85,21 +85,21 @@ class Recovery:
         replay(state, state.producers, end_offset=items[first].base_offset)
         if first:
             self._write_snapshot(items[first].base_offset)
-        state.epochs.cut_end(items[first].base_offset)
+        state.epochs.truncate_from_end(items[first].base_offset)
         self._recover_all(items[first:])
         state.disk.sync_folder(state.folder)
 
     def _finish_seal(self, segment: Segment) -> None:
-        """If a segment ends at the recovery point, trimming its indexes and cutting off what was
-        preallocated after its records may not have been synced, or may not have happened at all.
+        """For a segment that ends at the recovery point, trimming its indexes and truncating
+        preallocated space may not have been synced, or may not have happened at all.
         """
-        plan = IndexBuilder(
+        builder = IndexBuilder(
             segment.base_offset, interval_bytes=self._state.config.index_interval_bytes
         )
         position, next_offset = 0, segment.base_offset
         try:
             for header in segment.headers(self._state.files):
-                plan.take(header, position=header.position)
+                builder.add(header, position=header.position)
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             if next_offset < segment.end.next_offset:
@@ -107,8 +107,8 @@ class Recovery:
             self._truncate(segment, position, reason=bad.detail)
             segment.end = SegmentEnd(position, next_offset)
         self._sync_log(segment)
-        plan.add_time_entry()
-        write_indexes(self._state, segment, plan)
+        builder.add_time_entry()
+        write_indexes(self._state, segment, builder)
 
     def _recover_all(self, items: tuple[Segment, ...]) -> None:
         for number, segment in enumerate(items):
@@ -116,76 +116,78 @@ class Recovery:
             if number:
                 self._write_snapshot(segment.base_offset)
             limit = None if is_last else items[number + 1].base_offset
-            plan, cut = self._check(segment, limit)
+            builder, cut = self._check(segment, limit)
             if is_last or cut:
                 self._drop(items[number + 1 :])
-                self._activate(segment, plan)
+                self._activate(segment, builder)
                 return
-            write_indexes(self._state, segment, plan)
+            write_indexes(self._state, segment, builder)
             self._sync_log(segment)
 
     def _write_snapshot(self, offset: int) -> None:
-        """Replaces one that is there, too: nobody knows whether it was synced."""
+        """Also replaces an existing one, which may not have been synced."""
         write_snapshot(self._state, offset, sync=True)
         self._folder.snapshots.add(offset)
 
     def _check(self, segment: Segment, limit: int | None) -> tuple[IndexBuilder, bool]:
-        """Check every batch; gives their indexes, and whether the file was cut."""
+        """Verify every batch; returns the index entries and whether the file was truncated."""
         state = self._state
-        plan = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+        builder = IndexBuilder(
+            segment.base_offset, interval_bytes=state.config.index_interval_bytes
+        )
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
         log = segment.log_reader(state.files)
         try:
             for piece in BatchesInOrder(segment, log, limit=limit):
                 if isinstance(piece, PlacedRun):
-                    self._take_run(plan, piece)
+                    self._add_run(builder, piece)
                     position, next_offset = piece.end_position, piece.run.next_offset
                     continue
                 header = piece.header
                 self._check_overlap(segment, header, limit)
-                if (abort := self._take(plan, piece)) is not None:
+                if (abort := self._add(builder, piece)) is not None:
                     aborted.append(abort)
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
-        self._late.take_in()
+        self._deferred.apply()
         if not reason and limit is not None and self._tail_is_lost(next_offset, limit):
-            reason = f"the segment ends in offset {next_offset - 1}, the next begins at {limit}"
+            reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
         self._report.checked_bytes += position
         if reason:
             self._cut(segment, position, next_offset=next_offset, reason=reason)
-        # A whole segment ends where the next begins, though compaction may have taken its last
-        # records.
+        # A complete segment ends where the next begins, even if compaction removed its last batch.
         end_offset = next_offset if reason or limit is None else limit
         segment.end = SegmentEnd(position, end_offset)
         write_entries(segment, aborted, disk=state.disk)
         if limit is not None and not reason:
-            plan.add_time_entry()
-        segment.largest = plan.largest
-        return plan, bool(reason)
+            builder.add_time_entry()
+        segment.largest = builder.largest
+        return builder, bool(reason)
 
-    def _take_run(self, plan: IndexBuilder, placed: PlacedRun) -> None:
+    def _add_run(self, builder: IndexBuilder, placed: PlacedRun) -> None:
         run = placed.run
-        plan.take_run(run, position=placed.position)
-        self._state.epochs.note(run.leader_epoch, run.base_offset)
-        self._late.note(run)
+        builder.add_run(run, position=placed.position)
+        self._state.epochs.assign_in_memory(run.leader_epoch, run.base_offset)
+        self._deferred.add(run)
 
-    def _take(self, plan: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
+    def _add(self, builder: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
         header = checked.header
-        plan.take(header, position=header.position)
-        self._state.epochs.note(header.leader_epoch, header.base_offset)
+        builder.add(header, position=header.position)
+        self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
         data = b""
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
-        self._late.take_in()
-        return take_batch(self._state.producers, header, data)
+        self._deferred.apply()
+        return apply_batch(self._state.producers, header, data)
 
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
         """Whether a segment lacks its end: a crash can keep a later file and lose the end of an
         earlier one.
 
-        Compaction leaves such gaps too, but only in what was flushed, and never at the log's end.
+        Compaction leaves such gaps too, but only in what was flushed, and never at the end of the
+        log.
         """
         if next_offset >= limit or limit <= self._flushed_end:
             return False
@@ -196,7 +198,7 @@ class Recovery:
         return any(self._has_records(one) for one in items if one.base_offset >= offset)
 
     def _has_records(self, segment: Segment) -> bool:
-        """Whether it begins with a good batch."""
+        """Whether it begins with a valid batch."""
         log = segment.log_reader(self._state.files)
         with suppress(CorruptBatch):
             return next(checked_batches(log, end=segment.end.size_bytes), None) is not None
@@ -205,8 +207,8 @@ class Recovery:
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
         if limit is not None and header.last_offset >= limit:
             raise CorruptDataError(
-                f"ends in offset {header.last_offset}, but another segment begins at {limit}; "
-                "move one of the two away, or restore the partition from the bucket "
+                f"ends at offset {header.last_offset}, but another segment begins at {limit}; "
+                "move one of the two files away, or restore the partition from the bucket "
                 "(`tierlog storage restore`)",
                 file=str(segment.path(LOG)),
                 position=header.position,
@@ -216,9 +218,9 @@ class Recovery:
         path = segment.path(LOG)
         if next_offset < self._flushed_end:
             raise CorruptBatch(
-                f"{reason}; everything below offset {self._flushed_end} had been flushed, so "
-                "this is not what a crash leaves, and cutting here would lose records: "
-                "`tierlog storage repair` shows what can be done",
+                f"{reason}; everything below offset {self._flushed_end} was flushed, so a crash "
+                "does not explain this, and truncating here would lose records: "
+                "`tierlog storage repair` shows the options",
                 file=str(path),
                 position=position,
                 offset=next_offset,
@@ -236,27 +238,27 @@ class Recovery:
             os.close(fd)
 
     def _drop(self, items: tuple[Segment, ...]) -> None:
-        """Remove the segments after a cut: what they continue is gone."""
+        """Remove the segments after a truncated one: the log cannot continue there."""
         for segment in items:
             self._report.removed_segments.append(segment.base_offset)
             self._report.cut_bytes += segment.end.size_bytes
             self._folder.remove_segment(segment.base_offset)
-            self._state.files.invalidate(segment.name(LOG))  # another may get the name
+            self._state.files.invalidate(segment.name(LOG))  # a new segment may get the name
         state = self._state
         kept = tuple(one for one in state.segments.items if one not in items)
         state.segments = Segments.of(kept)
 
-    def _activate(self, segment: Segment, plan: IndexBuilder) -> None:
+    def _activate(self, segment: Segment, builder: IndexBuilder) -> None:
         state = self._state
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))
-        state.active = open_active(state, segment, bytes_since_entry=plan.bytes_since_entry)
-        state.active.restore_indexes(*plan.images())
+        state.active = open_active(state, segment, bytes_since_entry=builder.bytes_since_entry)
+        state.active.restore_indexes(*builder.images())
         resume_active(state)
         self._sync_log(segment)
 
     def _sync_log(self, segment: Segment) -> None:
-        """Flush the bytes; rewrite them first if the page cache cannot be trusted."""
+        """Sync the bytes; rewrite them first if the page cache cannot be trusted."""
         fd = self._state.disk.open(segment.path(LOG), os.O_RDWR)
         try:
             if self._rewrite:
@@ -266,8 +268,8 @@ class Recovery:
             os.close(fd)
 
     def _rewrite_bytes(self, fd: int, size_bytes: int) -> None:
-        """Write the same bytes to the same places: pages that a failed sync left clean become dirty
-        again.
+        """Write the same bytes to the same positions, so that pages that a failed sync left clean
+        become dirty again.
         """
         for position in range(0, size_bytes, REWRITE_CHUNK_BYTES):
             data = os.pread(fd, min(REWRITE_CHUNK_BYTES, size_bytes - position), position)

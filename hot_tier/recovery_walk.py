@@ -1,10 +1,10 @@
-"""The good batches of a `.log` file whose end is not trusted, in order, from its start.
+"""The valid batches of a `.log` file whose end is not trusted, in order from its start.
 
-* Runs of plain batches come as columns (`header_run`), one from the front of each chunk that was
-  read; what is not plain comes batch by batch. Both were checked: whole, checksum, offsets that
-  rise.
+* Runs of plain batches come as columns (`header_run`), at most one from the start of each chunk;
+  other batches come one by one. Both are verified: complete, checksum, increasing offsets.
 * The base offset has no checksum: a batch that leaves a gap is trusted only if the next one
-  continues from it. If the next one continues from before the gap, the one with the gap is bad.
+  continues from it. If the next one continues from before the gap, the batch that left the gap is
+  corrupt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class PlacedRun(NamedTuple):
-    """A run, and where in the file its buffer begins."""
+    """A run, and the position of its buffer in the file."""
 
     position: int
     run: HeaderRun
@@ -37,10 +37,10 @@ Piece = PlacedRun | CheckedBatch
 
 
 class BatchesInOrder:
-    """Iterate once. Raises CorruptBatch after the last good batch."""
+    """Can be iterated once. Raises CorruptBatch after the last valid batch."""
 
     def __init__(self, segment: Segment, log: FileReader, *, limit: int | None) -> None:
-        """`limit`: the next segment begins there; runs end below it."""
+        """`limit`: the base offset of the next segment; runs end below it."""
         self._log, self._end = log, segment.end.size_bytes
         self._next_offset = segment.base_offset
         self._last_offset = segment.base_offset + MAX_RELATIVE_OFFSET
@@ -100,6 +100,6 @@ class BatchesInOrder:
         if header.base_offset < self._next_offset:
             if self._leaves_gap:
                 self._held = None
-            raise CorruptBatch(f"offset {header.base_offset} comes after {self._next_offset - 1}")
+            raise CorruptBatch(f"offset {header.base_offset} follows {self._next_offset - 1}")
         if header.last_offset > self._last_offset:
-            raise CorruptBatch(f"offset {header.last_offset} does not fit the segment")
+            raise CorruptBatch(f"offset {header.last_offset} is out of the segment's range")

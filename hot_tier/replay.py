@@ -1,4 +1,4 @@
-"""Producer state from the batches of a log, as appending them made it."""
+"""Rebuilding producer state from the batches of a log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from record_format.index_layouts import AbortedTxn
 
 
 def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:
-    """Take in the batches in [states.end_offset, end_offset) by their headers; the transactions
-    that they abort.
+    """Apply the batches in [states.end_offset, end_offset) by their headers; returns the
+    transactions that they abort.
     """
     segments, aborted = state.segments, []
     number = max(segments.number_of(states.end_offset), 0)
@@ -23,36 +23,36 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
         for header in segment.headers(state.files):
             if states.end_offset <= header.base_offset < end_offset:
                 data = log.read(header.size_bytes, header.position) if header.is_control else b""
-                if (abort := take_batch(states, header, data)) is not None:
+                if (abort := apply_batch(states, header, data)) is not None:
                     aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)
     return aborted
 
 
-def take_batch(states: ProducerStates, header: BatchHeader, data: bytes) -> AbortedTxn | None:
-    """Take in one batch; `data` is its bytes if it is a control batch. Returns the transaction that
+def apply_batch(states: ProducerStates, header: BatchHeader, data: bytes) -> AbortedTxn | None:
+    """Apply one batch; `data` is its bytes if it is a control batch. Returns the transaction that
     it aborts.
     """
     if not header.is_control:
-        states.take_data_batch(header)
+        states.apply_data_batch(header)
         return None
     marker = end_marker_of(data, parse_header(data))
     if marker is None:
         states.end_offset = header.next_offset
         return None
-    return states.take_marker(header, marker)
+    return states.apply_marker(header, marker)
 
 
-class LateProducers:
-    """The producers of a log from runs of batches, taken in late: only the last batches of each,
-    whatever came before them.
+class DeferredProducers:
+    """Producers from runs of batches, applied late: only the last batches of each producer matter,
+    whatever came before.
     """
 
     def __init__(self, state: LogState) -> None:
         self._state = state
         self._headers: dict[int, list[bytes]] = {}
 
-    def note(self, run: HeaderRun) -> None:
+    def add(self, run: HeaderRun) -> None:
         headers = self._headers
         for producer_id, newer in run.remembered.items():
             older = headers.get(producer_id)
@@ -61,12 +61,12 @@ class LateProducers:
             headers[producer_id] = newer
         self._state.producers.end_offset = run.next_offset
 
-    def take_in(self) -> None:
-        """Take them in, before anything else is done with the states."""
+    def apply(self) -> None:
+        """Apply them; required before any other change to the states."""
         states = self._state.producers
         end_offset = states.end_offset
         for own in self._headers.values():
             for header in own:
-                states.take_data_batch(parse_header(header))
+                states.apply_data_batch(parse_header(header))
         states.end_offset = end_offset
         self._headers.clear()

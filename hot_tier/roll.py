@@ -1,9 +1,9 @@
-"""From one active segment to the next.
+"""Rolling the log: from one active segment to the next.
 
-* The new files are created before the old segment is touched: if the disk has no room, the old one
-  stays active and whole.
-* The sealed segment's bytes are flushed with the next flush, together with its indexes, the
-  snapshot and the folder's names; only then may anybody treat it as durable.
+* The new files are created before the old segment is touched: if the disk is full, the old one
+  stays active and complete.
+* The next flush makes the sealed segment's bytes durable, together with its indexes, the snapshot
+  and the folder's names; only then may anyone treat it as durable.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from record_format.errors import TierlogError
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
-    """Make the files of an empty segment. Raises OSError, with nothing left behind."""
+    """Create the files of an empty segment. Raises OSError and leaves nothing behind."""
     segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
-    # Set from the start: a look-up would note what it finds, maybe only after the first append.
+    # Set here: a concurrent look-up would store what it found before the first append.
     segment.largest = LargestTimestamp(NO_TIMESTAMP, base_offset)
     try:
         active = open_active(state, segment)
@@ -42,7 +42,7 @@ def open_active(
     time_image: bytes = b"",
     bytes_since_entry: int = 0,
 ) -> ActiveSegment:
-    """The write side of a segment as the log's configuration wants it. Raises OSError."""
+    """Open a segment for writing, with the log's configuration. Raises OSError."""
     return ActiveSegment(
         segment,
         config=state.config,
@@ -56,25 +56,26 @@ def open_active(
 
 
 def resume_active(state: LogState) -> None:
-    """Let the active segment of a log that was just opened go on. Raises CorruptBatch."""
+    """Continue the active segment of a log that was just opened. Raises CorruptBatch."""
     segment = state.active.segment
     first_timestamp = segment.first_timestamp(state.files)
     state.active.resume(first_timestamp, age_ms=_age_ms(state, segment, first_timestamp))
 
 
 def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> int:
-    """For how long a segment has had records, as far as a start can tell: a roll that is due must
-    not be put off by restarts.
+    """How long a segment has had records, as far as can be told after a restart; otherwise every
+    restart would postpone a due roll.
 
-    Its first record came when it says, if that is between the begin of the segment and its last
-    write. It was begun after the last write of the one before it. Where that has left the disk, the
-    producers' snapshot was written then, and recovery leaves it; else the partition's metadata.
+    Its first record's own timestamp counts if it lies between the creation of the segment and the
+    last write to it. The segment was created after the last write to its predecessor; if that is
+    gone from the disk, when the producer snapshot at its base offset was written (recovery keeps
+    it), or else the partition's metadata.
     """
-    before = [one.path(LOG) for one in state.segments.items[-2:-1]]
-    marks = (*before, segment.path(SNAPSHOT), state.folder / PARTITION_METADATA)
+    predecessor = [one.path(LOG) for one in state.segments.items[-2:-1]]
+    marks = (*predecessor, segment.path(SNAPSHOT), state.folder / PARTITION_METADATA)
     last_ms = _modified_ms(segment.path(LOG))
-    begun_ms = next((_modified_ms(path) for path in marks if path.exists()), last_ms)
-    first_ms = max(first_timestamp or NO_TIMESTAMP, begun_ms)
+    created_ms = next((_modified_ms(path) for path in marks if path.exists()), last_ms)
+    first_ms = max(first_timestamp or NO_TIMESTAMP, created_ms)
     return max(0, state.clock() - min(first_ms, last_ms))
 
 
@@ -88,9 +89,9 @@ def _remove(state: LogState, segment: Segment) -> None:
 
 
 def roll(state: LogState) -> None:
-    """Seal the active segment and open another at the log's end; an empty one stays.
+    """Seal the active segment and open the next at the log's end; does nothing if it is empty.
 
-    Call under the lock. Raises DiskFull (nothing changed), LogOfflineError.
+    Called under the lock. Raises DiskFull (nothing changed), LogOfflineError.
     """
     state.check_open()
     old = state.active
@@ -114,7 +115,7 @@ def roll(state: LogState) -> None:
 
 
 def disk_error(state: LogState, error: OSError) -> TierlogError:
-    """What a failed system call means: no room, or the log goes offline."""
+    """The error for a failed system call: DiskFull, or the log goes offline."""
     if is_refusal(error):
         return refusal(state.name, error)
     return state.go_offline(error)

@@ -1,15 +1,15 @@
-"""What is still good in a sealed segment that rotted, and the segment without the rest.
+"""What is still valid in a corrupt sealed segment, and the segment without the rest.
 
-* A batch counts if its checksum holds and its offsets are possible: above the batch before it,
+* A batch counts if its checksum is valid and its offsets are possible: above the batch before it,
   below the next segment. The base offset has no checksum: of two batches that contradict each
-  other, the one counts from which the batch after it continues.
-* After a bad batch, the next is where its length says. If none is there, the bytes are searched for
-  a good one that is followed by another or by the end of the file: a batch may also be a record of
-  another.
-* What is lost is replaced by a batch without records that spans its offsets, as compaction leaves
-  them: no offset is assigned again, and readers skip it. The offsets of a lost file are treated
-  alike: the segment before it takes them in.
-* What the disk cannot read counts as bad.
+  other, the one counts from which the next batch continues.
+* After a corrupt batch, the next is where its length says. If none is there, the bytes are searched
+  for a valid one that is followed by another or by the end of the file: a batch may also be the
+  value of a record in another.
+* Lost batches are replaced by an empty batch that spans their offsets, as compaction leaves them:
+  no offset is assigned again, and readers skip it. The offsets of a lost file are treated alike, at
+  the end of the segment before it.
+* What the disk cannot read counts as corrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
-from hot_tier.cleaned_segment import CleanedSegment, rewriting
+from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
 from hot_tier.file_names import LOG
 from hot_tier.log_state import LogState
 from hot_tier.open_files import FileReader
@@ -38,8 +38,8 @@ MAGIC_POSITION: Final = 16
 
 
 class LostRange(NamedTuple):
-    """Offsets [start_offset, end_offset), lost with `size_bytes` bad bytes at `position`; the range
-    is empty if the bytes stood for no offset of their own.
+    """Offsets [start_offset, end_offset), lost with `size_bytes` corrupt bytes at `position`. The
+    range is empty if the bytes had no offsets of their own.
     """
 
     start_offset: int
@@ -53,8 +53,8 @@ class LostRange(NamedTuple):
 
 
 class SalvageScan:
-    """Goes through one sealed segment, once, of `size_bytes`, with offsets [start_offset,
-    end_offset). Raises OSError.
+    """One pass over a sealed segment of `size_bytes` with offsets [start_offset, end_offset).
+    Raises OSError.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SalvageScan:
         self._reaches_end = reaches_end
 
     def __iter__(self) -> Iterator[CheckedBatch | LostRange]:
-        """The batches that count, and what is lost between them, in order."""
+        """The batches that count, and the lost ranges between them, in order."""
         position, low = 0, self._start
         for batch in self._ordered():
             header = batch.header
@@ -83,7 +83,7 @@ class SalvageScan:
             yield LostRange(low, self._limit, position, self._end_position - position)
 
     def _ordered(self) -> Iterator[CheckedBatch]:
-        """Those whose offsets rise."""
+        """Those with increasing offsets."""
         held: CheckedBatch | None = None
         low = self._start
         batches = self._in_range()
@@ -94,7 +94,9 @@ class SalvageScan:
             if held is not None and first >= held.header.next_offset:
                 yield held
                 low, held = held.header.next_offset, batch
-            elif first >= low and (held is None or _goes_on(batch, following, instead_of=held)):
+            elif first >= low and (
+                held is None or _is_confirmed(batch, following, instead_of=held)
+            ):
                 held = batch
         if held is not None:
             yield held
@@ -108,39 +110,41 @@ class SalvageScan:
                     if self._is_in_range(batch):
                         yield batch
             except CorruptBatch:
-                position = self._behind(position)
+                position = self._next_batch_after(position)
 
     def _is_in_range(self, batch: CheckedBatch) -> bool:
         return self._start <= batch.header.base_offset and batch.header.last_offset < self._limit
 
-    def _behind(self, position: int) -> int:
-        """Where the next batch begins, after the bad bytes at `position`; the end if there is
+    def _next_batch_after(self, position: int) -> int:
+        """Where the next batch begins after corrupt bytes at `position`; the end if there is
         none.
         """
         with suppress(CorruptBatch):
             size = min(HEADER_SIZE, self._end_position - position)
             end = parse_header(self._log.read(size, position), at=position).end_position
-            if end == self._end_position or self._at(end) is not None:
+            if end == self._end_position or self._batch_at(end) is not None:
                 return end
         for found in self._candidates(position + 1):
-            batch = self._at(found)
+            batch = self._batch_at(found)
             if batch is not None and self._is_followed(batch):
                 return found
         return self._end_position
 
     def _is_followed(self, batch: CheckedBatch) -> bool:
         end = batch.header.end_position
-        return end == self._end_position or self._at(end) is not None
+        return end == self._end_position or self._batch_at(end) is not None
 
-    def _at(self, position: int) -> CheckedBatch | None:
-        """The batch there, if it is good."""
+    def _batch_at(self, position: int) -> CheckedBatch | None:
+        """The batch there, if it is valid."""
         with suppress(CorruptBatch):
             batch = one_large_batch(self._log, position, end=self._end_position)
             return batch if self._is_in_range(batch) else None
         return None
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """Where bytes look like the base offset and the magic of a batch of the segment."""
+        """Positions whose bytes look like the base offset and the magic of a batch of this
+        segment.
+        """
         first, last = self._start.to_bytes(8, "big"), (self._limit - 1).to_bytes(8, "big")
         same = next((n for n in range(8) if first[n] != last[n]), 8)
         prefix = first[:same]
@@ -157,10 +161,10 @@ class SalvageScan:
 def fill_lost_ranges(
     pieces: Iterable[CheckedBatch | LostRange], *, epoch_of: Callable[[int], int | None]
 ) -> Iterator[Compacted]:
-    """The batches that count, and an empty one for each range of offsets that is lost."""
+    """The batches that count, and an empty batch for each range of lost offsets."""
     for piece in pieces:
         if isinstance(piece, CheckedBatch):
-            header = piece.at_start_of_chunk()
+            header = piece.header_in_chunk()
             body = memoryview(piece.chunk)[header.position : header.end_position]
             yield Compacted(header, body)
         elif piece.spans_offsets:
@@ -168,10 +172,10 @@ def fill_lost_ranges(
             yield empty_batch(piece.start_offset, piece.end_offset, leader_epoch=epoch)
 
 
-def _goes_on(
+def _is_confirmed(
     batch: CheckedBatch, following: CheckedBatch | None, *, instead_of: CheckedBatch
 ) -> bool:
-    """Whether the next batch shows that this one is right, and the held one is not."""
+    """Whether the batch after it shows that this one is right and the held one is not."""
     if following is None:
         return False
     first = following.header.base_offset
@@ -180,7 +184,7 @@ def _goes_on(
 
 
 class Salvage:
-    """One sealed segment. `reaches_end`: what is missing up to the next segment is lost too."""
+    """One sealed segment. `reaches_end`: offsets missing up to the next segment are lost too."""
 
     def __init__(
         self, state: LogState, reaper: Reaper, segment: Segment, *, reaches_end: bool
@@ -200,19 +204,19 @@ class Salvage:
         )
 
     def lost_ranges(self) -> list[LostRange]:
-        """What is bad; nothing if all is good. Raises OSError."""
+        """What is corrupt; empty if nothing is. Raises OSError."""
         return [piece for piece in self._pieces() if isinstance(piece, LostRange)]
 
     def rewrite(self) -> None:
-        """Replace the segment by one without the lost parts. See that nobody reads its files by
-        path meanwhile.
+        """Replace the segment by one without the lost batches. The caller makes sure that nobody
+        reads its files by path meanwhile.
 
-        Raises UnknownSegment if it went meanwhile, Throttled (a compaction), CorruptIndex,
-        DiskFull, LogOfflineError.
+        Raises UnknownSegment if it was deleted meanwhile, Throttled (a compaction is in progress),
+        CorruptIndex, DiskFull, LogOfflineError.
         """
         state, segment = self._state, self._segment
         try:
-            with rewriting(state, segment.base_offset) as cleaned:
+            with new_cleaned_segment(state, segment.base_offset) as cleaned:
                 modified_ns = segment.path(LOG).stat().st_mtime_ns
                 aborted, end_offset = read_entries(segment), segment.end.next_offset
                 self._write(cleaned)

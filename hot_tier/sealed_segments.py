@@ -1,10 +1,10 @@
-"""A log's sealed segments: taking their files, and replacing them.
+"""A log's sealed segments: reading their files, and replacing them.
 
-* `lock` is held while files are read by the paths that `files` gave (an upload, a repair), and
-  around each replacement; the log's own lock is taken inside it, never the other way round.
-* A look at a segment takes no lock: a look-up is retried if a swap overlapped it (`seqlock`).
-* The bucket follows a replacement later. Until that has been noted (`mirrored`), it may hold what
-  was there before.
+* Callers hold `lock` while they read files by the paths from `files` (an upload, a repair), and
+  around each replacement. The log's own lock is taken inside it, never the other way round.
+* Look-ups take no lock: they are retried if a swap overlapped them (`seqlock`).
+* The bucket is updated some time after a replacement. Until then (`mirrored`) it may hold the old
+  segments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hot_tier.index_rebuild import rebuild_indexes
 from hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
 from hot_tier.prepend import prepend_segment
-from hot_tier.producer_snapshots import mend_snapshot
+from hot_tier.producer_snapshots import ensure_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.salvage import Salvage
 from hot_tier.segment import Segment
@@ -38,7 +38,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class SealedSegments:
-    """See the module. Thread-safe. Of one `PartitionLog`."""
+    """See the module. Thread-safe. One per `PartitionLog`."""
 
     def __init__(self, state: LogState, reaper: Reaper) -> None:
         self._state, self._reaper = state, reaper
@@ -52,11 +52,11 @@ class SealedSegments:
             raise UnknownSegment(f"{self._state.name} has no sealed segment {base_offset}")
         return segments.items[number]
 
-    # --- taking what is there ---------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def crc32c(self, base_offset: int) -> int:
-        """CRC-32C of a `.log`; reads it whole the first time. Raises UnknownSegment, OffsetTrimmed
-        (both: it went), CorruptDataError.
+        """CRC-32C of a `.log`; reads all of it the first time. Raises UnknownSegment or
+        OffsetTrimmed (it was deleted), CorruptDataError.
         """
         return read_consistently(self._state, lambda: self._crc32c(self._find(base_offset)))
 
@@ -71,7 +71,7 @@ class SealedSegments:
         return segment.crc32c
 
     def open(self, base_offset: int) -> OpenedSegment:
-        """A segment's bytes, open. Raises as `crc32c`."""
+        """A segment's bytes, with the file open. Raises as `crc32c`."""
         return read_consistently(self._state, lambda: self._open(self._find(base_offset)))
 
     def _open(self, segment: Segment) -> OpenedSegment:
@@ -79,7 +79,9 @@ class SealedSegments:
         return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
 
     def try_open(self, base_offset: int) -> OpenedSegment | None:
-        """The same, if its file is open and its checksum known, without waiting for the disk."""
+        """As `open`, if the file is open and its checksum known; None if the disk would be
+        needed.
+        """
         try:
             return read_consistently(
                 self._state, lambda: self._try_open(base_offset), blocking=False
@@ -98,16 +100,16 @@ class SealedSegments:
         return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
 
     def files(self, base_offset: int) -> SegmentFiles:
-        """What an upload needs of a flushed segment: paths, to be read under `lock`.
+        """The files of a flushed segment for an upload, to be read by path under `lock`.
 
-        Raises UnknownSegment if it is not sealed and flushed, or was deleted, LogOfflineError
-        where the log was closed.
+        Raises UnknownSegment if it is not sealed and flushed, or was deleted; LogOfflineError if
+        the log was closed.
         """
         return read_consistently(self._state, lambda: self._files(base_offset))
 
     def _files(self, base_offset: int) -> SegmentFiles:
         state = self._state
-        state.check_shut()
+        state.check_not_closed()
         segment = self._find(base_offset)
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
@@ -123,27 +125,27 @@ class SealedSegments:
             index=segment.path(OFFSET_INDEX),
             timeindex=segment.path(TIME_INDEX),
             txnindex=transactions,
-            snapshot=mend_snapshot(state, segment.end.next_offset),
+            snapshot=ensure_snapshot(state, segment.end.next_offset),
         )
 
     def _check_indexes(self, segment: Segment) -> None:
-        """Make sure that all that is uploaded fits the log; a bad index is rebuilt first."""
+        """Make sure that everything uploaded matches the log; a bad index is rebuilt first."""
         try:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):
             rebuild_indexes(self._state, segment)
-        largest_timestamp(self._state, segment)  # looked up in the log, which may have been lost
+        largest_timestamp(self._state, segment)  # compares it with the log
 
     def gap_after(self, base_offset: int) -> Gap | None:
-        """Behind a segment. Raises UnknownSegment, OffsetTrimmed (both: it went)."""
+        """See `segment_gaps`. Raises UnknownSegment or OffsetTrimmed (it was deleted)."""
         return read_consistently(
             self._state, lambda: gap_after(self._state, self._find(base_offset))
         )
 
-    # --- putting others in their place ------------------------------------------------------------
+    # --- replacing --------------------------------------------------------------------------------
 
     def cleanable(self, checkpoint: int | None) -> Cleanable:
-        """What compaction may work on now; `checkpoint` is how far it got before."""
+        """What compaction may work on now; `checkpoint` is where the last round ended."""
         now_ms = self._state.clock()
         return read_consistently(
             self._state, lambda: find_cleanable(self._state, checkpoint, now_ms=now_ms)
@@ -154,37 +156,37 @@ class SealedSegments:
     ) -> CleanedRound:
         """One round of compaction; see `cleaner`. One at a time.
 
-        Raises Interrupted, Throttled (nothing is lost), CorruptDataError, DiskFull,
+        Raises Interrupted or Throttled (nothing is lost), CorruptDataError, DiskFull,
         LogOfflineError.
         """
         return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
 
     def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
-        """A segment, to remove what is bad in it. Raises UnknownSegment."""
+        """Repair of a segment with corrupt batches; see `salvage`. Raises UnknownSegment."""
         segment = self._find(base_offset)
         return Salvage(self._state, self._reaper, segment, reaches_end=reaches_end)
 
     def prepend(self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int) -> bool:
-        """Put a segment that came back from the other tier in front of the first one; see
+        """Put a segment that was brought back from the other tier before the first one; see
         `prepend`.
         """
         return prepend_segment(self._state, files, epochs=epochs, crc32c=crc32c)
 
-    # --- whether the bucket followed --------------------------------------------------------------
+    # --- mirroring to the bucket ------------------------------------------------------------------
 
     @property
     def swap_sequence(self) -> int:
-        """If it did not change between two looks, both saw the same segments."""
+        """If it is even and the same before and after two look-ups, both saw the same segments."""
         return self._state.swap_sequence
 
     @property
     def mirrored(self) -> bool:
-        """Whether the bucket has followed every replacement, as far as was noted."""
+        """Whether the bucket is known to reflect every replacement."""
         return not self._state.unmirrored
 
     def mark_mirrored(self, *, swap_sequence: int) -> None:
-        """Record that the bucket reflects every swap up to `swap_sequence`; no effect if there was
-        another since. Losing the record costs one comparison.
+        """Record that the bucket reflects all swaps, unless `swap_sequence` has changed since. If
+        the record is lost, the segments are compared with the bucket once more.
         """
         state = self._state
         with state.lock:

@@ -1,15 +1,15 @@
-"""One segment: a run of batches in one file, its two sparse indexes, and what is known about it.
+"""One segment: consecutive batches in one file, its two sparse indexes, and what is known about it.
 
-* A sealed segment is only facts and a name: it has no descriptor and no index of its own. Ten
-  thousand of them cost little more than their file names; descriptors and images of indexes that
-  are being read are in `OpenFiles`, within its limits.
+* A sealed segment holds only metadata, no descriptor and no index, so that ten thousand of them
+  cost little more than their file names. `OpenFiles` keeps a bounded number of descriptors and
+  cached indexes for those being read.
 * `end` is one value (size and next offset together), replaced after the bytes were written: a
-  reader takes it once and never sees a batch half written.
-* Index semantics are Kafka's. An offset index entry is made before a batch when more than
-  `index.interval.bytes` came since the last entry; it holds the batch's LAST offset and the
-  position where the batch starts. If the largest timestamp so far has grown, a time index entry
-  goes with it: that timestamp, and the last offset of the batch that brought it. The last time
-  entry of a sealed segment is its largest timestamp.
+  reader takes it once and never sees a partial batch.
+* Index semantics are Kafka's. A batch gets an offset index entry when more than
+  `index.interval.bytes` were appended since the last entry; the entry holds the batch's LAST offset
+  and the position where the batch starts. If the largest timestamp so far has grown, a time index
+  entry is added with it: that timestamp and the last offset of the batch that has it. The last time
+  index entry of a sealed segment is its largest timestamp.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ MAX_SEGMENT_BYTES: Final = 2**31 - 1
 
 
 class SegmentEnd(NamedTuple):
-    """Where a segment ends: bytes of its `.log`, and the offset that comes next."""
+    """Where a segment ends: the size of its `.log` and its next offset."""
 
     size_bytes: int
     next_offset: int
 
 
 class LargestTimestamp(NamedTuple):
-    """The largest timestamp of a segment and the last offset of the batch that brought it."""
+    """The largest timestamp of a segment and the last offset of the batch that has it."""
 
     timestamp: int
     offset: int
 
 
 class Segment:
-    """Facts. `offsets` and `times` are there while the segment is active."""
+    """Metadata of a segment. `offsets` and `times` are set while it is active."""
 
     __slots__ = (
         "_folder_name",
@@ -86,17 +86,17 @@ class Segment:
         return path_of(self.folder, self.base_offset, suffix)
 
     def name(self, suffix: str) -> str:
-        """As `path`, and cheaper."""
+        """As `path`, but a string, and cheaper."""
         return _name(self._folder_name, self.base_offset, suffix)
 
     def log_reader(self, files: Files) -> FileReader:
         return FileReader(files.open(self.name(LOG)), files.pread)
 
     def headers(self, files: Files, *, start: int = 0) -> Iterator[BatchHeader]:
-        """All batch headers from the position `start` on, as `headers_from` gives them.
+        """All batch headers from the position `start`, as `headers_from` yields them.
 
-        Who looks for one offset or time goes by the indexes: see `segment_lookup`. Raises
-        CorruptBatch with the file, and the offset that was to come there.
+        To find one offset or timestamp use the indexes (`segment_lookup`). Raises CorruptBatch with
+        the file and the next expected offset.
         """
         headers = headers_from(self.log_reader(files), start, end=self.end.size_bytes)
         return self._located(headers, next_offset=None if start else self.base_offset)
@@ -112,8 +112,8 @@ class Segment:
             raise bad.with_location(offset=next_offset) from None
 
     def first_timestamp(self, files: Files) -> int | None:
-        """The largest of its first batch, which Kafka takes for a segment's first; None without
-        one.
+        """The first batch's largest timestamp, which Kafka uses as the segment's first; None if it
+        is empty.
         """
         first = next(self.headers(files), None)
         return None if first is None else first.max_timestamp
@@ -122,10 +122,10 @@ class Segment:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
     def check_index_files(self) -> None:
-        """Check that both indexes of a sealed segment are whole and in order.
+        """Check that both indexes of a sealed segment are complete and in order.
 
-        Raises CorruptIndex, FileNotFoundError. The entries are compared with the log when they are
-        used.
+        Entries are compared with the log when they are used. Raises CorruptIndex,
+        FileNotFoundError.
         """
         parse_offset_index(
             read_whole(self.path(OFFSET_INDEX), CorruptIndex),

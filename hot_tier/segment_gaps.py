@@ -1,8 +1,8 @@
-"""Offsets missing between two segments, found by headers alone.
+"""Missing offsets between two segments, found by batch headers alone.
 
-A crash can keep a later file and lose the end of an earlier one, and files can be lost; a cleaner
-leaves the same. The folder does not say which it was; the recovery point does, or whether the log
-was ever compacted.
+A crash can keep a later file and lose the end of an earlier one, and files can be lost; compaction
+leaves the same picture. The folder alone does not tell which; the recovery point does, or whether
+the log was ever compacted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hot_tier.batch_walk import headers_of
 from hot_tier.closed_log import base_offsets
 from hot_tier.file_names import LOG, path_of
-from hot_tier.log_reader import with_good_indexes
+from hot_tier.log_reader import with_index_rebuild
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
 from hot_tier.segment_lookup import SegmentLookup
@@ -22,14 +22,14 @@ from record_format.errors import CorruptBatch, eio_as
 
 
 class Gap(NamedTuple):
-    """A segment ends below `next_offset`, and the one after it begins at `base_offset`."""
+    """A segment ends at `next_offset`, and the one after it begins at a higher `base_offset`."""
 
     next_offset: int
     base_offset: int
 
 
 def first_gap(folder: Path) -> Gap | None:
-    """The first between two segments. Does not look past what is not a batch. Raises OSError."""
+    """The first gap between two segments; skips segments with corrupt bytes. Raises OSError."""
     for base_offset, following in pairwise(base_offsets(folder)):
         next_offset = _next_offset(folder, base_offset)
         if next_offset is not None and next_offset < following:
@@ -38,8 +38,8 @@ def first_gap(folder: Path) -> Gap | None:
 
 
 def gap_after(state: LogState, segment: Segment) -> Gap | None:
-    """Between the last batch of a sealed segment of an open log, found by the index, and the next
-    segment. None also if the bytes there are not batches, or cannot be read.
+    """The gap between the last batch of a sealed segment, found by the index, and the next segment.
+    None also if the bytes there are corrupt or unreadable.
     """
     following = segment.end.next_offset
 
@@ -48,7 +48,7 @@ def gap_after(state: LogState, segment: Segment) -> Gap | None:
 
     try:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
-            if with_good_indexes(state, segment, is_reached):
+            if with_index_rebuild(state, segment, is_reached):
                 return None
             headers = segment.headers(state.files)
             next_offset = max((one.next_offset for one in headers), default=segment.base_offset)
@@ -58,7 +58,7 @@ def gap_after(state: LogState, segment: Segment) -> Gap | None:
 
 
 def _next_offset(folder: Path, base_offset: int) -> int | None:
-    """The offset after the segment's last batch; None if its bytes are not batches."""
+    """The offset after the segment's last batch; None if its bytes are corrupt."""
     next_offset = base_offset
     try:
         for header in headers_of(path_of(folder, base_offset, LOG)):

@@ -1,10 +1,10 @@
-"""Looking into one segment, by offset and by time.
+"""Look-ups in one segment, by offset and by timestamp.
 
-* Index semantics are Kafka's, as `segment` has them. The batch at an indexed position must end at
-  the indexed offset, and an indexed time must be that of the batch with its offset; otherwise the
-  index is wrong, and CorruptIndex says so.
-* The log file is opened once per look-up: what is found and what is then sent come from one file,
-  whatever happens to its name meanwhile.
+* Index semantics are Kafka's, as `segment` describes them. The batch at an indexed position must
+  end at the indexed offset, and an indexed timestamp must be that of the batch at its offset;
+  otherwise the index is corrupt (CorruptIndex).
+* The log file is opened once per look-up: what is found and what is then sent come from the same
+  file, whatever its name means by then.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class SegmentLookup:
-    """One look-up, short-lived; holds the log file open. Raises FileNotFoundError when made."""
+    """One short-lived look-up; holds the log file open. Raises FileNotFoundError when created."""
 
     __slots__ = ("_columns", "_files", "_segment", "log")
 
     def __init__(self, segment: Segment, files: Files) -> None:
         self._segment, self._files = segment, files
         self.log = segment.log_reader(files)
-        self._columns: OffsetColumns | None = None  # of a sealed segment, once looked into
+        self._columns: OffsetColumns | None = None  # of a sealed segment, if it is cached
 
     def find_offset(self, offset: int) -> BatchHeader | None:
         """The first batch that ends at or after `offset`; None past the end."""
@@ -44,27 +44,27 @@ class SegmentLookup:
             return None
         entry, following = self._entries_around(segment.relative(offset))
         first_bytes = ONE_HEADER_BYTES
-        # The active index may already have entries from after the end that was looked at.
+        # The active index may have entries past the end that was read above.
         if entry is not None and following is not None and following[1] < size_bytes:
             between = following[1] - entry[1]
             if between > WINDOW_BYTES:
-                # Large batches have an entry each: most likely the next one is it, without a walk.
+                # Large batches have an entry each: try the next one before scanning.
                 header = self._indexed_header(following, end=size_bytes)
                 if header.base_offset <= offset:
                     return header
             else:
-                first_bytes = between + HEADER_SIZE  # it is one of those that this read shows
+                first_bytes = between + HEADER_SIZE  # this read covers the batch
         for header in self._headers_from(entry, end=size_bytes, first_bytes=first_bytes):
             if header.last_offset >= offset:
                 return header
         return None
 
     def _entries_around(self, target: int) -> tuple[Entry | None, Entry | None]:
-        """The entry at or below a relative offset, and the one after it where both are in memory
-        and the first is not that offset's.
+        """The entry at or below a relative offset, and the one after it if the index is in memory
+        and the first is not an exact match.
         """
         segment, files = self._segment, self._files
-        active = segment.offsets  # once: it goes away when the segment is sealed
+        active = segment.offsets  # read once: sealing the segment clears it
         if active is not None:
             return entries_around(active.image, OFFSET_ENTRY, column=0, target=target)
         columns = files.indexes.get(segment.name(OFFSET_INDEX))
@@ -74,9 +74,10 @@ class SegmentLookup:
         return _floor(segment, files, OFFSET_INDEX, column=0, target=target), None
 
     def find_end(self, first: BatchHeader, *, max_bytes: int, end_offset: int) -> SegmentEnd:
-        """Where a read from `first` on ends: whole batches below `end_offset`, within `max_bytes`.
+        """Where a read that starts at `first` ends: whole batches below `end_offset`, within
+        `max_bytes`.
 
-        The first batch counts however large it is.
+        The first batch is included whatever its size.
         """
         size_bytes, next_offset = self._segment.end
         stop = first.position + max_bytes
@@ -88,18 +89,18 @@ class SegmentLookup:
             return end
         near = self._near_end(stop=stop, end_offset=end_offset)
         if near is not None and near[1] > position:
-            # All before it is within both limits; of large batches it is the end itself.
+            # All before it is within both limits; with large batches it is often the end itself.
             found = self._indexed_header(near, end=size_bytes)
-            if _is_beyond(found, stop=stop, end_offset=end_offset):
+            if _exceeds(found, stop=stop, end_offset=end_offset):
                 return SegmentEnd(found.position, found.base_offset)
             position = found.position + found.size_bytes
         for header in headers_from(self.log, position, end=size_bytes):
-            if _is_beyond(header, stop=stop, end_offset=end_offset):
+            if _exceeds(header, stop=stop, end_offset=end_offset):
                 return SegmentEnd(header.position, header.base_offset)
         return self._segment.end
 
     def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:
-        """An entry before which everything is within both limits, close to the nearer one."""
+        """An index entry close to the nearer limit, before which everything is within both."""
         segment = self._segment
         next_offset = segment.end.next_offset
         near = self._floor_offset(column=1, target=min(stop, MAX_SEGMENT_BYTES))
@@ -116,7 +117,7 @@ class SegmentLookup:
         near = self._floor_offset(
             column=0, target=segment.relative(max(offset, segment.base_offset))
         )
-        # What is in memory is true; what was found on disk is checked in passing.
+        # The active segment's entries are trusted; those from disk are checked on the way.
         unchecked = segment.base_offset + entry[1] if entry and segment.times is None else -1
         for header in self._headers_from(near, end=segment.end.size_bytes):
             if entry and header.base_offset <= unchecked <= header.last_offset:
@@ -127,10 +128,9 @@ class SegmentLookup:
     def _headers_from(
         self, entry: Entry | None, *, end: int, first_bytes: int = ONE_HEADER_BYTES
     ) -> Iterator[BatchHeader]:
-        """The headers from an entry of the offset index on; from the segment's start without one.
+        """The headers from an offset index entry on, or from the segment's start without one.
 
-        The batch at an indexed position ends at the indexed offset, or the index is wrong: raises
-        CorruptIndex.
+        Raises CorruptIndex if the batch at the indexed position does not end at the indexed offset.
         """
         if entry is None:
             return headers_from(self.log, 0, end=end)
@@ -138,11 +138,11 @@ class SegmentLookup:
         try:
             first = next(headers)
         except BlockingIOError:
-            raise  # of a reader that does not wait: it says nothing of the index
+            raise  # from a non-blocking reader: says nothing about the index
         except (CorruptBatch, StopIteration, OSError):
-            raise self._wrong(entry) from None
+            raise self._corrupt_index(entry) from None
         if first.last_offset != self._segment.base_offset + entry[0]:
-            raise self._wrong(entry)
+            raise self._corrupt_index(entry)
         return chain((first,), headers)
 
     def _indexed_header(self, entry: Entry, *, end: int) -> BatchHeader:
@@ -153,13 +153,13 @@ class SegmentLookup:
         except BlockingIOError:
             raise
         except (CorruptBatch, OSError):
-            raise self._wrong(entry) from None
+            raise self._corrupt_index(entry) from None
         ends_in = header.base_offset + header.last_offset_delta - self._segment.base_offset
         if ends_in != relative_offset or position + header.size_bytes > end:
-            raise self._wrong(entry)
+            raise self._corrupt_index(entry)
         return header
 
-    def _wrong(self, entry: Entry) -> CorruptIndex:
+    def _corrupt_index(self, entry: Entry) -> CorruptIndex:
         relative_offset, position = entry
         indexed = self._segment.base_offset + relative_offset
         return CorruptIndex(
@@ -173,18 +173,18 @@ class SegmentLookup:
         return _floor(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
 
 
-def _is_beyond(header: BatchHeader, *, stop: int, end_offset: int) -> bool:
+def _exceeds(header: BatchHeader, *, stop: int, end_offset: int) -> bool:
     return header.position + header.size_bytes > stop or header.last_offset >= end_offset
 
 
 def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
-    """The last time index entry, or what a walk over all headers finds where there is none. The
-    segment remembers it.
+    """The last time index entry, or the result of a scan over all headers if there is none. Stored
+    in the segment.
     """
     largest = last_time_entry(segment, files)
     if largest is None:
         largest = _walk_for_largest(segment, files)
-    elif segment.times is None:  # whole segments are deleted by it: it is not just believed
+    elif segment.times is None:  # retention deletes segments by it, so it is verified
         found = SegmentLookup(segment, files).find_offset(largest.offset)
         _check_time_entry(segment, largest, found)
     segment.largest = largest
@@ -194,8 +194,8 @@ def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
 def _check_time_entry(
     segment: Segment, entry: LargestTimestamp, header: BatchHeader | None
 ) -> None:
-    """An entry is the time of the batch that holds its offset: `header`. A batch that compaction
-    emptied has kept only its offsets.
+    """An entry holds the timestamp of the batch that contains its offset: `header`. Batches that
+    compaction emptied have kept only their offsets.
     """
     if header is None or (header.record_count and header.max_timestamp != entry.timestamp):
         raise CorruptIndex(
@@ -246,7 +246,7 @@ def _floor(
 def _floor_in_file(
     files: Files, name: str, layout: Struct, *, column: int, target: int
 ) -> Entry | None:
-    """Look into a sealed index that is not in memory, and keep it there if it is wanted."""
+    """Look into a sealed index that is not cached, and cache it if it is used often enough."""
     generation = files.indexes.generation
     file = files.open(name)
     size_bytes = os.fstat(file.fd).st_size
@@ -258,7 +258,7 @@ def _floor_in_file(
         return floor_on_disk(index, layout, count=count, column=column, target=target)
     data = index.read(size_bytes, 0)
     if len(data) < size_bytes:
-        raise CorruptIndex("the index became shorter", file=name)
+        raise CorruptIndex("the index shrank while it was read", file=name)
     image = OffsetColumns(data) if layout is OFFSET_ENTRY else data
     files.indexes.put(name, image, generation=generation)
     return _floor_in_memory(image, layout, column=column, target=target)

@@ -1,17 +1,17 @@
-"""A cleaned segment takes the place of the segments that it was made from.
+"""Replacing segments by the segment that compaction or a repair made from them.
 
-| step | a crash after it leaves |
+| step | state after a crash |
 |---|---|
-| `.cleaned` files whole and synced | the old segments; the `.cleaned` files go |
+| `.cleaned` files complete and synced | the old segments; the `.cleaned` files are removed |
 | `.log.cleaned` renamed to `.log.swap`, then the others, folder synced | the new segment, once |
-| the old segments' files renamed to `.deleted` | `LogFolder` has done the rest |
+| the old segments' files renamed to `.deleted` | `LogFolder` has finished the swap |
 | `.swap` files renamed into place, the `.log` last, folder synced | the new segment |
 
-* The mark that the bucket has to follow is made with the `.swap` names, and synced with them.
-* Under the log's lock: appends wait for a few renames and two syncs of the folder. Readers see the
-  old segments or the new one (`seqlock`); what they were given stays open.
-* A step that fails after the point of no return takes the log offline, and the next open finishes
-  the swap. Until then the old segments are read, from wherever their files lie by then.
+* The marker that the bucket is out of date is created with the `.swap` names and synced with them.
+* It runs under the log's lock: appends wait for a few renames and two syncs of the folder. Readers
+  see either the old segments or the new one (`seqlock`); files that they have open stay open.
+* If a step fails after the point of no return, the log goes offline and the next open finishes the
+  swap. Until then reads use the old segments, wherever their files are by then.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def swap(
     *,
     bucket_follows: bool = True,
 ) -> bool:
-    """Put `cleaned` (finished) in the place of `old`; False if those are no longer all there.
+    """Replace `old` by `cleaned` (finished); False if not all of `old` are still in the log.
 
-    `bucket_follows`: the bucket may hold what was there before. Raises LogOfflineError, DiskFull
-    (nothing changed).
+    `bucket_follows`: the bucket may hold the old segments and has to be updated. Raises
+    LogOfflineError, DiskFull (nothing changed).
     """
     with state.lock:
         state.check_online()
-        if state.closed:
+        if state.closing:
             return False
         first = state.segments.number_of(old[0].base_offset)
         if first < 0 or state.segments.items[first : first + len(old)] != old:
@@ -68,7 +68,7 @@ def swap(
             except OSError as error:
                 offline = state.go_offline(error)
                 for path, lies_at in moved.items():
-                    with suppress(OSError):  # no descriptor is left: such a read fails till then
+                    with suppress(OSError):  # out of descriptors: reads fail until a restart
                         state.files.pin(path, OpenFile(lies_at))
                 raise offline from error
             items = state.segments.items
@@ -86,7 +86,7 @@ def _mark_unmirrored(state: LogState) -> None:
 
 
 def _publish(state: LogState, cleaned: CleanedSegment) -> None:
-    """From the first rename on, the swap will be finished, by us or by the next open."""
+    """From the first rename on, the swap will be finished, by this process or by the next open."""
     try:
         _stage(state, cleaned, LOG)
     except OSError as error:
@@ -113,9 +113,9 @@ def _rename(
     *,
     moved: dict[Path, Path],
 ) -> None:
-    reaper.set_aside(old[0], FIRST_REPLACED_IN_ORDER, moved=moved)
+    reaper.rename_deleted(old[0], FIRST_REPLACED_IN_ORDER, moved=moved)
     for segment in old[1:]:
-        reaper.set_aside(segment, REPLACED_IN_ORDER, moved=moved)
+        reaper.rename_deleted(segment, REPLACED_IN_ORDER, moved=moved)
     for suffix in reversed(cleaned.suffixes):  # the .log is the first of them
         path = cleaned.segment.path(suffix)
         state.disk.rename(staged(path, SWAP), path)

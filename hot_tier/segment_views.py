@@ -1,7 +1,7 @@
-"""What others may know about the segments of a log, as values.
+"""What other packages may know about the segments of a log, as immutable values.
 
-Facts that were not counted while appending (a segment found on disk) are counted when asked for, by
-reading the segment; they are then kept.
+Statistics that were not counted while appending (for segments found on disk) are counted on request
+by reading the segment, and kept.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from record_format.file_slice import OpenFile
 
 
 class SegmentView(NamedTuple):
-    """One local segment. None: not known without reading it. `age_ms`: since its first record; None
-    also if it is empty, and if it was sealed before the log was opened.
+    """One local segment. None: unknown without reading it. `age_ms`: since its first record; also
+    None if it is empty, or was sealed before the log was opened.
     """
 
     base_offset: int
-    last_offset: int  # base - 1 where it is empty
+    last_offset: int  # base - 1 if it is empty
     size_bytes: int
     record_count: int | None
     min_timestamp: int | None
     max_timestamp: int
     active: bool
-    sealed: bool  # and flushed whole: it will never change
+    sealed: bool  # and flushed: it will never change
     path: Path
     crc32c: int | None
     age_ms: int | None
 
 
 class OpenedSegment(NamedTuple):
-    """A sealed segment's bytes: `crc32c` is of all `size_bytes` of `file`."""
+    """A sealed segment's bytes: `crc32c` covers all `size_bytes` of `file`."""
 
     size_bytes: int
     crc32c: int
@@ -49,7 +49,7 @@ class OpenedSegment(NamedTuple):
 
 
 class SegmentStats(NamedTuple):
-    """`min_timestamp` is over the records; None for an empty segment."""
+    """`min_timestamp` is that of the records; None for an empty segment."""
 
     record_count: int
     min_timestamp: int | None
@@ -58,15 +58,15 @@ class SegmentStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """The files of a sealed segment, and what joins the log with them.
+    """The files of a sealed segment.
 
-    `snapshot` is the producers' state at the end of the segment: the file of the next base offset.
+    `snapshot` holds the producers at the end of the segment: the file at the next base offset.
     """
 
     base_offset: int
     last_offset: int
     size_bytes: int
-    record_count: int | None  # None: not known without reading it
+    record_count: int | None  # None: unknown without reading it
     min_timestamp: int | None
     log: Path
     index: Path
@@ -76,7 +76,7 @@ class SegmentFiles:
 
 
 def views_of(state: LogState) -> list[SegmentView]:
-    """Of all segments, oldest first."""
+    """All segments, oldest first."""
     flushed, items = state.flushed.offset, state.segments.items
     views = [_view(state, segment, active=False, flushed=flushed) for segment in items[:-1]]
     return [*views, _view(state, items[-1], active=True, flushed=flushed)]
@@ -101,8 +101,8 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
 
 
 def _largest_timestamp(state: LogState, segment: Segment) -> int:
-    """-1 also if the segment is damaged, or was deleted just now: that must not keep anybody from
-    listing them all.
+    """-1 also if the segment is damaged or was just deleted: that must not keep anyone from listing
+    the others.
     """
     try:
         return largest_timestamp(state, segment)
@@ -111,7 +111,7 @@ def _largest_timestamp(state: LogState, segment: Segment) -> int:
 
 
 def stats_of(state: LogState, base_offset: int) -> SegmentStats:
-    """Facts of any local segment. Raises UnknownSegment, OffsetTrimmed (both: it went),
+    """Statistics of any local segment. Raises UnknownSegment or OffsetTrimmed (it was deleted),
     CorruptDataError.
     """
     segments = state.segments
@@ -129,12 +129,12 @@ def stats_of(state: LogState, base_offset: int) -> SegmentStats:
 
 
 def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:
-    """(records, least timestamp) of all batches; None without a record. Raises CorruptBatch."""
+    """(records, smallest timestamp) of all batches; None without a record. Raises CorruptBatch."""
     count, least = 0, None
     for checked in checked_batches(log, end=size_bytes):
         count += checked.header.record_count
         try:
-            of_batch = min_timestamp_of(checked.chunk, checked.at_start_of_chunk())
+            of_batch = min_timestamp_of(checked.chunk, checked.header_in_chunk())
         except CorruptBatch as bad:
             raise checked.placed(bad, file=log.name) from None
         if of_batch is not None and (least is None or of_batch < least):

@@ -1,7 +1,7 @@
-"""Descriptors held back for syncs, given up for a moment when the process has no other left.
+"""Descriptors held in reserve for syncs, released when the process has no others left.
 
-Connections and readers may use up all that it is allowed. A file that cannot be opened to be synced
-would then take its log offline until a restart, though nothing is wrong with the disk.
+Connections and readers may use up the limit. A file that cannot be opened for a sync would then
+take its log offline until a restart, though the disk is fine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 
 class SpareDescriptors:
-    """Thread-safe; one for a process."""
+    """Thread-safe; one per process."""
 
-    COUNT: Final = 16  # others may be faster than who gives them up
+    COUNT: Final = 16  # other threads may take a released one first
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class SpareDescriptors:
 
     @contextmanager
     def opened(self, path: Path, flags: int) -> Iterator[int]:
-        """Raises OSError."""
+        """Open a file, releasing the reserve if there is no other descriptor. Raises OSError."""
         try:
             fd = os.open(path, flags | os.O_CLOEXEC)
         except OSError as error:
@@ -49,6 +49,6 @@ class SpareDescriptors:
         return os.open(path, flags | os.O_CLOEXEC)
 
     def _take(self) -> None:
-        with suppress(OSError):  # later, then
+        with suppress(OSError):  # refilled by a later call
             while len(self._held) < self.COUNT:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -1,13 +1,13 @@
-"""The `.txnindex` of a segment: the aborted transactions whose marker lies in it.
+"""The `.txnindex` of a segment: the aborted transactions whose marker is in the segment.
 
-Without such a transaction there is no file. Written whole at recovery; no coordinator runs here, so
-no marker is ever appended otherwise.
+A segment without one has no file. It is only written by recovery: there is no transaction
+coordinator, so no markers are appended.
 """
 
 from __future__ import annotations
 
 from hot_tier.disk import Disk
-from hot_tier.durable_file import read_whole, write_whole
+from hot_tier.durable_file import read_whole, write_atomically
 from hot_tier.file_names import TRANSACTION_INDEX
 from hot_tier.segment import Segment
 from record_format.errors import CorruptIndex
@@ -15,7 +15,7 @@ from record_format.index_layouts import AbortedTxn, pack_txn_index, parse_txn_in
 
 
 def read_entries(segment: Segment) -> list[AbortedTxn]:
-    """Raises CorruptIndex, FileNotFoundError if the segment was deleted meanwhile."""
+    """Raises CorruptIndex, and FileNotFoundError if the segment was deleted meanwhile."""
     if not segment.has_transactions:
         return []
     path = segment.path(TRANSACTION_INDEX)
@@ -24,7 +24,7 @@ def read_entries(segment: Segment) -> list[AbortedTxn]:
 
 
 def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) -> None:
-    """Replace the file by `entries` if it says anything else; no file if there are none."""
+    """Replace the file by `entries` unless it has them already; no file if there are none."""
     try:
         if read_entries(segment) == entries:
             return
@@ -33,6 +33,6 @@ def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) ->
     path = segment.path(TRANSACTION_INDEX)
     segment.has_transactions = bool(entries)
     if entries:
-        write_whole(path, pack_txn_index(entries), disk=disk, sync=True)
+        write_atomically(path, pack_txn_index(entries), disk=disk, sync=True)
     else:
         disk.unlink(path)

@@ -1,7 +1,7 @@
-"""Starting a log over at an offset: the bucket has all below it, or the log start is above.
+"""Starting a log over at an offset: the bucket has everything below it, or the log start is above.
 
-Only while nobody is served from the log: offsets that were assigned may be assigned again. The
-producers before it are those that the other tier knows.
+Only before the log is served, because offsets that were assigned may be assigned again. The
+producers at that offset come from the other tier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from hot_tier.roll import create_segment, disk_error
 
 
 def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
-    """Remove every local segment and begin an empty one at `offset`; the log start stays.
+    """Remove every local segment and create an empty one at `offset` (Kafka's
+    truncateFullyAndStartAt); the log start does not change.
 
     Raises LogOfflineError, DiskFull.
     """

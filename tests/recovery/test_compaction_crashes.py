@@ -217,7 +217,7 @@ def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
 
     def rename_old_first(state, reaper, old, cleaned, *, moved):
         for segment in old:
-            reaper.set_aside(segment, FIRST_REPLACED_IN_ORDER)
+            reaper.rename_deleted(segment, FIRST_REPLACED_IN_ORDER)
         publish(state, cleaned)
         rename(state, reaper, old, cleaned, moved=moved)
 
