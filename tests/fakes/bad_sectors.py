@@ -1,4 +1,4 @@
-"""A file that the disk can no longer read, though it can write another in its place."""
+"""A file that the disk can no longer read, although it can write another in its place."""
 
 import errno
 import os

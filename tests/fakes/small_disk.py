@@ -25,7 +25,7 @@ class SmallDisk:
         self.path, self._ballast = path, path / "ballast"
 
     def fill(self) -> None:
-        """Leave not a byte free."""
+        """Leave no free space."""
         with self._ballast.open("wb", buffering=0) as file:
             _until_refused(lambda: file.write(bytes(4096)))
 

@@ -27,7 +27,7 @@ CONFIG = {"segment.bytes": 2048, "cleanup.policy": "compact", "index.interval.by
 
 
 class CopyingDisk(Disk):
-    """Copies the folder before each call that changes a name or makes one durable."""
+    """Copies the folder before each rename, unlink and sync."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self.folder, self.copies, self.on = folder, copies, False
@@ -77,7 +77,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("recovery_point", [0, 10**6])
-def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key(
+def test_every_crash_state_opens_and_keeps_the_last_record_of_each_key(
     recovery_point, open_log, records_of, tmp_path
 ):
     folder, copies = tmp_path / "t-0", tmp_path / "copies"
@@ -114,8 +114,8 @@ def test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key
         again.close()
 
 
-@pytest.mark.parametrize("both_names", [False, True])  # of a rename that the crash cut in two
-def test_indexes_of_a_swap_that_a_crash_interrupted_go_with_their_log(
+@pytest.mark.parametrize("both_names", [False, True])  # if the crash interrupted a rename
+def test_indexes_of_an_interrupted_swap_are_published_with_their_log(
     open_log, tmp_path, both_names
 ):
     folder, copies = tmp_path / "t-0", tmp_path / "copies"
@@ -142,7 +142,7 @@ CALLS = ("open", "write_at", "sync_bytes", "rename", "unlink", "sync_folder")
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_disk_call_that_fails_during_a_round_loses_nothing(
+def test_a_failed_disk_call_during_a_round_loses_nothing(
     call, number, open_log, records_of, tmp_path
 ):
     for after in (0, 1, 2, 4, 7, 12, 20):
@@ -172,10 +172,8 @@ def test_a_disk_call_that_fails_during_a_round_loses_nothing(
         again.close()
 
 
-def test_a_log_that_is_closed_takes_nothing_from_one_that_broke_off_in_a_swap(
-    open_log, records_of, tmp_path
-):
-    """Files of the broken one are found by what was pinned alone, until it is opened again."""
+def test_closing_a_log_does_not_affect_one_with_an_interrupted_swap(open_log, records_of, tmp_path):
+    """Until it is reopened, only pinned descriptors find the interrupted one's files."""
     disk, files = FaultyDisk(), OpenFiles()
     log = open_log(config=CONFIG, disk=disk, open_files=files)
     other = open_log(tmp_path / "other", config=CONFIG, open_files=files)
@@ -188,7 +186,7 @@ def test_a_log_that_is_closed_takes_nothing_from_one_that_broke_off_in_a_swap(
     assert last_of(records_of(log)) == last
 
 
-def test_a_swap_that_breaks_off_ends_the_log_also_where_no_descriptor_is_left(
+def test_an_interrupted_swap_takes_the_log_offline_even_without_a_descriptor_left(
     open_log, records_of, tmp_path, monkeypatch
 ):
     disk = FaultyDisk()
@@ -210,7 +208,7 @@ def test_a_swap_that_breaks_off_ends_the_log_also_where_no_descriptor_is_left(
 def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
     open_log, records_of, tmp_path, monkeypatch
 ):
-    """The planted bug: old segments go before the new one has passed the point of no return."""
+    """The planted bug: old segments are deleted before the swap's point of no return."""
     from hot_tier import segment_swap
 
     publish, rename = segment_swap._publish, segment_swap._rename
@@ -224,6 +222,6 @@ def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
     monkeypatch.setattr(segment_swap, "_publish", lambda state, cleaned: None)
     monkeypatch.setattr(segment_swap, "_rename", rename_old_first)
     with pytest.raises((AssertionError, KeyError)):
-        test_every_state_that_a_crash_can_leave_opens_and_keeps_the_last_of_each_key(
+        test_every_crash_state_opens_and_keeps_the_last_record_of_each_key(
             10**6, open_log, records_of, tmp_path
         )

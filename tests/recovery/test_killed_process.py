@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what acks=all acknowledged is there, at its offset."""
+"""After kill -9 at any moment, every record acknowledged with acks=all is at its offset."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_acknowledged_record_outlives_a_kill(seed, tmp_path, open_log, records_of):
+def test_every_acknowledged_record_survives_a_kill(seed, tmp_path, open_log, records_of):
     random = Random(seed)
     folder = tmp_path / "t-0"
     acknowledged: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What an open does with each state that a crash or a bad disk leaves: recovery's table."""
+"""The recovery table: what an open does with each state that a crash or a failing disk leaves."""
 
 import errno
 import os
@@ -63,7 +63,7 @@ def last(written, folder):
 # --- the tail -------------------------------------------------------------------------------------
 
 
-def test_a_tail_cut_at_every_byte_keeps_every_whole_batch(
+def test_a_tail_truncated_at_every_byte_keeps_every_whole_batch(
     open_log, records_of, written, last, folder, tmp_path
 ):
     base_offset, headers = last
@@ -87,7 +87,7 @@ def test_a_tail_cut_at_every_byte_keeps_every_whole_batch(
 
 
 @pytest.mark.parametrize("junk", [bytes(1), bytes(4096), b"\xff" * 500, b"\x00" * 8 + b"\x01" * 99])
-def test_junk_behind_the_last_batch_is_cut(
+def test_garbage_after_the_last_batch_is_truncated(
     open_log, append_values, records_of, written, last, folder, junk
 ):
     log_file = file_of(folder, last[0], ".log")
@@ -102,7 +102,9 @@ def test_junk_behind_the_last_batch_is_cut(
     assert records_of(log, 120)[0].value == b"next"
 
 
-def test_a_flipped_bit_in_any_header_byte_cuts_there(open_log, written, last, folder, tmp_path):
+def test_a_flipped_bit_in_any_header_byte_truncates_there(
+    open_log, written, last, folder, tmp_path
+):
     base_offset, headers = last
     target = headers[len(headers) // 2]
     good = file_of(folder, base_offset, ".log").read_bytes()
@@ -114,7 +116,7 @@ def test_a_flipped_bit_in_any_header_byte_cuts_there(open_log, written, last, fo
             shutil.copytree(folder, copy)
             file_of(copy, base_offset, ".log").write_bytes(bad)
             log = open_log(copy, config=CONFIG, clean=False, recovery_point=base_offset)
-            if 12 <= byte < 16:  # the leader epoch is outside the checksum: the batch still counts
+            if 12 <= byte < 16:  # the checksum excludes the leader epoch: the batch stays valid
                 assert log.log_end_offset == 120
             else:
                 assert log.log_end_offset == target.base_offset, byte
@@ -123,7 +125,7 @@ def test_a_flipped_bit_in_any_header_byte_cuts_there(open_log, written, last, fo
             shutil.rmtree(copy)
 
 
-def test_a_flipped_bit_in_the_records_cuts_there(open_log, records_of, written, last, folder):
+def test_a_flipped_bit_in_the_records_truncates_there(open_log, records_of, written, last, folder):
     base_offset, headers = last
     log_file = file_of(folder, base_offset, ".log")
     bad = bytearray(log_file.read_bytes())
@@ -135,7 +137,9 @@ def test_a_flipped_bit_in_the_records_cuts_there(open_log, records_of, written, 
     assert [record.value for record in records_of(log)] == written[: headers[-2].base_offset]
 
 
-def test_a_clean_stop_whose_tail_is_bad_is_recovered_like_a_crash(open_log, written, last, folder):
+def test_a_clean_shutdown_with_a_corrupt_tail_is_recovered_like_a_crash(
+    open_log, written, last, folder
+):
     log_file = file_of(folder, last[0], ".log")
     log_file.write_bytes(log_file.read_bytes()[:-5])
     log = open_log(config=CONFIG, clean=True, recovery_point=last[0])
@@ -144,8 +148,8 @@ def test_a_clean_stop_whose_tail_is_bad_is_recovered_like_a_crash(open_log, writ
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_was_flushed_is_trusted_to_its_length(open_log, written, last, folder, clean):
-    # Nothing reads it at a start: damage there is found by whoever reads it, or by `verify`.
+def test_segments_below_the_recovery_point_are_not_read(open_log, written, last, folder, clean):
+    # Startup does not read them: reads or `verify` find damage there.
     first = file_of(folder, 0, ".log")
     flip(first, 70)
     log = open_log(config=CONFIG, clean=clean, recovery_point=last[0])
@@ -155,7 +159,7 @@ def test_what_was_flushed_is_trusted_to_its_length(open_log, written, last, fold
     assert log.recovery.checked_bytes == read
 
 
-def test_segments_behind_a_cut_go(open_log, records_of, written, folder):
+def test_segments_after_a_truncated_one_are_removed(open_log, records_of, written, folder):
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[2], ".log")
     log_file.write_bytes(log_file.read_bytes()[:-1])
@@ -173,12 +177,11 @@ def test_segments_behind_a_cut_go(open_log, records_of, written, folder):
 
 
 @pytest.mark.parametrize(("policy", "flushed"), [("delete", 2), ("delete", 3), ("compact", 2)])
-def test_a_segment_that_lost_its_last_batches_whole_is_a_cut_too(
+def test_a_segment_that_lost_whole_batches_at_its_end_is_truncated_too(
     open_log, records_of, written, folder, policy, flushed
 ):
-    # A crash can keep a later file and lose an earlier one's end. Where a topic compacts, or did
-    # before all of it was flushed, what looks the same is no loss: the next segment begins where it
-    # did before records went.
+    # A crash can keep a later file and lose an earlier one's end. In a topic that compacts, or did
+    # before all of it was flushed, the same picture is no loss: compaction removed the records.
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[2], ".log")
     headers = list(iter_headers(log_file.read_bytes()))
@@ -196,7 +199,7 @@ def test_a_segment_that_lost_its_last_batches_whole_is_a_cut_too(
     assert [record.value for record in records_of(log)] == written[: log.log_end_offset]
 
 
-def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, last, folder):
+def test_corrupt_bytes_below_the_recovery_point_are_refused(open_log, written, last, folder):
     base_offset, headers = last
     log_file = file_of(folder, base_offset, ".log")
     flip(log_file, headers[1].position + 70)
@@ -211,7 +214,7 @@ def test_bad_bytes_that_had_been_flushed_are_refused_by_name(open_log, written, 
     assert log.log_end_offset == headers[1].base_offset
 
 
-def test_a_bad_header_in_front_of_the_recovery_point_cuts_nothing(open_log, written, folder):
+def test_a_corrupt_header_below_the_recovery_point_truncates_nothing(open_log, written, folder):
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[1], ".log")
     flip(log_file, list(iter_headers(log_file.read_bytes()))[1].position + 16)
@@ -236,7 +239,7 @@ def test_segments_that_overlap_are_refused(open_log, written, folder):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_an_empty_last_segment_is_taken_up(open_log, append_values, folder, written, clean):
+def test_an_empty_last_segment_is_resumed(open_log, append_values, folder, written, clean):
     log = open_log(config=CONFIG)
     log.roll()
     log.close()
@@ -247,9 +250,9 @@ def test_an_empty_last_segment_is_taken_up(open_log, append_values, folder, writ
     assert log.flush() == 121
 
 
-def test_an_empty_folder_begins_where_it_is_told(open_log, append_values, folder):
+def test_an_empty_folder_starts_at_the_given_offset(open_log, append_values, folder):
     folder.mkdir()
-    (folder / LEADER_EPOCHS).write_bytes(b"0\n2\n1 0\n2 1000\n")  # the last wrote above that
+    (folder / LEADER_EPOCHS).write_bytes(b"0\n2\n1 0\n2 1000\n")  # the last epoch began above that
     log = open_log(start_offset=1000, log_start_offset=3, clean=False)
     assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (3, 1000, 1000)
     assert append_values(log, b"x").base_offset == 1000
@@ -300,7 +303,7 @@ def test_an_index_whose_trim_was_not_synced_is_rebuilt(open_log, written, folder
     assert indexes_of(folder) == good
 
 
-def test_a_recovered_log_has_the_indexes_that_appending_made(open_log, written, folder):
+def test_a_recovered_log_has_the_indexes_that_appends_wrote(open_log, written, folder):
     good = indexes_of(folder)
     for _ in range(3):
         open_log(config=CONFIG, clean=False, recovery_point=0).close()
@@ -327,7 +330,7 @@ def test_indexes_are_the_same_whether_or_not_the_log_was_reopened(
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot", "epoch-checkpoint"])
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_file_that_the_disk_cannot_read_is_made_anew(
+def test_an_unreadable_file_is_rebuilt(
     open_log, records_of, written, folder, tmp_path, monkeypatch, suffix, which, clean
 ):
     path = sorted(folder.glob(f"*{suffix}"))[which]
@@ -346,7 +349,7 @@ def test_a_file_that_the_disk_cannot_read_is_made_anew(
 # --- leftovers ------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_a_crash_are_tidied(open_log, records_of, written, folder):
+def test_leftovers_of_a_crash_are_removed(open_log, records_of, written, folder):
     for name in (
         f"{0:020d}.log.cleaned",
         f"{0:020d}.index.cleaned",
@@ -368,7 +371,7 @@ def test_leftovers_of_a_crash_are_tidied(open_log, records_of, written, folder):
 
 @pytest.mark.parametrize("steps", range(4))
 def test_an_interrupted_swap_is_finished(open_log, records_of, written, folder, steps):
-    """Compaction merged the first two segments; the crash came after `steps` steps of the swap."""
+    """Compaction merged the first two segments; the crash was after `steps` steps of the swap."""
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     merged = b"".join(file_of(folder, base, ".log").read_bytes() for base in bases[:2])
     file_of(folder, 0, ".log.swap").write_bytes(merged)
@@ -386,7 +389,7 @@ def test_an_interrupted_swap_is_finished(open_log, records_of, written, folder, 
     assert [record.value for record in records_of(log)] == written
 
 
-def test_another_topic_s_folder_is_refused(open_log, written):
+def test_a_folder_of_another_topic_is_rejected(open_log, written):
     with pytest.raises(ConfigurationError, match="belongs to topic id"):
         open_log(config=CONFIG, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
 
@@ -395,7 +398,7 @@ def test_another_topic_s_folder_is_refused(open_log, written):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_lost_epoch_file_is_made_anew_of_trusted_segments_too(
+def test_a_lost_epoch_file_is_rebuilt_from_trusted_segments_too(
     open_log, append_values, folder, clean
 ):
     log = open_log(config=CONFIG)
@@ -413,14 +416,14 @@ def test_a_lost_epoch_file_is_made_anew_of_trusted_segments_too(
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "cut"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_lost_epoch_file_is_made_anew_from_the_batches(
+def test_a_lost_epoch_file_is_rebuilt_from_the_batches(
     open_log, append_values, folder, damage, clean
 ):
     log = open_log()
     for epoch in (0, 3, 4):
         log.bump_epoch(epoch)
         append_values(log, b"x", b"y")
-    log.bump_epoch(9)  # nothing is appended in it
+    log.bump_epoch(9)  # it has no records
     log.close()
     path = folder / "leader-epoch-checkpoint"
     good = path.read_bytes()
@@ -473,10 +476,10 @@ def test_producers_are_known_after_a_restart(open_log, make_batch, produced, fol
 @pytest.mark.parametrize("damage", [None, b"", b"garbage", bytes(100)])
 @pytest.mark.parametrize("which", [0, 2])
 @pytest.mark.parametrize("clean", [True, False])
-def test_bad_snapshots_are_made_anew_before_anybody_gets_them(
+def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
     open_log, make_batch, produced, folder, clean, which, damage
 ):
-    # Zeros are what a crash leaves of a file whose size was on the medium before its bytes.
+    # A crash leaves zeros if a file's size reached the medium before its bytes.
     log = open_log(config={**CONFIG, "segment.bytes": 1024})
     for sequence in range(40):
         log.append([idempotent(make_batch, produced, sequence)])
@@ -496,9 +499,9 @@ def test_bad_snapshots_are_made_anew_before_anybody_gets_them(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1000, 1 << 20])
-def test_all_producers_come_back_as_they_were(open_log, make_batch, monkeypatch, chunk_bytes):
-    # Producers that take turns, one with a newer epoch, plain batches and transactions in between:
-    # what recovery took in as runs, in whatever pieces it read them, and what batch by batch.
+def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chunk_bytes):
+    # Alternating producers, one with a newer epoch, plain batches and transactions in between: some
+    # are recovered as runs, in chunks of any size, others batch by batch.
     monkeypatch.setattr("hot_tier.recovery_walk.CHECK_CHUNK_BYTES", chunk_bytes)
     dice, sequences = random.Random(3), dict.fromkeys(range(6), 0)
     log = open_log(config={"segment.bytes": 1 << 20})
@@ -506,7 +509,7 @@ def test_all_producers_come_back_as_they_were(open_log, make_batch, monkeypatch,
         producer_id = dice.choice((0, 0, 0, 1, 1, 2, 3, 4, 5))
         epoch = int(producer_id == 1 and turn > 150)
         if producer_id == 1 and turn > 150 and sequences[1] < 1000:
-            sequences[1] = 1000  # of the newer epoch, which begins with 0
+            sequences[1] = 1000  # the newer epoch starts at 0
         fields = {"producer_id": producer_id, "producer_epoch": epoch}
         fields["base_sequence"] = sequences[producer_id] % 1000
         if producer_id == 5:
@@ -525,7 +528,7 @@ def test_all_producers_come_back_as_they_were(open_log, make_batch, monkeypatch,
     assert log.offsets.last_stable_offset < log.log_end_offset
 
 
-def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folder):
+def test_a_truncated_producer_batch_is_forgotten(open_log, make_batch, produced, folder):
     log = open_log()
     for sequence in range(5):
         log.append([idempotent(make_batch, produced, sequence)])
@@ -540,7 +543,7 @@ def test_a_cut_producer_batch_is_forgotten(open_log, make_batch, produced, folde
 
 @pytest.mark.parametrize("is_truncated", [False, True])
 @pytest.mark.parametrize("next_is_preallocated", [False, True])
-def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
+def test_an_interrupted_roll_of_a_preallocated_segment_is_not_corruption(
     open_log, append_values, records_of, folder, tmp_path, next_is_preallocated, is_truncated
 ):
     """All was flushed, the next segment is there, and the old one was not cut to its length; or it
@@ -570,10 +573,10 @@ def test_a_roll_of_a_preallocated_segment_that_was_broken_off_is_no_damage(
 
 
 @pytest.mark.parametrize("behind", [b"", bytes(500)])
-def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_removed(
+def test_the_lost_end_of_a_compacted_log_is_not_mistaken_for_compaction(
     open_log, append_values, records_of, folder, tmp_path, behind
 ):
-    """Power fails in a roll: the name of the next segment was kept, not the bytes of the last."""
+    """Power fails during a roll: the next segment's name survives, not the last one's bytes."""
     config = {"cleanup.policy": "compact"}
     log = open_log(config=config)
     append_values(log, b"a", keys=[b"a"])
@@ -594,10 +597,10 @@ def test_the_lost_end_of_a_compacted_log_is_not_taken_for_what_compaction_remove
 
 
 @pytest.mark.parametrize("in_order", [reaper.DELETED_IN_ORDER, reaper.REPLACED_IN_ORDER])
-def test_a_crash_within_a_deletion_forgets_no_producer(
+def test_a_crash_during_a_deletion_forgets_no_producer(
     open_log, append_values, folder, tmp_path, monkeypatch, in_order
 ):
-    """The planted bug: the `.log` goes last, and is without the producers before it till then."""
+    """The planted bug: the `.log` is renamed last, and lacks the snapshot before it until then."""
     disk, sent, copies = LossyDisk(), {"producer_id": 7, "producer_epoch": 0}, []
     log = open_log(disk=disk)
     append_values(log, b"once", base_sequence=0, **sent)
@@ -620,14 +623,14 @@ def test_a_crash_within_a_deletion_forgets_no_producer(
 
 
 @pytest.mark.parametrize("made_by", ["a roll", "an append", "a recovery", "a clean stop"])
-def test_producers_outlive_their_segments_when_the_power_fails(
+def test_producers_of_deleted_segments_survive_a_power_failure(
     open_log, append_values, folder, tmp_path, made_by
 ):
-    """Which are in the bucket, say, and were let go: the snapshot alone knows them then."""
+    """The segments are in the bucket and were deleted here: only the snapshot has the producers."""
     disk, sent = LossyDisk(), {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"once", **sent)
-    if made_by == "an append":  # which is not flushed; all before it is
+    if made_by == "an append":  # not flushed; everything before it is
         log.flush()
         append_values(log, b"v" * 1000)
     else:
@@ -643,7 +646,7 @@ def test_producers_outlive_their_segments_when_the_power_fails(
             crashed.append(tmp_path / str(len(crashed)))
             disk.crash_into(crashed[-1], random.Random(seed), of=folder)
 
-    if made_by == "a clean stop":  # and at any moment of it
+    if made_by == "a clean stop":  # at any moment of it
         disk.before_call = crash
         log.close()
     crash("after it", seeds=20)
@@ -655,7 +658,7 @@ def test_producers_outlive_their_segments_when_the_power_fails(
 # --- a disk that failed ---------------------------------------------------------------------------
 
 
-def test_after_a_failed_flush_the_bytes_are_written_anew(
+def test_bytes_are_rewritten_after_a_failed_flush(
     open_log, append_values, records_of, folder, disk
 ):
     log = open_log(config=CONFIG, disk=disk)
@@ -684,7 +687,7 @@ def test_after_a_failed_flush_the_bytes_are_written_anew(
     assert log.recovery.clean
 
 
-def test_a_recovery_whose_flush_fails_serves_nothing(open_log, written, disk):
+def test_a_log_whose_recovery_cannot_flush_does_not_open(open_log, written, disk):
     disk.fail("sync_bytes", errno.EIO, suffix=".log")
     with pytest.raises(LogOfflineError):
         open_log(config=CONFIG, clean=False, recovery_point=0, disk=disk)

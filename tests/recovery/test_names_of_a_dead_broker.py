@@ -1,4 +1,4 @@
-"""A broker that dies between the rename of a file and the sync of its folder, and its successor."""
+"""A broker that dies between renaming a file and syncing its folder, and its successor."""
 
 from random import Random
 
@@ -24,7 +24,7 @@ def disk(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["log-start-offset-checkpoint", "tierlog/topics.json", "tierlog/manifests/x-0.json"]
 )
-def test_what_the_next_start_reads_is_there_after_a_loss_of_power(disk, tmp_path, name):
+def test_files_read_at_the_next_start_survive_a_power_failure(disk, tmp_path, name):
     folder = DataFolder(tmp_path / "died")
     folder.write(folder.path / name, b"old")
 

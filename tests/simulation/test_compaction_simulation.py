@@ -108,13 +108,13 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Lose the process: everything it wrote is there, and no safer than before."""
+        """Kill the process: everything written is there, but still unsynced."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.recovery_point = len(self.lines)
 
     def crash(self) -> None:
-        """Lose the power: a new folder with what was synced and some of what was not."""
+        """Power failure: a new folder with what was synced and some of what was not."""
         flushed, self.life = self.flushed, self.life + 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
@@ -176,8 +176,8 @@ def test_a_compacted_log_keeps_the_last_record_of_each_key(seed, tmp_path):
     run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
-def test_the_simulation_notices_old_segments_that_go_too_early(tmp_path, monkeypatch):
-    """The planted bug: the new segment gets its name unsynced, before the old ones are gone."""
+def test_the_simulation_notices_old_segments_deleted_too_early(tmp_path, monkeypatch):
+    """The planted bug: the new segment is renamed unsynced, before the old ones are deleted."""
 
     def publish(state, cleaned):
         for suffix in cleaned.suffixes:
@@ -195,5 +195,5 @@ def test_the_simulation_notices_old_segments_that_go_too_early(tmp_path, monkeyp
         for seed in range(30):
             run(World(seed, tmp_path / str(seed)), WEIGHTS, STEPS)
 
-    with pytest.raises(Exception):  # noqa: B017  whichever way it shows first
+    with pytest.raises(Exception):  # noqa: B017  the bug may show in several ways
         run_all()

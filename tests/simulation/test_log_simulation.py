@@ -100,7 +100,7 @@ class World:
         count = random.randint(1, 5)
         values = [random.randbytes(random.choice((0, 10, 300))) for _ in range(count)]
         times = [NOW_MS + random.randint(0, 3000) for _ in values]
-        # One producer per append: sequences in one call would depend on one another.
+        # One producer per append: sequences in one call would depend on each other.
         producer = random.choice((-1, 1 << 40 | len(self.lines) | random.getrandbits(20) << 41))
         fields = (
             {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0}
@@ -197,13 +197,13 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Lose the process: everything it wrote is there, and no safer than before."""
+        """Kill the process: everything written is there, but still unsynced."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.checkpoint = len(self.lines)
 
     def crash(self) -> None:
-        """Lose the power: a new folder with what was synced and some of what was not."""
+        """Power failure: a new folder with what was synced and some of what was not."""
         flushed = self.flushed
         self.life += 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)

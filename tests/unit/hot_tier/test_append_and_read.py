@@ -16,7 +16,7 @@ from tests.fakes.partition_logs import first_offset
 NOW_MS = 1_700_000_000_000
 
 
-def test_offsets_are_given_in_order_and_read_back(open_log, append_values, records_of):
+def test_offsets_are_assigned_in_order_and_read_back(open_log, append_values, records_of):
     log = open_log()
     assert append_values(log, b"a", b"b").last_offset == 1
     assert append_values(log, b"c").base_offset == 2
@@ -25,7 +25,7 @@ def test_offsets_are_given_in_order_and_read_back(open_log, append_values, recor
     assert [(r.offset, r.value) for r in records_of(log)] == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
-def test_nothing_is_shown_before_it_is_flushed(open_log, append_values):
+def test_records_are_not_visible_before_they_are_flushed(open_log, append_values):
     log = open_log()
     append_values(log, b"a")
     assert log.high_watermark == 0
@@ -46,12 +46,12 @@ def test_many_appends_are_one_write(open_log, produced, make_batch, disk, record
     outcomes = log.append(appends)
     assert [outcome.base_offset for outcome in outcomes] == list(range(3000))
     log_writes = [call for call in disk.calls if call.name == "write_at" and call.suffix == ".log"]
-    assert len(log_writes) == 3  # 1024 buffers are the most that one call takes
+    assert len(log_writes) == 3  # one call takes at most 1024 buffers
     log.flush()
     assert [r.value for r in records_of(log)] == [b"%d" % n for n in range(3000)]
 
 
-def test_short_writes_are_finished(open_log, append_values, disk, records_of):
+def test_short_writes_are_completed(open_log, append_values, disk, records_of):
     log = open_log(disk=disk)
     disk.most_bytes_a_write = 7
     append_values(log, b"a" * 100, b"b")
@@ -68,12 +68,12 @@ def test_a_conditional_append_sees_the_appends_before_it(open_log, produced, mak
     assert outcomes[1].log_end_offset == 1
 
 
-def test_an_append_without_a_batch_is_refused(open_log):
+def test_an_append_without_a_batch_is_rejected(open_log):
     (outcome,) = open_log().append([Append(ProducedBatches(bytearray(), [], []))])
     assert isinstance(outcome, InvalidRecord)
 
 
-def test_bytes_are_stored_as_sent_but_for_offset_and_epoch(open_log, produced, make_batch):
+def test_bytes_are_stored_as_sent_except_for_offset_and_epoch(open_log, produced, make_batch):
     log = open_log()
     log.bump_epoch(7)
     sent = make_batch([b"v"], producer_id=5, producer_epoch=1, base_sequence=0)
@@ -97,7 +97,7 @@ def test_log_append_time_is_stamped(open_log, append_values, records_of, clock):
     assert log.segment_stats(0).min_timestamp == NOW_MS + 5
 
 
-def test_a_segment_that_somebody_cut_is_told_by_where_it_ends(open_log, append_values):
+def test_a_truncated_segment_is_reported_with_its_end(open_log, append_values):
     log = open_log()
     append_values(log, b"first")
     cut = log.size_bytes
@@ -112,7 +112,7 @@ def test_a_segment_that_somebody_cut_is_told_by_where_it_ends(open_log, append_v
     assert (told.value.file, told.value.position) == (str(view.path), cut)
 
 
-def test_a_read_gives_whole_batches_within_its_limit(open_log, append_values):
+def test_a_read_returns_whole_batches_within_its_limit(open_log, append_values):
     log = open_log(config={"index.interval.bytes": 0})
     sizes = []
     for number in range(50):
@@ -147,7 +147,7 @@ def test_a_read_ends_below_its_end_offset(open_log, append_values, interval):
             assert position == end
 
 
-def test_a_read_goes_on_across_segments(open_log, append_values):
+def test_a_read_continues_across_segments(open_log, append_values):
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(40):
         append_values(log, b"v" * 100)
@@ -174,7 +174,7 @@ def test_a_slice_outlives_the_deletion_of_its_segment(open_log, append_values, c
 # --- indexes --------------------------------------------------------------------------------------
 
 
-def test_index_entries_come_after_an_interval_and_hold_last_offset_and_start(
+def test_index_entries_are_added_per_interval_with_last_offset_and_position(
     open_log, append_values, tmp_path
 ):
     log = open_log(config={"index.interval.bytes": 300})
@@ -199,7 +199,7 @@ def test_index_entries_come_after_an_interval_and_hold_last_offset_and_start(
     assert times[-1].timestamp == NOW_MS + 41
 
 
-def test_the_active_segment_s_indexes_are_preallocated_and_trimmed_when_sealed(
+def test_indexes_of_the_active_segment_are_preallocated_and_trimmed_at_the_seal(
     open_log, append_values, tmp_path
 ):
     log = open_log(config={"segment.index.bytes": 1001, "index.interval.bytes": 0})
@@ -216,7 +216,9 @@ def test_the_active_segment_s_indexes_are_preallocated_and_trimmed_when_sealed(
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_offsets_are_found_by_time_though_times_do_not_rise(open_log, append_values, sealed):
+def test_offsets_are_found_by_timestamp_even_if_timestamps_do_not_increase(
+    open_log, append_values, sealed
+):
     log = open_log(config={"index.interval.bytes": 200, "segment.bytes": 2048})
     times = [NOW_MS + (n * 7919) % 1000 for n in range(300)]
     for number in range(0, 300, 3):
@@ -237,7 +239,7 @@ def test_offsets_are_found_by_time_though_times_do_not_rise(open_log, append_val
     "damage", ["missing", "short", "garbage", "zeros", "shifted", "unordered", "lying", "last lies"]
 )
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_a_bad_index_of_a_trusted_segment_is_rebuilt_when_it_is_used(
+def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
     open_log, append_values, records_of, tmp_path, suffix, damage
 ):
     log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})

@@ -1,4 +1,4 @@
-"""What compaction may work on, and when it is worth it."""
+"""What compaction may work on, and when a round is due."""
 
 import threading
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ def test_the_active_segment_is_never_cleaned(open_log):
     assert log.sealed.cleanable(None).end_offset == 1
 
 
-def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
+def test_records_younger_than_the_minimum_lag_and_all_after_them_are_not_cleaned(open_log):
     log = open_log(config=COMPACT | {"min.compaction.lag.ms": 1000})
     for age_ms in (5000, 100, 5000):
         put(log, (b"a", b"1"), timestamps=[NOW_MS - age_ms])
@@ -42,12 +42,12 @@ def test_what_is_younger_than_the_least_lag_waits_and_all_behind_it(open_log):
     assert log.sealed.cleanable(None).end_offset == 1
 
 
-def test_an_open_transaction_holds_compaction_back(open_log):
+def test_an_open_transaction_blocks_compaction(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"))
     log.roll()
     data = batch([b"x"], keys=[b"a"], producer_id=5, producer_epoch=0, base_sequence=0)
-    data[22] |= 0x10  # transactional; no coordinator runs here, so the gate would not take it
+    data[22] |= 0x10  # transactional; without a coordinator, produce validation rejects it
     from record_format.batch import parse_header, set_max_timestamp
     from record_format.produced import ProducedBatches
 
@@ -58,13 +58,13 @@ def test_an_open_transaction_holds_compaction_back(open_log):
     assert log.sealed.cleanable(None).end_offset == 1
     found = []
     asking = threading.Thread(target=lambda: found.append(log.offsets), daemon=True)
-    with log._state.lock:  # as an append has it; the event loop asks for the offsets
+    with log._state.lock:  # held as by an append while the event loop reads the offsets
         asking.start()
         asking.join(10)
         assert [one.last_stable_offset for one in found] == [1]
 
 
-def test_a_checkpoint_that_is_not_of_this_log_counts_as_none(open_log):
+def test_a_checkpoint_outside_the_log_is_ignored(open_log):
     log = open_log(config=COMPACT)
     for _ in range(3):
         put(log, (b"a", b"1"))
@@ -82,7 +82,7 @@ def test_a_round_is_due_above_the_dirty_ratio(clean, dirty, ratio, due):
     assert cleanable.is_due(min_dirty_ratio=ratio, max_lag_ms=2**63 - 1, now_ms=NOW_MS) is due
 
 
-def test_the_greatest_lag_makes_it_due_whatever_the_ratio(open_log):
+def test_a_round_is_due_after_the_maximum_lag_whatever_the_ratio(open_log):
     log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
     put(log, (b"a", b"1"), timestamps=[NOW_MS - 2000])
     log.roll()
@@ -92,14 +92,14 @@ def test_the_greatest_lag_makes_it_due_whatever_the_ratio(open_log):
     assert not cleanable.is_due(min_dirty_ratio=1.0, max_lag_ms=3000, now_ms=NOW_MS)
 
 
-def test_the_greatest_lag_rolls_the_active_segment(open_log):
+def test_the_maximum_lag_rolls_the_active_segment(open_log):
     log = open_log(config=COMPACT | {"max.compaction.lag.ms": 1000})
     put(log, (b"a", b"1"), timestamps=[NOW_MS - 5000])
     put(log, (b"a", b"2"), timestamps=[NOW_MS - 3000])
     assert [segment.base_offset for segment in log.segments()] == [0, 1]
 
 
-def test_groups_stay_within_a_segment_s_size_its_index_and_the_borders(tmp_path):
+def test_groups_respect_segment_size_index_size_and_borders(tmp_path):
     sizes = [40, 40, 40, 90, 10, 10]
     segments = []
     for number, size in enumerate(sizes):
@@ -116,7 +116,7 @@ def test_groups_stay_within_a_segment_s_size_its_index_and_the_borders(tmp_path)
     assert bases(borders=frozenset((10, 50))) == [[0], [10, 20], [30, 40], [50]]
 
 
-def test_offsets_of_a_group_fit_31_bits(tmp_path):
+def test_relative_offsets_of_a_group_fit_31_bits(tmp_path):
     first = Segment(tmp_path, 0, SegmentEnd(10, 2**31 - 5))
     second = Segment(tmp_path, 2**31 - 5, SegmentEnd(10, 2**31 + 5))
     limits = GroupLimits(1000, 1000, frozenset())
@@ -138,7 +138,7 @@ def test_segments_are_grouped_and_none_is_empty(open_log, records_of):
     assert log.log_end_offset == 40
 
 
-def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(open_log):
+def test_an_idempotent_producer_continues_after_its_records_were_compacted_away(open_log):
     log = open_log(config=COMPACT)
     fields = {"producer_id": 7, "producer_epoch": 0}
     put(log, (b"a", b"1"), base_sequence=0, **fields)
@@ -152,9 +152,11 @@ def test_an_idempotent_producer_goes_on_after_its_records_were_compacted_away(op
     assert put(again, (b"a", b"4"), base_sequence=2, **fields).base_offset == 3
 
 
-def test_what_was_emptied_before_is_not_written_again(open_log):
+def test_a_segment_emptied_before_is_not_rewritten(open_log):
     log = open_log(config=COMPACT)
-    put(log, (b"a", b"1"), producer_id=7, producer_epoch=0, base_sequence=0)  # its last stays
+    put(
+        log, (b"a", b"1"), producer_id=7, producer_epoch=0, base_sequence=0
+    )  # its last batch is kept
     log.roll()
     put(log, (b"a", b"2"))  # a segment keeps its last batch
     log.roll()
@@ -170,20 +172,20 @@ def test_what_was_emptied_before_is_not_written_again(open_log):
 
 
 @pytest.mark.parametrize("border", [1, 2])
-def test_a_group_is_not_merged_across_the_bucket_s_end_of_by_then(open_log, border):
+def test_a_group_is_not_merged_across_the_bucket_end_as_of_its_swap(open_log, border):
     log = open_log(config=COMPACT)
     for value in (b"1", b"2", b"3"):
         put(log, (b"a", value))
         log.roll()
-    found = iter([frozenset(), frozenset((border,))])  # when it is planned, and at its swap
+    found = iter([frozenset(), frozenset((border,))])  # when planned, and at the swap
     hooks = CleanerHooks(swapping=lambda: nullcontext(next(found)))
     with pytest.raises(Interrupted):
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), hooks)
     assert log.base_offsets == (0, 1, 2, 3)
 
 
-def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
-    """A look at the folder later may miss a mark that is made meanwhile, and forget it."""
+def test_the_unmirrored_marker_is_read_at_the_open(open_log):
+    """Reading the folder later could race with a new marker and lose it."""
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"), (b"a", b"2"))
     log.roll()
@@ -195,7 +197,7 @@ def test_what_the_bucket_has_to_follow_is_known_from_the_open_on(open_log):
 
 
 @pytest.mark.parametrize("table", [PlainKeyTable, make_key_table])
-def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
+def test_tombstones_can_be_kept_forever(open_log, records_of, clock, table):
     log = open_log(config=COMPACT | {"delete.retention.ms": 2**63 - 1})
     put(log, (b"a", b"1"), (b"b", b"2"))
     put(log, (b"a", None), (b"b", b"3"), timestamps=[NOW_MS - 7, NOW_MS])
@@ -207,13 +209,13 @@ def test_tombstones_may_be_kept_for_ever(open_log, records_of, clock, table):
         assert found == [(2, b"a", None, NOW_MS - 7), (3, b"b", b"3", NOW_MS)]
 
 
-def test_a_log_that_is_closed_under_a_round_ends_it_by_name(open_log):
-    """As a topic's deletion does."""
+def test_closing_the_log_interrupts_a_round(open_log):
+    """As deleting the topic does."""
     log = open_log(config=COMPACT)
     for value in (b"1", b"2"):
         put(log, (b"a", value))
     log.roll()
-    batches = iter(range(4))  # both for the keys, then both to be written
+    batches = iter(range(4))  # both for the keys, then both for the rewrite
 
     def close_at_the_last() -> bool:
         if next(batches) == 3:
@@ -225,7 +227,7 @@ def test_a_log_that_is_closed_under_a_round_ends_it_by_name(open_log):
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20), hooks)
 
 
-def test_records_that_do_not_decode_are_told_by_their_place_in_the_file(open_log, monkeypatch):
+def test_records_that_do_not_decode_are_reported_with_their_position(open_log, monkeypatch):
     log = open_log(config=COMPACT)
     for key in (b"a", b"b"):
         put(log, (key, b"1"))
@@ -233,7 +235,7 @@ def test_records_that_do_not_decode_are_told_by_their_place_in_the_file(open_log
     path = log.segments()[0].path
     data = bytearray(path.read_bytes())
     first, second = iter_headers(data)
-    data[second.body_position] ^= 0x04  # the record's length, under a checksum that is right
+    data[second.body_position] ^= 0x04  # the record's length, with a correct checksum
     set_max_timestamp(data, second, timestamp=second.max_timestamp)
     path.write_bytes(data)
     monkeypatch.setattr("hot_tier.batch_walk.CHECK_CHUNK_BYTES", first.size_bytes)
@@ -248,7 +250,7 @@ def test_records_that_do_not_decode_are_told_by_their_place_in_the_file(open_log
     assert {name: getattr(bad.value, name) for name in place} == place
 
 
-def test_a_flipped_bit_ends_the_round_by_name_and_changes_nothing(open_log, records_of):
+def test_a_flipped_bit_ends_the_round_with_an_error_and_changes_nothing(open_log, records_of):
     log = open_log(config=COMPACT)
     for value in (b"1", b"2"):
         put(log, (b"a", value))

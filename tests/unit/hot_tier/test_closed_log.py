@@ -19,7 +19,7 @@ from record_format.encode import encode_batch
         pytest.param(7, 7, id="where compaction took what was there"),
     ],
 )
-def test_a_log_is_split_where_it_is_told_or_with_the_batch_there(
+def test_a_log_is_split_at_an_offset_or_with_the_batch_that_contains_it(
     tmp_path: Path, offset: int, begins: int
 ) -> None:
     batches = [
@@ -45,7 +45,7 @@ def test_a_log_is_split_where_it_is_told_or_with_the_batch_there(
         pytest.param([1, 2, 3], 10, 1, 10, id="nothing good is behind"),
     ],
 )
-def test_rotten_batches_do_not_hide_where_the_rest_of_a_log_begins(
+def test_corrupt_batches_do_not_hide_where_the_rest_of_a_log_begins(
     tmp_path: Path, rotten: list[int], offset: int, number: int, begins: int
 ) -> None:
     batches = [
@@ -59,10 +59,10 @@ def test_rotten_batches_do_not_hide_where_the_rest_of_a_log_begins(
     assert locate_cut(log, offset, base_offset=0) == (number * len(batches[0]), begins)
 
 
-def test_a_log_whose_tail_is_moved_has_no_hole_at_any_moment(
+def test_moving_the_tail_of_a_log_never_leaves_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recovery would drop what lies behind one."""
+    """Recovery would remove everything after one."""
     folder, moved = tmp_path / "t-0", tmp_path / "apart"
     folder.mkdir()
     for base_offset in (0, 10, 20, 30):

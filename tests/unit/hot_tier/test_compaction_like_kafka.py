@@ -37,7 +37,7 @@ def batches(folder: Path):
 
 
 def without_clock(header, data):
-    """What of a batch does not depend on when it was cleaned, or by which compressor."""
+    """The parts of a batch that do not depend on when it was cleaned or on the compressor."""
     records = decode_batch(data, header._replace(position=0))
     attributes = header.attributes & ~DELETE_HORIZON_BIT
     fields = header._replace(
@@ -47,7 +47,7 @@ def without_clock(header, data):
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_our_cleaner_leaves_what_kafkas_left(table, open_log, tmp_path, clock):
+def test_our_cleaner_keeps_what_kafkas_kept(table, open_log, tmp_path, clock):
     folder, after = tmp_path / "t-0", FIXTURES / NAME
     shutil.copytree(FIXTURES / "before-clean" / NAME, folder)
     metadata = (folder / "partition.metadata").read_bytes()

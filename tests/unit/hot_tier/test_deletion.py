@@ -1,4 +1,4 @@
-"""Deleting, trimming, starting anew."""
+"""Deleting, trimming, truncating fully."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def bases(log) -> list[int]:
     return [segment.base_offset for segment in log.segments()]
 
 
-def test_only_whole_sealed_segments_below_go(log):
+def test_only_whole_sealed_segments_below_the_offset_are_deleted(log):
     before = bases(log)
     assert log.delete_local(before[2] - 1) == before[:1]
     assert log.local_log_start_offset == before[1]
@@ -32,7 +32,7 @@ def test_only_whole_sealed_segments_below_go(log):
     assert bases(log) == before[-1:]
 
 
-def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp_path):
+def test_a_deleted_file_is_renamed_and_unlinked_after_its_delay(log, clock, tmp_path):
     second = bases(log)[1]
     log.delete_local(second)
     names = {path.name for path in (tmp_path / "t-0").iterdir() if path.name[:20] == f"{0:020d}"}
@@ -45,7 +45,7 @@ def test_a_deleted_file_has_another_name_until_its_delay_is_over(log, clock, tmp
 
 
 @pytest.mark.parametrize("jump_ms", [-1, 10**12])
-def test_a_wall_clock_that_jumps_does_not_move_that(open_log, append_values, clock, jump_ms):
+def test_wall_clock_jumps_do_not_change_the_delete_delay(open_log, append_values, clock, jump_ms):
     monotonic = Clock()
     log = open_log(config=CONFIG, monotonic_clock=monotonic)
     append_values(log, b"v")
@@ -57,14 +57,14 @@ def test_a_wall_clock_that_jumps_does_not_move_that(open_log, append_values, clo
     assert log.reap() == 1
 
 
-def test_deletion_trims_the_epochs(log, tmp_path):
+def test_deletion_truncates_the_epochs(log, tmp_path):
     assert log.epochs == ((0, 0), (1, 20), (2, 40))
     start = next(base for base in bases(log) if base > 20)
     log.delete_local(start)
     assert log.epochs == ((1, start), (2, 40))
 
 
-def test_an_epoch_that_begins_where_the_deletion_ends_stays(open_log, append_values):
+def test_an_epoch_that_begins_where_the_deletion_ends_is_kept(open_log, append_values):
     log = open_log()
     for epoch in (0, 1):
         log.bump_epoch(epoch)
@@ -74,7 +74,7 @@ def test_an_epoch_that_begins_where_the_deletion_ends_stays(open_log, append_val
     assert log.epochs == ((1, 1),)
 
 
-def test_trim_moves_the_log_start_and_never_back(log, append_values):
+def test_trim_advances_the_log_start_and_never_moves_it_back(log, append_values):
     assert log.trim(13) == 13
     assert log.trim(5) == 13
     assert log.local_log_start_offset == 13
@@ -94,7 +94,9 @@ def test_a_log_start_beyond_the_end_starts_the_log_there(open_log, log, append_v
     assert append_values(log, b"x").base_offset == 100
 
 
-def test_starting_anew_forgets_what_was_there(open_log, log, append_values, records_of, tmp_path):
+def test_truncating_fully_removes_all_earlier_state(
+    open_log, log, append_values, records_of, tmp_path
+):
     log.truncate_fully_and_start_at(1_000_000)
     assert (log.log_end_offset, log.high_watermark) == (1_000_000, 1_000_000)
     assert log.local_log_start_offset == 1_000_000

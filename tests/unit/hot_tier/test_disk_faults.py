@@ -15,7 +15,7 @@ from tests.fakes.partition_logs import first_offset
 
 
 def open_below(folder):
-    """Names of the files that are open there, also of those that were unlinked."""
+    """Names of the open files there, including unlinked ones."""
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -23,7 +23,7 @@ def open_below(folder):
     return sorted(path.name for path in found if path.parent == folder)
 
 
-def test_a_full_disk_refuses_the_write_and_nothing_else(
+def test_a_full_disk_rejects_the_write_and_nothing_else(
     open_log, append_values, records_of, disk, tmp_path
 ):
     log = open_log(disk=disk)
@@ -42,7 +42,7 @@ def test_a_full_disk_refuses_the_write_and_nothing_else(
     assert [r.value for r in records_of(log)] == [b"before", b"after"]
 
 
-def test_a_full_disk_refuses_all_that_was_in_the_write(open_log, produced, make_batch, disk):
+def test_a_full_disk_rejects_all_appends_in_the_write(open_log, produced, make_batch, disk):
     log = open_log(disk=disk)
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
     appends = [Append(produced(make_batch([b"x"]))) for _ in range(3)]
@@ -52,7 +52,7 @@ def test_a_full_disk_refuses_all_that_was_in_the_write(open_log, produced, make_
     assert [outcome.base_offset for outcome in log.append(appends)] == [0, 1, 2]
 
 
-def test_a_write_that_is_refused_before_a_roll_refuses_what_was_to_follow(
+def test_a_write_that_fails_before_a_roll_rejects_the_appends_after_it(
     open_log, append_values, produced, make_batch, disk, monkeypatch
 ):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
@@ -68,7 +68,7 @@ def test_a_write_that_is_refused_before_a_roll_refuses_what_was_to_follow(
     assert [outcome.base_offset for outcome in log.append(appends)] == [1, 2]
 
 
-def test_a_refused_write_leaves_the_producer_as_it_was(open_log, append_values, disk):
+def test_a_failed_write_leaves_the_producer_unchanged(open_log, append_values, disk):
     log = open_log(disk=disk)
     fields = {"producer_id": 1, "producer_epoch": 0}
     append_values(log, b"a", base_sequence=0, **fields)
@@ -83,14 +83,14 @@ def test_a_refused_write_leaves_the_producer_as_it_was(open_log, append_values, 
 @pytest.mark.parametrize(
     ("number", "failure"), [(errno.ENOSPC, DiskFull), (errno.EIO, LogOfflineError)]
 )
-def test_what_was_answered_by_an_unwritten_append_fails_with_it(
+def test_outcomes_that_depend_on_an_unwritten_append_fail_with_it(
     open_log, produced, make_batch, disk, number, failure
 ):
     log = open_log(disk=disk)
     fields = {"producer_id": 1, "producer_epoch": 1}
     group = [
         Append(produced(make_batch([b"first"], base_sequence=0, **fields))),
-        Append(produced(make_batch([b"first"], base_sequence=0, **fields))),  # sent once more
+        Append(produced(make_batch([b"first"], base_sequence=0, **fields))),  # a duplicate
         Append(produced(make_batch([b"gap"], base_sequence=2, **fields))),
         Append(produced(make_batch([b"old"], producer_id=1, producer_epoch=0, base_sequence=0))),
         Append(produced(make_batch([b"conditional"])), expected_offset=0),
@@ -100,7 +100,7 @@ def test_what_was_answered_by_an_unwritten_append_fails_with_it(
     assert log.log_end_offset == 0
 
 
-def test_a_write_that_is_refused_before_a_roll_leaves_nothing_to_what_follows(
+def test_a_plan_that_failed_before_a_roll_is_not_reused(
     open_log, produced, make_batch, append_values, records_of, disk
 ):
     log = open_log(config={"segment.bytes": 2000}, disk=disk)
@@ -117,7 +117,7 @@ def test_a_write_that_is_refused_before_a_roll_leaves_nothing_to_what_follows(
     assert [r.value for r in records_of(log)] == [b"before", b"first"]
 
 
-def test_what_was_written_before_a_roll_stands_whatever_comes_of_the_rest(
+def test_appends_written_before_a_roll_succeed_even_if_the_rest_fail(
     open_log, produced, make_batch, records_of, disk
 ):
     log = open_log(config={"segment.bytes": 2000}, disk=disk)
@@ -131,7 +131,9 @@ def test_what_was_written_before_a_roll_stands_whatever_comes_of_the_rest(
     assert [r.value for r in records_of(log)] == [b"first"]
 
 
-def test_a_failure_that_cannot_be_cleared_away_takes_the_log_offline(open_log, append_values, disk):
+def test_a_failed_write_that_cannot_be_truncated_takes_the_log_offline(
+    open_log, append_values, disk
+):
     log = open_log(disk=disk)
     disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=30)
     disk.fail("truncate", suffix=".log")
@@ -139,7 +141,7 @@ def test_a_failure_that_cannot_be_cleared_away_takes_the_log_offline(open_log, a
         append_values(log, b"a")
 
 
-def test_a_repeat_of_what_is_written_needs_no_room(
+def test_a_duplicate_of_a_written_batch_needs_no_space(
     open_log, append_values, produced, make_batch, disk
 ):
     log = open_log(disk=disk)
@@ -152,7 +154,7 @@ def test_a_repeat_of_what_is_written_needs_no_room(
     assert (repeat.duplicate, repeat.base_offset) == (True, 0)
 
 
-def test_what_a_refused_write_left_in_preallocated_space_never_comes_back(
+def test_bytes_of_a_failed_write_in_preallocated_space_are_never_recovered(
     open_log, append_values, records_of, produced, make_batch, disk, tmp_path
 ):
     log = open_log(config={"preallocate": True, "segment.bytes": 1 << 20}, disk=disk)
@@ -168,7 +170,7 @@ def test_what_a_refused_write_left_in_preallocated_space_never_comes_back(
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_a_roll_that_is_refused_leaves_no_file_open(open_log, append_values, disk, suffix):
+def test_a_failed_roll_leaves_no_file_open(open_log, append_values, disk, suffix):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"x" * 1000)
     disk.fail("open", errno.ENOSPC, suffix=suffix)
@@ -180,7 +182,7 @@ def test_a_roll_that_is_refused_leaves_no_file_open(open_log, append_values, dis
     ]
 
 
-def test_a_file_that_cannot_be_unlinked_keeps_no_other_and_goes_later(
+def test_a_file_that_cannot_be_unlinked_blocks_no_other_and_is_retried(
     open_log, append_values, tmp_path
 ):
     log = open_log(config={"segment.bytes": 1024})
@@ -199,7 +201,7 @@ def test_a_file_that_cannot_be_unlinked_keeps_no_other_and_goes_later(
     assert log.reap(at_once=True) == 0
 
 
-def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values, disk, tmp_path):
+def test_a_full_disk_does_not_block_deletion(open_log, append_values, disk, tmp_path):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     for _ in range(3):
         append_values(log, b"x" * 1000)
@@ -219,10 +221,10 @@ def test_a_full_disk_keeps_no_segment_from_being_deleted(open_log, append_values
 @pytest.mark.parametrize(
     ("number", "failure"), [(errno.ENOSPC, DiskFull), (errno.EIO, LogOfflineError)]
 )
-def test_segments_are_deleted_in_order_also_where_one_could_not_be(
+def test_segments_are_deleted_in_order_even_if_one_cannot_be(
     open_log, append_values, records_of, disk, tmp_path, number, failure, after
 ):
-    """A hole between what stayed and the rest would be damage to the next start."""
+    """A gap between the remaining segments would be corruption to the next start."""
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     for _ in range(4):
         append_values(log, b"x" * 1000)
@@ -240,7 +242,7 @@ def test_segments_are_deleted_in_order_also_where_one_could_not_be(
     assert [r.offset for r in records_of(log)] == [3]
 
 
-def test_an_index_without_room_refuses_nothing(open_log, append_values, disk, tmp_path):
+def test_an_index_without_space_rejects_no_append(open_log, append_values, disk, tmp_path):
     config = {"index.interval.bytes": 0}
     log = open_log(config=config, disk=disk)
     append_values(log, b"a")
@@ -281,7 +283,9 @@ def test_an_io_error_on_write_takes_the_log_offline(
     assert not log.close()
 
 
-def test_a_failed_flush_takes_the_log_offline_for_ever(open_log, append_values, records_of, disk):
+def test_a_failed_flush_takes_the_log_offline_permanently(
+    open_log, append_values, records_of, disk
+):
     log = open_log(disk=disk)
     append_values(log, b"a")
     log.flush()
@@ -333,10 +337,10 @@ def test_a_segment_that_is_sealed_during_a_flush_is_flushed_by_the_next(
         log.flush()
 
 
-def test_a_flush_finds_a_descriptor_where_clients_took_all(open_log, append_values, records_of):
+def test_a_flush_gets_a_descriptor_when_clients_used_all(open_log, append_values, records_of):
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(3):
-        append_values(log, b"v" * 600)  # rolls: files and the folder are to be opened and synced
+        append_values(log, b"v" * 600)  # rolls: files and the folder must be opened for a sync
     for _ in range(2):
         with no_descriptor_left():
             log.flush()
@@ -378,7 +382,7 @@ def test_the_folder_is_synced_before_the_first_flush_of_a_new_segment_ends(
     assert ("sync_folder", folder) not in disk.calls
 
 
-def test_what_was_sealed_is_closed_once_it_is_flushed(open_log, append_values, tmp_path):
+def test_a_sealed_segment_is_closed_once_it_is_flushed(open_log, append_values, tmp_path):
     log = open_log()
     append_values(log, b"v")
     before = len(open_below(tmp_path / "t-0"))
@@ -400,7 +404,7 @@ def test_an_epoch_is_durable_before_its_first_record(open_log, append_values, di
     assert log.epochs == ((3, 0),)
 
 
-def test_a_clean_close_that_fails_is_no_clean_stop(open_log, append_values, disk):
+def test_a_failed_close_is_not_a_clean_shutdown(open_log, append_values, disk):
     log = open_log(disk=disk)
     append_values(log, b"a")
     log.flush()
@@ -421,8 +425,8 @@ def test_a_log_that_cannot_be_opened_leaves_no_file_open(open_log, append_values
     assert open_below(tmp_path / "t-0") == []
 
 
-def test_a_log_that_is_closed_under_a_flush_lets_it_end(open_log, append_values, monkeypatch):
-    """Of a topic that is deleted: its last producers are not told of a file that is closed."""
+def test_closing_a_log_waits_for_a_flush_in_progress(open_log, append_values, monkeypatch):
+    """As at a topic's deletion: its last producers must not get EBADF."""
     log, flushing, may_go_on = open_log(), threading.Event(), threading.Event()
     close_clean = log._close_clean
     append_values(log, b"one")
@@ -450,8 +454,8 @@ def test_a_log_that_is_closed_under_a_flush_lets_it_end(open_log, append_values,
         assert closing.result(10)
 
 
-def test_nothing_is_begun_in_a_log_that_is_being_closed(open_log, append_values, monkeypatch):
-    """By who outlasts a stop, an offload say: the next start trusts what the close has left."""
+def test_nothing_starts_in_a_log_that_is_closing(open_log, append_values, monkeypatch):
+    """By a task that outlives the stop, such as an offload: the next start trusts the close."""
     log = open_log()
     append_values(log, b"one")
     flush, close_clean, refused = log.flush, log._close_clean, []

@@ -34,7 +34,7 @@ def one(produced, make_batch):
 
 
 def hold_syncs(disk) -> tuple[threading.Event, threading.Event]:
-    """Set once one has begun, and what lets them go on."""
+    """(set when a sync has begun, set it to let syncs continue)."""
     begun, go_on = threading.Event(), threading.Event()
     real = disk.sync_bytes
 
@@ -47,7 +47,7 @@ def hold_syncs(disk) -> tuple[threading.Event, threading.Event]:
     return begun, go_on
 
 
-def test_all_is_answered_once_it_is_flushed(open_log, executor, timer, one):
+def test_acks_all_completes_once_flushed(open_log, executor, timer, one):
     log = open_log()
     commits = GroupCommit(log, executor, timer)
     result = commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
@@ -55,7 +55,9 @@ def test_all_is_answered_once_it_is_flushed(open_log, executor, timer, one):
     assert log.high_watermark == 1
 
 
-def test_leader_is_answered_before_the_flush_and_flushed_in_time(open_log, executor, timer, one):
+def test_acks_leader_completes_before_the_flush_and_is_flushed_in_time(
+    open_log, executor, timer, one
+):
     log = open_log(config={"flush.ms": 20})
     flushed = threading.Event()
     log.on_high_watermark.append(lambda _: flushed.set())
@@ -65,7 +67,7 @@ def test_leader_is_answered_before_the_flush_and_flushed_in_time(open_log, execu
     assert log.high_watermark == 1
 
 
-def test_a_wait_for_ever_holds_up_no_other_and_ends_when_it_is_made_shorter(
+def test_an_endless_flush_ms_blocks_no_other_and_ends_when_lowered(
     open_log, executor, timer, one, tmp_path
 ):
     flushed = threading.Event()
@@ -73,7 +75,7 @@ def test_a_wait_for_ever_holds_up_no_other_and_ends_when_it_is_made_shorter(
     log.on_high_watermark.append(lambda _: flushed.set())
     commits = GroupCommit(log, executor, timer)
     commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
-    test_leader_is_answered_before_the_flush_and_flushed_in_time(
+    test_acks_leader_completes_before_the_flush_and_is_flushed_in_time(
         lambda **given: open_log(tmp_path / "other-0", **given), executor, timer, one
     )
     assert not flushed.is_set()
@@ -82,7 +84,7 @@ def test_a_wait_for_ever_holds_up_no_other_and_ends_when_it_is_made_shorter(
     assert flushed.wait(TIMEOUT_S)
 
 
-def test_so_many_waiting_messages_are_flushed_at_once(open_log, executor, timer, one):
+def test_flush_messages_unflushed_records_trigger_a_flush(open_log, executor, timer, one):
     log = open_log(config={"flush.ms": 10**9, "flush.messages": 3})
     flushed = threading.Event()
     log.on_high_watermark.append(lambda _: flushed.set())
@@ -94,7 +96,7 @@ def test_so_many_waiting_messages_are_flushed_at_once(open_log, executor, timer,
     assert flushed.wait(TIMEOUT_S)
 
 
-def test_what_waits_for_a_flush_shares_the_next_one(open_log, executor, timer, one, disk):
+def test_appends_queued_during_a_flush_share_the_next_one(open_log, executor, timer, one, disk):
     log = open_log(disk=disk)
     commits = GroupCommit(log, executor, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
@@ -104,14 +106,14 @@ def test_what_waits_for_a_flush_shares_the_next_one(open_log, executor, timer, o
     assert begun.wait(TIMEOUT_S)
     others = [commits.submit(one(), acks=Acks.ALL) for _ in range(100)]
     written = commits.submit(one(), acks=Acks.LEADER)
-    assert written.result(TIMEOUT_S).base_offset == 102  # writes go on under a flush
+    assert written.result(TIMEOUT_S).base_offset == 102  # writes continue during a flush
     assert not any(future.done() for future in (first, *others))
     go_on.set()
     assert [f.result(TIMEOUT_S).base_offset for f in (first, *others)] == list(range(1, 102))
     assert len([call for call in disk.calls if call.name == "sync_bytes"]) <= 5
 
 
-def test_refusals_reach_only_their_own(open_log, executor, timer, one):
+def test_an_error_reaches_only_its_own_append(open_log, executor, timer, one):
     commits = GroupCommit(open_log(), executor, timer)
     good = commits.submit(one(), acks=Acks.ALL)
     bad = commits.submit(one(expected=77), acks=Acks.ALL)
@@ -120,7 +122,7 @@ def test_refusals_reach_only_their_own(open_log, executor, timer, one):
         bad.result(TIMEOUT_S)
 
 
-def test_a_failed_flush_is_told_to_all_that_waited(open_log, executor, timer, one, disk):
+def test_a_failed_flush_fails_all_that_waited(open_log, executor, timer, one, disk):
     log = open_log(disk=disk)
     commits = GroupCommit(log, executor, timer)
     disk.fail("sync_bytes", suffix=".log")
@@ -134,7 +136,7 @@ def test_a_failed_flush_is_told_to_all_that_waited(open_log, executor, timer, on
     assert log.high_watermark == 0
 
 
-def test_a_fault_of_ours_ends_the_log_and_is_told_to_everybody(
+def test_a_bug_takes_the_log_offline_and_fails_every_future(
     open_log, executor, timer, one, monkeypatch
 ):
     log = open_log()
@@ -154,7 +156,7 @@ def test_a_fault_of_ours_ends_the_log_and_is_told_to_everybody(
     assert commits.close(TIMEOUT_S)
 
 
-def test_a_repeat_waits_for_the_flush_of_the_first_copy(open_log, executor, timer, one, disk):
+def test_a_duplicate_waits_for_the_flush_of_the_original(open_log, executor, timer, one, disk):
     log = open_log(config={"flush.ms": 10**9}, disk=disk)
     commits = GroupCommit(log, executor, timer)
     fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
@@ -165,8 +167,8 @@ def test_a_repeat_waits_for_the_flush_of_the_first_copy(open_log, executor, time
     assert log.high_watermark == 1
 
 
-def test_a_repeat_of_what_could_not_be_written_is_no_answer(open_log, timer, one, disk):
-    """Acknowledged by acks=1, and with acks=all never answered at all."""
+def test_a_duplicate_of_an_unwritten_batch_fails_too(open_log, timer, one, disk):
+    """The bug: acknowledged with acks=1, and never completed with acks=all."""
     log = open_log(disk=disk)
     fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
@@ -184,14 +186,16 @@ def test_a_repeat_of_what_could_not_be_written_is_no_answer(open_log, timer, one
         assert commits.close(TIMEOUT_S)
 
 
-def test_nobody_can_cancel_what_may_be_written(open_log, executor, timer, one):
+def test_a_submitted_append_cannot_be_cancelled(open_log, executor, timer, one):
     commits = GroupCommit(open_log(), executor, timer)
     future = commits.submit(one(), acks=Acks.ALL)
     assert not future.cancel()
     assert future.result(TIMEOUT_S).base_offset == 0
 
 
-def test_after_close_nothing_is_taken_and_all_is_answered(open_log, executor, timer, one):
+def test_after_close_appends_are_refused_and_all_earlier_ones_complete(
+    open_log, executor, timer, one
+):
     commits = GroupCommit(open_log(), executor, timer)
     before = [commits.submit(one(), acks=Acks.ALL) for _ in range(50)]
     assert commits.close(TIMEOUT_S)
@@ -200,13 +204,13 @@ def test_after_close_nothing_is_taken_and_all_is_answered(open_log, executor, ti
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
 
 
-def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, one):
+def test_close_waits_until_the_futures_of_a_flush_are_completed(open_log, executor, timer, one):
     log, added = open_log(), threading.Event()
     log.on_high_watermark.append(lambda _: added.wait(TIMEOUT_S))
     commits = GroupCommit(log, executor, timer)
     telling, go_on = threading.Event(), threading.Event()
 
-    def told(_: object) -> None:  # called by whoever answers, before the next one is answered
+    def told(_: object) -> None:  # runs before the next future is completed
         telling.set()
         assert go_on.wait(TIMEOUT_S)
 
@@ -219,13 +223,13 @@ def test_close_waits_until_the_flushed_ones_are_told(open_log, executor, timer, 
     assert commits.close(TIMEOUT_S)
 
 
-def test_a_flush_that_outlasts_the_threads_is_answered_and_so_is_the_next(
+def test_a_flush_that_outlasts_the_executor_completes_and_so_does_the_next(
     open_log, timer, one, disk
 ):
-    """A disk that hangs for longer than a broker waits for it at its stop."""
+    """The disk hangs for longer than a stopping broker waits."""
     log, pool = open_log(disk=disk), ThreadPoolExecutor(4)
     commits = GroupCommit(log, pool, timer)
-    commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # with a sync of the epoch's own
+    commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # includes a sync for the epoch
     begun, go_on = hold_syncs(disk)
     first = commits.submit(one(), acks=Acks.ALL)
     assert begun.wait(TIMEOUT_S)
@@ -259,7 +263,7 @@ def test_many_producers_get_distinct_offsets(open_log, executor, timer, one, rec
     assert {r.offset: r.value for r in records_of(log)} == placed
 
 
-def test_the_timer_calls_in_order_and_drops_the_rest_at_close():
+def test_the_timer_runs_callbacks_in_order_and_drops_the_rest_at_close():
     timer = FlushTimer()
     called: list[int] = []
     done = threading.Event()
@@ -271,7 +275,7 @@ def test_the_timer_calls_in_order_and_drops_the_rest_at_close():
     assert called == [1, 2]
 
 
-def test_a_callback_that_fails_is_told_and_ends_no_others_time(monkeypatch):
+def test_a_failing_callback_is_reported_and_affects_no_other(monkeypatch):
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     timer, done = FlushTimer(), threading.Event()

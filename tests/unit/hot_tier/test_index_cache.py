@@ -15,7 +15,7 @@ def test_a_small_index_is_cached_at_its_first_use_and_a_large_one_at_its_second(
     assert cache.should_cache("large", size_bytes=SMALL_BYTES + 1)
 
 
-def test_forgotten_index_is_not_given_again_and_starts_over():
+def test_an_invalidated_index_is_not_returned_and_starts_over():
     cache = IndexCache()
     cache.should_cache("large", size_bytes=1 << 16)
     cache.put("large", b"x" * (1 << 16))
@@ -24,7 +24,7 @@ def test_forgotten_index_is_not_given_again_and_starts_over():
     assert not cache.should_cache("large", size_bytes=1 << 16)
 
 
-def test_least_recently_used_images_go_when_the_limit_is_reached():
+def test_least_recently_used_indexes_are_evicted_at_the_limit():
     cache = IndexCache(limit_bytes=3 * (1000 + ENTRY_BYTES))
     for name in "abc":
         cache.put(name, bytes(1000))
@@ -33,7 +33,7 @@ def test_least_recently_used_images_go_when_the_limit_is_reached():
     assert [cache.get(name) is not None for name in "abcd"] == [True, False, True, True]
 
 
-def test_index_as_large_as_much_of_the_limit_is_never_kept():
+def test_an_index_of_a_large_share_of_the_limit_is_never_cached():
     cache = IndexCache(limit_bytes=1 << 20)
     for _ in range(3):
         assert not cache.should_cache("huge", size_bytes=1 << 19)
@@ -48,7 +48,7 @@ def rolled(open_log, append_values):
     return log
 
 
-def test_a_sealed_segment_is_read_without_waiting_once_its_index_and_file_were_used(rolled):
+def test_a_sealed_segment_is_read_without_blocking_once_its_index_and_file_are_cached(rolled):
     assert try_read(rolled, 1, max_bytes=1) is None
     read = rolled.read(1, max_bytes=1)
     assert try_read(rolled, 1, max_bytes=1) == read
@@ -58,7 +58,7 @@ def test_a_sealed_segment_is_read_without_waiting_once_its_index_and_file_were_u
     assert try_read(rolled, 1, max_bytes=1 << 20) == whole
 
 
-def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypatch):
+def test_pages_not_in_memory_make_a_nonblocking_read_fail(rolled, monkeypatch):
     rolled.read(1, max_bytes=1)
 
     def evicted(*_):
@@ -69,7 +69,7 @@ def test_pages_that_are_not_in_memory_are_left_to_who_may_wait(rolled, monkeypat
     assert rolled.read(1, max_bytes=1).slices
 
 
-def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
+def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
     read = rolled.read(3, max_bytes=1)
     path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
     cache = rolled._state.files.indexes
@@ -82,7 +82,7 @@ def test_an_index_that_is_wrong_is_left_to_who_may_wait(rolled):
     assert path.stat().st_ino != before
 
 
-def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
+def test_a_cached_index_that_is_corrupt_is_rebuilt_on_use(rolled):
     before = rolled.read(3, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     cache = rolled._state.files.indexes
@@ -96,7 +96,7 @@ def test_index_that_goes_bad_in_memory_is_made_anew_at_its_next_use(rolled):
     )
 
 
-def test_index_in_memory_goes_with_its_segment(rolled):
+def test_a_cached_index_is_dropped_with_its_segment(rolled):
     rolled.read(0, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     assert rolled._state.files.indexes.get(name) is not None

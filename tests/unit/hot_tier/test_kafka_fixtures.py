@@ -1,4 +1,4 @@
-"""Folders that a real Kafka wrote: they open, serve what its consumer saw, take appends."""
+"""Folders written by a real Kafka: they open, serve what its consumer saw, and accept appends."""
 
 import errno
 import shutil
@@ -68,7 +68,7 @@ def assert_same_records(records, expected) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_folder_of_kafka_s_serves_what_its_consumer_saw(name, clean, open_fixture, records_of):
+def test_a_kafka_folder_serves_what_its_consumer_saw(name, clean, open_fixture, records_of):
     # Only what was flushed may lack offsets, as compaction leaves it.
     expected = expected_offsets(name)
     recovery_point = expected["high_watermark"] if name.startswith("compacted") else 0
@@ -87,7 +87,7 @@ def test_a_folder_of_kafka_s_serves_what_its_consumer_saw(name, clean, open_fixt
         assert (log.offset_for_timestamp(timestamp) or (-1, -1)) == (offset, found)
 
 
-def test_a_folder_of_kafka_s_takes_appends(name, open_fixture, append_values, records_of):
+def test_a_kafka_folder_accepts_appends(name, open_fixture, append_values, records_of):
     log = open_fixture(name)
     before = records_of(log)
     result = append_values(log, b"one", b"two")
@@ -102,15 +102,15 @@ def test_a_folder_of_kafka_s_takes_appends(name, open_fixture, append_values, re
     assert records_of(again) == after
 
 
-def test_opening_and_closing_leaves_kafka_s_bytes(name, open_fixture, tmp_path):
+def test_opening_and_closing_preserves_kafkas_bytes(name, open_fixture, tmp_path):
     log = open_fixture(name)
     log.close()
     for path in (FIXTURES / name).iterdir():
         ours = tmp_path / "t-0" / path.name
         if path.suffix == ".snapshot" and not ours.exists():
-            continue  # without a segment: Kafka drops it at a start too
+            continue  # without a segment: Kafka removes it at a start too
         if path.name == "leader-epoch-checkpoint":
-            # Kafka notes an epoch when it begins; we with its first record.
+            # Kafka records an epoch when it begins, tierlog with its first record.
             theirs = parse_epoch_checkpoint(path.read_bytes())
             assert parse_epoch_checkpoint(ours.read_bytes()) == [
                 entry for entry in theirs if entry.start_offset < log.log_end_offset
@@ -131,7 +131,7 @@ def test_rebuilt_indexes_are_those_that_kafka_wrote(name, open_fixture, tmp_path
             assert (tmp_path / "t-0" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_copy_of_a_running_broker_s_folder_recovers(open_fixture, records_of, tmp_path):
+def test_a_copy_of_a_running_brokers_folder_recovers(open_fixture, records_of, tmp_path):
     log = open_fixture("unclean-0", source=FIXTURES / "live-copy/unclean-0", clean=False)
     assert not log.recovery.cut_file
     assert_same_records(records_of(log), expected_records("unclean-0"))
@@ -140,9 +140,7 @@ def test_a_copy_of_a_running_broker_s_folder_recovers(open_fixture, records_of, 
         assert (tmp_path / "t-0" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tier(
-    open_fixture, monkeypatch
-):
+def test_a_deleted_transaction_index_is_read_from_the_other_tier(open_fixture, monkeypatch):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
     log.roll()
 
@@ -155,7 +153,7 @@ def test_a_transaction_index_that_was_just_deleted_is_asked_for_in_the_other_tie
         log.aborted_transactions(log.log_start_offset, log.offsets.last_stable_offset)
 
 
-def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
+def test_a_lost_transaction_index_is_corruption(open_fixture, tmp_path):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
     for index in (tmp_path / "t-0").glob("*.txnindex"):
         index.unlink()
@@ -163,7 +161,7 @@ def test_a_transaction_index_that_was_lost_is_damage(open_fixture, tmp_path):
         log.aborted_transactions(log.log_start_offset, log.offsets.last_stable_offset)
 
 
-def test_aborted_transactions_are_left_to_who_may_wait(open_fixture):
+def test_reading_aborted_transactions_needs_a_blocking_call(open_fixture):
     end = expected_offsets("txn-0")["high_watermark"]
     partition = Partition(
         open_fixture("txn-0", recovery_point=end), None, None, check_room=lambda: None
@@ -173,7 +171,7 @@ def test_aborted_transactions_are_left_to_who_may_wait(open_fixture):
     assert partition.try_read(0, max_bytes=1 << 20, committed=True) is None
 
 
-def test_what_is_committed_ends_within_a_log_that_was_trimmed_past_an_open_transaction(
+def test_last_stable_offset_is_never_below_the_log_start(
     open_fixture,
 ):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
@@ -188,10 +186,10 @@ def test_what_is_committed_ends_within_a_log_that_was_trimmed_past_an_open_trans
 
 @pytest.mark.parametrize("after", range(8))
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
+def test_a_half_deleted_segment_keeps_its_aborted_transactions(
     open_fixture, disk, tmp_path, after, crashes
 ):
-    """By a crash between two renames, or one that fails on a full disk."""
+    """By a crash between two renames, or a rename that fails on a full disk."""
     end = expected_offsets("txn-0")["high_watermark"]
     log = open_fixture("txn-0", recovery_point=end, disk=disk)
     log.roll()
@@ -214,7 +212,7 @@ def test_a_segment_that_is_half_deleted_keeps_its_aborted_transactions(
 
 @pytest.mark.parametrize("name", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_read_committed_sees_what_kafka_s_consumer_saw(name, clean, open_fixture, batches_of):
+def test_read_committed_sees_what_kafkas_consumer_saw(name, clean, open_fixture, batches_of):
     recovery_point = expected_offsets(name)["high_watermark"]
     log = open_fixture(name, clean=clean, recovery_point=recovery_point)
     end = log.offsets.last_stable_offset
@@ -233,7 +231,7 @@ def test_read_committed_sees_what_kafka_s_consumer_saw(name, clean, open_fixture
 
 @pytest.mark.parametrize("damage", [b"", b"\xff", b"cut"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_bad_transaction_index_is_made_anew(damage, clean, open_fixture, tmp_path):
+def test_a_corrupt_transaction_index_is_rebuilt(damage, clean, open_fixture, tmp_path):
     log = open_fixture("txn-0")
     log.close()
     files = sorted((tmp_path / "t-0").glob("*.txnindex"))
@@ -249,7 +247,7 @@ SEEN_WHOLE = [name for name in FOLDERS if "txn" not in name and not name.startsw
 
 
 @pytest.mark.parametrize("name", SEEN_WHOLE)
-def test_facts_of_a_segment_found_on_disk_are_counted(name, open_fixture):
+def test_statistics_of_a_segment_found_on_disk_are_counted(name, open_fixture):
     log = open_fixture(name)
     records = expected_records(name)
     count = 0

@@ -4,7 +4,7 @@ from hot_tier.log_config import KEYS, LONG_MAX, LogConfig
 from record_format.errors import InvalidConfig
 
 
-def test_defaults_are_the_table_s():
+def test_defaults_match_the_key_table():
     config = LogConfig.parse({})
     assert config.effective() == {key.name: key.default for key in KEYS}
     assert config == LogConfig()
@@ -21,7 +21,7 @@ def test_every_default_parses_and_every_key_has_a_doc_line():
         assert key.doc.endswith(".")
 
 
-def test_kafka_s_texts_are_typed():
+def test_kafkas_text_forms_are_parsed():
     config = LogConfig.parse(
         {
             "segment.bytes": "1024",
@@ -73,7 +73,7 @@ def test_kafka_s_texts_are_typed():
         ("no.such.key", 1),
     ],
 )
-def test_a_bad_value_is_refused_by_name(key, value):
+def test_a_bad_value_is_rejected_by_name(key, value):
     with pytest.raises(InvalidConfig) as refusal:
         LogConfig.parse({key: value})
     assert key in str(refusal.value)
@@ -96,12 +96,12 @@ def test_all_bad_keys_are_named_at_once():
         {"min.compaction.lag.ms": 11, "max.compaction.lag.ms": 10},
     ],
 )
-def test_values_that_cannot_hold_together_are_refused(overrides):
+def test_conflicting_values_are_rejected(overrides):
     with pytest.raises(InvalidConfig, match="must not be more than"):
         LogConfig.parse(overrides)
 
 
-def test_alter_puts_a_default_back_with_none():
+def test_none_restores_a_default():
     config = LogConfig.parse({"segment.bytes": 2048, "flush.ms": 5})
     altered = config.replace({"segment.bytes": None, "retention.ms": -1})
     assert altered.overrides == {"flush.ms": 5, "retention.ms": -1}

@@ -21,7 +21,7 @@ def send(append_values):
     return _send
 
 
-def test_a_repeat_among_the_last_five_gives_the_first_offsets(open_log, send):
+def test_a_duplicate_among_the_last_five_returns_the_original_offsets(open_log, send):
     log = open_log()
     first = [send(log, sequence * 2, count=2) for sequence in range(7)]
     for number in range(2, 7):
@@ -36,7 +36,7 @@ def test_a_repeat_among_the_last_five_gives_the_first_offsets(open_log, send):
     assert log.log_end_offset == 14
 
 
-def test_a_repeat_in_the_same_write_is_seen(open_log, produced, make_batch):
+def test_a_duplicate_in_the_same_write_is_recognised(open_log, produced, make_batch):
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     appends = [Append(produced(make_batch([b"x"], **fields))) for _ in range(2)]
@@ -44,7 +44,7 @@ def test_a_repeat_in_the_same_write_is_seen(open_log, produced, make_batch):
     assert [(o.base_offset, o.duplicate) for o in outcomes] == [(0, False), (0, True)]
 
 
-def test_a_repeat_is_told_the_time_that_its_first_copy_was_given(open_log, send, clock):
+def test_a_duplicate_returns_the_log_append_time_of_the_original(open_log, send, clock):
     log = open_log(config={"message.timestamp.type": "LogAppendTime"})
     first = send(log, 0)
     clock.now_ms += 1000
@@ -52,28 +52,28 @@ def test_a_repeat_is_told_the_time_that_its_first_copy_was_given(open_log, send,
     assert send(log, 0).log_append_time == first.log_append_time
 
 
-def test_a_gap_is_refused(open_log, send):
+def test_a_sequence_gap_is_rejected(open_log, send):
     log = open_log()
     send(log, 0)
     for sequence in (2, 100):
         with pytest.raises(OutOfOrderSequence, match="1 was expected"):
             send(log, sequence)
     with pytest.raises(OutOfOrderSequence):
-        send(log, 0, count=2)  # the same first, another last
+        send(log, 0, count=2)  # same first sequence, different last
 
 
-def test_a_producer_that_is_not_known_may_begin_anywhere(open_log, send):
+def test_an_unknown_producer_may_start_at_any_sequence(open_log, send):
     assert send(open_log(), 17).base_offset == 0
 
 
-def test_sequences_wrap(open_log, send):
+def test_sequences_wrap_around(open_log, send):
     log = open_log()
     send(log, INT_MAX - 1, count=2)
     assert send(log, 0).base_offset == 2
     assert send(log, INT_MAX - 1, count=2).duplicate
 
 
-def test_a_batch_whose_sequences_wrap_inside_is_known_again(open_log, send):
+def test_a_batch_whose_sequences_wrap_is_recognised(open_log, send):
     log = open_log()
     send(log, INT_MAX, count=3)
     assert send(log, INT_MAX, count=3).duplicate
@@ -91,7 +91,7 @@ def test_a_higher_epoch_starts_at_zero_and_fences_the_lower(open_log, send):
     assert send(log, 0, epoch=1).duplicate
 
 
-def test_sequences_of_a_lower_epoch_are_no_repeats(open_log, send):
+def test_sequences_of_a_lower_epoch_are_not_duplicates(open_log, send):
     log = open_log()
     send(log, 0, epoch=1)
     send(log, 1, epoch=1)
@@ -99,21 +99,21 @@ def test_sequences_of_a_lower_epoch_are_no_repeats(open_log, send):
     assert not send(log, 1, epoch=2).duplicate
 
 
-def test_a_batch_that_ends_like_an_earlier_one_is_no_repeat(open_log, send):
+def test_a_batch_with_the_same_last_sequence_only_is_not_a_duplicate(open_log, send):
     log = open_log()
     send(log, 0, count=2)
     with pytest.raises(OutOfOrderSequence):
         send(log, 1)
 
 
-def test_producers_do_not_touch_each_other(open_log, send):
+def test_producers_are_independent(open_log, send):
     log = open_log()
     for sequence in range(3):
         for producer in (1, 2):
             assert not send(log, sequence, producer=producer).duplicate
 
 
-def test_a_request_of_several_batches_is_repeated_whole_or_not_at_all(
+def test_a_request_of_several_batches_is_a_duplicate_as_a_whole_or_rejected(
     open_log, produced, make_batch
 ):
     def batches(*sequences):
@@ -134,7 +134,7 @@ def test_a_request_of_several_batches_is_repeated_whole_or_not_at_all(
 
 @pytest.mark.parametrize("count", [2, 5, 8])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_request_of_any_number_of_batches_is_known_by_its_last(
+def test_a_request_of_many_batches_is_recognised_by_its_last(
     open_log, produced, make_batch, count, restarted
 ):
     def batches(start):
@@ -146,7 +146,7 @@ def test_a_request_of_any_number_of_batches_is_known_by_its_last(
     log = open_log()
     log.append([Append(produced(make_batch([b"before"])))])
     log.append([batches(0)])
-    if restarted:  # a snapshot has one batch of each producer, and is all that is left
+    if restarted:  # only the snapshot's one batch per producer is left
         log.roll()
         log.flush()
         log.delete_local(log.log_end_offset)
@@ -158,7 +158,7 @@ def test_a_request_of_any_number_of_batches_is_known_by_its_last(
     assert (following.base_offset, following.duplicate) == (2 * count + 1, False)
 
 
-def test_an_idle_producer_is_forgotten(open_log, send, clock):
+def test_an_idle_producer_expires(open_log, send, clock):
     log = open_log()
     send(log, 0, producer=1)
     clock.now_ms += 1000
@@ -169,7 +169,7 @@ def test_an_idle_producer_is_forgotten(open_log, send, clock):
         send(log, 5, producer=2)
 
 
-def test_no_producer_is_forgotten_because_the_wall_clock_jumped(open_log, send, clock):
+def test_wall_clock_jumps_expire_no_producer(open_log, send, clock):
     log = open_log(monotonic_clock=Clock())
     send(log, 0, producer=1)
     clock.now_ms += 10 * 365 * 86_400_000
@@ -177,7 +177,7 @@ def test_no_producer_is_forgotten_because_the_wall_clock_jumped(open_log, send, 
     assert send(log, 0, producer=1).duplicate
 
 
-def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, clock):
+def test_a_producer_in_a_transaction_does_not_expire(open_log, make_batch, clock):
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     batch = make_batch([b"v"], **fields, transactional=True)
@@ -187,8 +187,8 @@ def test_a_producer_in_a_transaction_is_not_forgotten(open_log, make_batch, cloc
     assert log.offsets.last_stable_offset == 0
 
 
-def test_a_marker_of_a_higher_epoch_begins_the_sequences_anew(open_log, send, make_batch, tmp_path):
-    """As Kafka's coordinator writes it to fence a producer whose transaction took too long."""
+def test_a_marker_of_a_higher_epoch_resets_the_sequences(open_log, send, make_batch, tmp_path):
+    """As Kafka's coordinator writes it to fence a producer whose transaction timed out."""
     sent = make_batch([b"v"], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
     marker = make_batch(
         [marker_value(coordinator_epoch=0)],
@@ -207,10 +207,10 @@ def test_a_marker_of_a_higher_epoch_begins_the_sequences_anew(open_log, send, ma
         send(log, 1, epoch=0)
 
 
-def test_the_producers_of_a_log_that_nobody_has_open_are_those_of_its_last_batches_too(
+def test_snapshot_before_includes_the_batches_after_the_newest_snapshot(
     open_log, append_values, tmp_path
 ):
-    """The newest snapshot, of a clean stop, lies within the segment."""
+    """The newest snapshot, from a clean shutdown, is at an offset inside the segment."""
     sent = {"producer_id": 7, "producer_epoch": 0}
     log = open_log(tmp_path)
     append_values(log, b"a", base_sequence=0, **sent)

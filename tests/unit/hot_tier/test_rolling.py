@@ -25,7 +25,7 @@ def test_a_segment_is_rolled_before_it_would_grow_beyond_its_size(open_log, appe
     assert all(size == 1024 // one * one for size in sizes[:-1])
 
 
-def test_an_append_larger_than_a_segment_gets_one_of_its_own(open_log, append_values):
+def test_an_append_larger_than_a_segment_gets_its_own(open_log, append_values):
     log = open_log(config={"segment.bytes": 1024})
     append_values(log, b"small")
     append_values(log, b"v" * 5000)
@@ -33,17 +33,17 @@ def test_an_append_larger_than_a_segment_gets_one_of_its_own(open_log, append_va
     assert bases(log) == [0, 1, 2]
 
 
-def test_a_segment_is_rolled_by_the_time_of_its_records(open_log, append_values):
+def test_a_segment_is_rolled_by_its_records_timestamps(open_log, append_values):
     log = open_log(config={"segment.ms": HOUR_MS})
     append_values(log, b"a", timestamps=[NOW_MS])
-    append_values(log, b"b", timestamps=[NOW_MS + HOUR_MS])  # not more than an hour
+    append_values(log, b"b", timestamps=[NOW_MS + HOUR_MS])  # exactly an hour
     assert bases(log) == [0]
     append_values(log, b"c", timestamps=[NOW_MS + HOUR_MS + 1])
     append_values(log, b"d", timestamps=[NOW_MS - 10 * HOUR_MS])  # older ones do not roll
     assert bases(log) == [0, 2]
 
 
-def test_records_without_a_time_roll_by_the_clock(open_log, append_values, clock):
+def test_records_without_timestamps_roll_by_the_clock(open_log, append_values, clock):
     log = open_log(config={"segment.ms": HOUR_MS})
     append_values(log, b"a", timestamps=[-1])
     clock.now_ms += HOUR_MS
@@ -54,7 +54,7 @@ def test_records_without_a_time_roll_by_the_clock(open_log, append_values, clock
     assert bases(log) == [0, 2]
 
 
-def test_the_time_of_the_first_record_is_known_after_a_restart(open_log, append_values):
+def test_the_first_timestamp_is_known_after_a_restart(open_log, append_values):
     log = open_log(config={"segment.ms": HOUR_MS})
     append_values(log, b"a", timestamps=[NOW_MS])
     log.close()
@@ -63,7 +63,7 @@ def test_the_time_of_the_first_record_is_known_after_a_restart(open_log, append_
     assert bases(log) == [0, 1]
 
 
-def test_jitter_is_seeded_and_takes_off_at_most_what_it_may(open_log, append_values, tmp_path):
+def test_jitter_is_seeded_and_bounded(open_log, append_values, tmp_path):
     def rolled_after(folder: str, seed: int) -> int:
         log = open_log(
             tmp_path / folder,
@@ -82,7 +82,7 @@ def test_jitter_is_seeded_and_takes_off_at_most_what_it_may(open_log, append_val
     assert rolled_after("again", 3) == waits[3]
 
 
-def test_offsets_of_a_segment_fit_31_bits(open_log, make_batch, append_values, tmp_path):
+def test_relative_offsets_of_a_segment_fit_31_bits(open_log, make_batch, append_values, tmp_path):
     # Compaction leaves such gaps between the batches of a segment.
     last = 2**31 - 3
     folder = tmp_path / "sparse"
@@ -105,11 +105,11 @@ def test_a_full_index_rolls(open_log, append_values):
     log = open_log(config={"segment.index.bytes": 48, "index.interval.bytes": 0})
     for number in range(20):
         append_values(log, b"v", timestamps=[NOW_MS + number])
-    # 4 time entries fit, of which one is kept for the seal: 3 entries, made before batches 2, 3, 4
+    # 4 time entries fit, one reserved for the seal: 3 entries, added before batches 2, 3 and 4
     assert bases(log) == [0, 4, 8, 12, 16]
 
 
-def test_a_sealed_index_has_the_entries_that_a_smaller_file_had_no_room_for(
+def test_a_sealed_index_has_the_entries_that_did_not_fit_a_lowered_limit(
     open_log, append_values, tmp_path
 ):
     config = {"index.interval.bytes": 0, "segment.index.bytes": 800}
@@ -123,7 +123,7 @@ def test_a_sealed_index_has_the_entries_that_a_smaller_file_had_no_room_for(
     assert [relative for relative, _ in OFFSET_ENTRY.iter_unpack(index)] == list(range(1, 30))
 
 
-def test_a_quiet_segment_is_rolled_for_the_offload(open_log, append_values, clock):
+def test_an_idle_segment_is_rolled_for_offload(open_log, append_values, clock):
     log = open_log(config={"offload.max.lag.ms": 1000})
     clock.now_ms += 10_000
     assert not log.maybe_roll()
@@ -157,10 +157,10 @@ def test_a_sealed_segment_is_as_old_as_its_first_record(open_log, append_values,
     [(400, 600), (-YEAR_MS, 900), (-NOW_MS - 1, 900), (YEAR_MS, 300)],
     ids=["plausible", "older than the segment", "none", "after its last write"],
 )
-def test_the_time_until_a_roll_goes_on_over_a_restart(
+def test_the_age_of_a_segment_survives_a_restart(
     open_log, append_values, clock, tmp_path, clean, claimed_ms, age_ms
 ):
-    """By the first record's time, if that may be true."""
+    """By the first record's timestamp, if it is plausible."""
     config = {"offload.max.lag.ms": 1000}
     log = open_log(config=config)
     append_values(log, b"before", timestamps=[NOW_MS - YEAR_MS])
@@ -181,7 +181,7 @@ def test_the_time_until_a_roll_goes_on_over_a_restart(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_segment_alone_on_disk_is_no_older_than_its_begin(
+def test_a_segment_alone_on_disk_is_not_older_than_its_creation(
     open_log, append_values, clock, tmp_path, clean
 ):
     log = open_log()
@@ -200,9 +200,7 @@ def test_a_segment_alone_on_disk_is_no_older_than_its_begin(
     assert log.active_ms == 800
 
 
-def test_a_first_segment_is_as_old_as_its_partition_at_most(
-    open_log, append_values, clock, tmp_path
-):
+def test_a_first_segment_is_not_older_than_its_partition(open_log, append_values, clock, tmp_path):
     log = open_log()
     append_values(log, b"a", timestamps=[NOW_MS - YEAR_MS])
     log.close()
@@ -214,7 +212,7 @@ def test_a_first_segment_is_as_old_as_its_partition_at_most(
 
 
 @pytest.mark.parametrize("jump_ms", [-10 * YEAR_MS, -500, 10 * YEAR_MS])
-def test_a_wall_clock_that_jumps_does_not_move_the_roll(open_log, append_values, clock, jump_ms):
+def test_wall_clock_jumps_do_not_change_the_roll(open_log, append_values, clock, jump_ms):
     monotonic = Clock()
     log = open_log(config={"offload.max.lag.ms": 1000}, monotonic_clock=monotonic)
     append_values(log, b"a")
@@ -226,7 +224,7 @@ def test_a_wall_clock_that_jumps_does_not_move_the_roll(open_log, append_values,
     assert log.maybe_roll()
 
 
-def test_offload_lag_can_be_off(open_log, append_values, clock):
+def test_the_offload_lag_can_be_disabled(open_log, append_values, clock):
     log = open_log(config={"offload.max.lag.ms": -1})
     append_values(log, b"a")
     clock.now_ms += 10**12
@@ -239,7 +237,7 @@ def test_an_empty_segment_is_not_rolled(open_log):
     assert bases(log) == [0]
 
 
-def test_a_sealed_segment_s_facts_are_true(open_log, append_values, records_of):
+def test_statistics_of_a_sealed_segment_are_correct(open_log, append_values, records_of):
     log = open_log(config={"segment.bytes": 1024})
     for number in range(60):
         times = [NOW_MS - number, NOW_MS + number]
@@ -267,9 +265,7 @@ def test_sealed_means_flushed(open_log, append_values):
     assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]
 
 
-def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
-    open_log, append_values
-):
+def test_the_files_of_a_sealed_segment_include_the_snapshot_at_its_end(open_log, append_values):
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(20):
         append_values(log, b"v" * 100)
@@ -285,9 +281,7 @@ def test_the_files_of_a_sealed_segment_are_there_with_the_producers_at_its_end(
             log.sealed.files(base_offset)
 
 
-def test_a_snapshot_that_is_gone_is_made_anew_whatever_else_lies_in_the_folder(
-    open_log, append_values
-):
+def test_a_missing_snapshot_is_rebuilt_whatever_else_is_in_the_folder(open_log, append_values):
     log = open_log()
     append_values(log, b"v", producer_id=5, producer_epoch=0, base_sequence=0)
     log.roll()
@@ -297,7 +291,7 @@ def test_a_snapshot_that_is_gone_is_made_anew_whatever_else_lies_in_the_folder(
     assert log.sealed.files(0).snapshot.read_bytes() == good
 
 
-def test_a_roll_without_room_leaves_the_segment_as_it_was(
+def test_a_roll_on_a_full_disk_leaves_the_segment_unchanged(
     open_log, append_values, disk, records_of
 ):
     log = open_log(disk=disk)
@@ -317,9 +311,7 @@ def test_a_roll_without_room_leaves_the_segment_as_it_was(
     assert [r.value for r in records_of(log)] == [b"a", b"open", b"truncate", b"rename", b"z"]
 
 
-def test_preallocated_space_is_given_back_at_the_seal(
-    open_log, append_values, records_of, tmp_path
-):
+def test_preallocated_space_is_freed_at_the_seal(open_log, append_values, records_of, tmp_path):
     log = open_log(config={"preallocate": True, "segment.bytes": 100_000})
     append_values(log, b"a")
     path = tmp_path / "t-0" / f"{0:020d}.log"
@@ -331,7 +323,7 @@ def test_preallocated_space_is_given_back_at_the_seal(
     assert path.stat().st_size == log.segments()[0].size_bytes < 1000
 
 
-def test_a_sealed_segment_is_not_given_before_all_of_it_is_flushed(open_log, append_values):
+def test_files_of_a_sealed_segment_are_refused_until_it_is_flushed(open_log, append_values):
     log = open_log(config={"segment.bytes": 1024})
     append_values(log, b"v" * 600)
     log.flush()

@@ -1,4 +1,4 @@
-"""Reads take no lock: what they look at may be older than what they look at next."""
+"""Reads take no lock: state read first may be older than state read next."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.fakes.partition_logs import NOW_MS
 
 
 class SeenBefore:
-    """A segment whose end was looked at earlier than all else."""
+    """A segment whose end was read before everything else."""
 
     def __init__(self, segment):
         self._segment, self.end = segment, segment.end
@@ -36,16 +36,16 @@ class Watched:
         return getattr(self._index, name)
 
 
-def test_an_entry_behind_the_end_that_a_reader_saw_is_no_bad_index(open_log, append_values):
+def test_an_index_entry_past_the_end_a_reader_saw_is_not_corruption(open_log, append_values):
     log = open_log(config={"index.interval.bytes": 4096})
-    for size in (5000, 3000, 10_000):  # the last gets no entry of its own
+    for size in (5000, 3000, 10_000):  # the last has no index entry
         append_values(log, b"x" * size)
     lookup = SegmentLookup(SeenBefore(log._state.active.segment), log._state.files)
     append_values(log, b"x" * 10_000)
     assert lookup.find_offset(2).base_offset == 2
 
 
-def test_a_time_whose_batch_is_just_being_appended_is_no_bad_index(open_log, append_values):
+def test_a_timestamp_whose_batch_is_being_appended_is_not_corruption(open_log, append_values):
     log = open_log(config={"index.interval.bytes": 0})
     append_values(log, b"a")
     seen = []
@@ -57,8 +57,8 @@ def test_a_time_whose_batch_is_just_being_appended_is_no_bad_index(open_log, app
     assert seen == [(1, NOW_MS + 1)]
 
 
-def test_a_look_at_an_empty_active_segment_writes_nothing_down(open_log, append_values):
-    """It could be done after the first append, whose largest timestamp would be forgotten."""
+def test_a_look_up_in_an_empty_active_segment_stores_nothing(open_log, append_values):
+    """Stored after the first append, it would overwrite that append's largest timestamp."""
     log = open_log()
     append_values(log, b"a")
     log.roll()
@@ -68,7 +68,7 @@ def test_a_look_at_an_empty_active_segment_writes_nothing_down(open_log, append_
 
 
 class ReadBeforeRename(FaultyDisk):
-    """Opens each file for a reader just before it gets another name."""
+    """Opens each file for a reader just before it is renamed."""
 
     def __init__(self, files):
         super().__init__()
@@ -79,8 +79,8 @@ class ReadBeforeRename(FaultyDisk):
         super().rename(source, target)
 
 
-def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, append_values):
-    """Its room on the disk would not come back."""
+def test_a_file_opened_during_its_deletion_is_not_cached(open_log, append_values):
+    """Its disk space would never be freed."""
     files = OpenFiles()
     log = open_log(open_files=files, disk=ReadBeforeRename(files))
     append_values(log, b"a")
@@ -90,8 +90,8 @@ def test_a_file_that_was_opened_while_it_was_deleted_is_not_kept_open(open_log, 
     assert files.get(path) is None
 
 
-def test_a_closed_log_makes_no_index_anew(open_log, append_values):
-    """Its folder goes with its topic, and the name may be that of the next topic's."""
+def test_a_closed_log_rebuilds_no_index(open_log, append_values):
+    """Its folder is deleted with its topic, and a new topic may have the same name."""
     log = open_log()
     append_values(log, b"a")
     log.roll()
@@ -104,7 +104,7 @@ def test_a_closed_log_makes_no_index_anew(open_log, append_values):
 
 
 class DeletesBeforeItOpens(OpenFiles):
-    """Retention comes just before a file is opened."""
+    """Retention deletes a file just before it is opened."""
 
     log = None
 
@@ -114,7 +114,7 @@ class DeletesBeforeItOpens(OpenFiles):
         return super().open(path)
 
 
-def test_a_look_at_all_segments_outlasts_one_that_is_deleted_meanwhile(open_log, append_values):
+def test_listing_segments_survives_a_concurrent_deletion(open_log, append_values):
     log = open_log()
     for value in (b"a", b"b"):
         append_values(log, value)
@@ -130,7 +130,7 @@ def test_a_look_at_all_segments_outlasts_one_that_is_deleted_meanwhile(open_log,
 
 
 @pytest.mark.parametrize("read", ["log_start_offset", "segments", "flushed", "leader_epoch"])
-def test_offsets_are_in_order_whatever_moves_while_they_are_read(
+def test_offsets_are_consistent_whatever_changes_while_they_are_read(
     open_log, append_values, monkeypatch, read
 ):
     log = open_log(config={"segment.bytes": 1024})

@@ -1,4 +1,4 @@
-"""Compaction and repair write a segment anew under the same names: one of them at a time."""
+"""Compaction and repair rewrite a segment under the same names, so only one may run at a time."""
 
 import threading
 from contextlib import suppress
@@ -27,8 +27,8 @@ class Meanwhile(FaultyDisk):
 
 @pytest.fixture
 def log(open_log, append_values):
-    """Five sealed batches that were compacted, the fourth of which rotted since; one more segment
-    is dirty.
+    """Five compacted batches, the fourth of which is corrupt, in one segment; a second segment is
+    dirty.
     """
     log = open_log(config={"cleanup.policy": "compact"}, disk=Meanwhile())
     positions = []
@@ -79,7 +79,7 @@ def test_a_segment_is_not_repaired_while_it_is_compacted(log, records_of):
     assert [r.offset for r in records_of(log)] == [1, 2, 4, 5]
 
 
-def test_a_segment_that_retention_takes_from_a_repair_is_no_fault_of_the_disk(log, monkeypatch):
+def test_a_segment_deleted_during_its_repair_is_not_a_disk_failure(log, monkeypatch):
     opened, end = log._state.disk.open, log.log_end_offset
 
     def deleted_first(path, flags):
@@ -94,7 +94,7 @@ def test_a_segment_that_retention_takes_from_a_repair_is_no_fault_of_the_disk(lo
 
 
 class WhileFilesAreRenamed(FaultyDisk):
-    """Calls `then`, once, while a segment's files take the places of others."""
+    """Calls `then`, once, while a swap renames files."""
 
     then = None
 
@@ -105,7 +105,7 @@ class WhileFilesAreRenamed(FaultyDisk):
         super().rename(source, target)
 
 
-def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_values):
+def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
     log = open_log(config={"cleanup.policy": "compact"}, disk=WhileFilesAreRenamed())
     for _ in range(2):
         append_values(log, b"v", keys=[b"k"])
@@ -130,7 +130,7 @@ def test_who_may_not_wait_does_not_wait_for_a_replacement(open_log, append_value
     assert try_read(log, 2, max_bytes=1) is not None
 
 
-def test_what_was_found_while_files_took_new_names_does_not_count(open_log):
+def test_a_look_up_that_a_swap_overlapped_is_retried(open_log):
     state, found = open_log()._state, ["new", "old"]
 
     def look_up():

@@ -1,4 +1,4 @@
-"""A folder that may not be written: one clear line at the start, and nothing taken for damage."""
+"""A folder that is not writable is one clear error at startup, and is not treated as damage."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from record_format.errors import ConfigurationError
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
 @pytest.mark.parametrize("call", ["open", "sync_folder", "truncate"])
-def test_a_folder_that_may_not_be_written_is_refused_by_name(open_log, disk, call, number):
+def test_an_unwritable_folder_is_rejected_by_name(open_log, disk, call, number):
     disk.fail(call, number)
     with pytest.raises(ConfigurationError) as refusal:
         open_log(disk=disk)
@@ -20,9 +20,7 @@ def test_a_folder_that_may_not_be_written_is_refused_by_name(open_log, disk, cal
     open_log(disk=disk)
 
 
-def test_a_refused_log_is_not_marked_as_one_whose_disk_failed(
-    open_log, disk, append_values, tmp_path
-):
+def test_a_rejected_log_is_not_marked_offline(open_log, disk, append_values, tmp_path):
     log = open_log()
     append_values(log, b"one")
     log.close()
