@@ -165,7 +165,7 @@ def _store_uses(ledger: StoreLedger, prices: PriceTable) -> list[StoreUse]:
             purpose=purpose,
             operation=operation,
             **usage._asdict(),
-            cost_dollars=prices.of(operation, usage),
+            cost_dollars=prices.cost(operation, usage),
         )
         for (purpose, operation), usage in sorted(ledger.usage().items())
     ]

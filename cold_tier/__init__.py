@@ -1,6 +1,6 @@
-"""Objects in a bucket, and checked chunks of them on local disk. Imports only `record_format`.
+"""The cold tier: objects in a bucket, and a disk cache of their verified chunks.
 
-Read `object_store` first, the port that every store implements. A segment is uploaded by
-`segment_uploader` and read by `cold_reader`, from chunks that `ranged_reader` fetches and
-`chunk_cache` keeps. Only `s3_client` and its neighbours know boto3.
+Read `object_store` first, the interface of every store. `segment_uploader` uploads segments;
+`cold_reader` reads them, from chunks that `ranged_reader` fetches and `chunk_cache` keeps. Only
+the `s3` modules import boto3. This package imports only `record_format`.
 """

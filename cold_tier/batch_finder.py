@@ -1,13 +1,12 @@
-"""Where batches begin inside a chunk: a walk over headers that remembers its way.
+"""Finds batches inside a chunk by walking their headers, and keeps a sparse index of the walk.
 
-* Only the 27 bytes that say where a batch ends are looked at; the chunk's CRC was right, so what is
-  wrong here was uploaded like that, and is CorruptObject.
-* A sparse map (an entry every 16 KiB walked) stays in memory for chunks that are being read, within
-  a limit: a sequential reader walks each header once, instead of starting over from the chunk's
-  start at each read.
-* A caller that must not wait walks with `Steps` that give up with BlockingIOError: if bytes are not
-  in memory, or if the walk is long because there is no map yet. A walk that may wait then leaves a
-  map.
+* Only the 27 bytes that tell where a batch ends are read. The chunk's CRC was verified, so an
+  invalid header was uploaded that way, and is CorruptObject.
+* A sparse index (an entry per 16 KiB walked) is kept in memory for chunks that are being read,
+  within a limit, so that a sequential reader walks each header once instead of starting at the
+  beginning of the chunk for every read.
+* A non-blocking walk gives up with BlockingIOError if bytes are not in the page cache, or if the
+  walk is long because there is no index yet. The blocking walk that follows builds the index.
 
 Thread-safe.
 """
@@ -31,27 +30,27 @@ from record_format.page_cache import pread_nowait
 
 SPARSE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 16 * 1024
-FIRST_BYTES: Final = 512  # behind a large batch nobody looks at more than the next one's head
-MAPS_MAX: Final = 512  # of about 16 KiB each for a chunk of 8 MiB
-BATCHES_AT_ONCE: Final = 512  # about half a millisecond, for who must not wait
+FIRST_WINDOW_BYTES: Final = 512  # after a large batch only the next header is needed
+INDEXES_MAX: Final = 512  # of about 16 KiB each for a chunk of 8 MiB
+NON_BLOCKING_BATCHES_MAX: Final = 512  # takes about half a millisecond
 
 _HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
 _LENGTH_OVERHEAD: Final = 12
-_LEAST_LENGTH: Final = 49
+_MIN_LENGTH: Final = 49
 
 
-class Steps(NamedTuple):
-    """How to walk: `pread`, like os.pread, and after how many batches to give up."""
+class WalkMode(NamedTuple):
+    """The `pread` function to use, and the number of batches after which to give up."""
 
     pread: Callable[[int, int, int], bytes] = os.pread
     batches_max: int | None = None
 
 
-AS_FAR_AS_NEEDED: Final = Steps()
-WITHOUT_WAITING: Final = Steps(pread_nowait, BATCHES_AT_ONCE)
+BLOCKING: Final = WalkMode()
+NON_BLOCKING: Final = WalkMode(pread_nowait, NON_BLOCKING_BATCHES_MAX)
 
 
-class BatchPlace(NamedTuple):
+class BatchLocation(NamedTuple):
     position: int
     size_bytes: int
     base_offset: int
@@ -62,11 +61,11 @@ class BatchPlace(NamedTuple):
         return self.position + self.size_bytes
 
 
-class _Map:
-    """Batches that were met, in their order and `SPARSE_BYTES` apart or more.
+class _SparseIndex:
+    """Batches seen by walks, in order and at least `SPARSE_BYTES` apart.
 
-    Written by one thread at a time, and read by any: a batch is there once its offset is, which is
-    noted last.
+    Written by one thread at a time and read without a lock: a batch becomes visible with its
+    offset, which is appended last.
     """
 
     __slots__ = ("_lock", "ends", "next_offsets", "offsets", "positions")
@@ -76,7 +75,7 @@ class _Map:
         self.positions, self.ends = array("q"), array("q")
         self.offsets, self.next_offsets = array("q"), array("q")
 
-    def note(self, batch: BatchPlace) -> None:
+    def maybe_add(self, batch: BatchLocation) -> None:
         with self._lock:
             if batch.position >= self.last_position + SPARSE_BYTES:
                 self.positions.append(batch.position)
@@ -88,21 +87,21 @@ class _Map:
     def last_position(self) -> int:
         return self.positions[-1] if self.positions else -SPARSE_BYTES
 
-    def at_offset(self, offset: int) -> BatchPlace | None:
-        """The last of them that begins at or below `offset`."""
+    def at_offset(self, offset: int) -> BatchLocation | None:
+        """The last entry that begins at or below `offset`."""
         return self._batch(bisect_right(self.offsets, offset) - 1)
 
-    def before_end(self, stop: int, end_offset: int) -> BatchPlace | None:
-        """The last of them before which all is within both limits."""
+    def before_end(self, stop: int, end_offset: int) -> BatchLocation | None:
+        """The last entry before which everything is within both limits."""
         by_position = bisect_right(self.positions, stop)
         by_offset = bisect_right(self.offsets, end_offset)
         return self._batch((by_position if by_position < by_offset else by_offset) - 1)
 
-    def _batch(self, number: int) -> BatchPlace | None:
+    def _batch(self, number: int) -> BatchLocation | None:
         if number < 0:
             return None
         position = self.positions[number]
-        return BatchPlace(
+        return BatchLocation(
             position,
             self.ends[number] - position,
             self.offsets[number],
@@ -111,40 +110,42 @@ class _Map:
 
 
 class BatchFinder:
-    """The maps of chunks that are being read."""
+    """Holds the sparse indexes of the chunks that are being read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._maps: OrderedDict[ChunkKey, _Map] = OrderedDict()
+        self._indexes: OrderedDict[ChunkKey, _SparseIndex] = OrderedDict()
 
-    def of(self, chunk: ChunkRef, file: OpenFile, *, steps: Steps = AS_FAR_AS_NEEDED) -> ChunkWalk:
-        """For one look into a chunk, whose `file` this is."""
+    def walk(self, chunk: ChunkRef, file: OpenFile, *, mode: WalkMode = BLOCKING) -> ChunkWalk:
+        """A walk over `chunk`, whose open file is `file`."""
         with self._lock:
-            known = self._maps.get(chunk.key)
-            if known is None:
-                known = self._maps[chunk.key] = _Map()
-                if len(self._maps) > MAPS_MAX:
-                    self._maps.popitem(last=False)
-            self._maps.move_to_end(chunk.key)
-        return ChunkWalk(chunk, file, known, steps)
+            index = self._indexes.get(chunk.key)
+            if index is None:
+                index = self._indexes[chunk.key] = _SparseIndex()
+                if len(self._indexes) > INDEXES_MAX:
+                    self._indexes.popitem(last=False)
+            self._indexes.move_to_end(chunk.key)
+        return ChunkWalk(chunk, file, index, mode)
 
     def forget(self, chunk: ChunkRef) -> None:
-        """Forget what was found in a chunk whose bytes proved bad."""
+        """Drop the index of a chunk whose file turned out to be corrupt."""
         with self._lock:
-            self._maps.pop(chunk.key, None)
+            self._indexes.pop(chunk.key, None)
 
 
 class ChunkWalk:
-    """Raises CorruptObject, and BlockingIOError where `steps` gave up."""
+    """Finds batches in one chunk. Raises CorruptObject, and BlockingIOError if non-blocking."""
 
-    __slots__ = ("_chunk", "_file", "_known", "_steps")
+    __slots__ = ("_chunk", "_file", "_index", "_mode")
 
-    def __init__(self, chunk: ChunkRef, file: OpenFile, known: _Map, steps: Steps) -> None:
-        self._chunk, self._file, self._known, self._steps = chunk, file, known, steps
+    def __init__(
+        self, chunk: ChunkRef, file: OpenFile, index: _SparseIndex, mode: WalkMode
+    ) -> None:
+        self._chunk, self._file, self._index, self._mode = chunk, file, index, mode
 
-    def find(self, offset: int) -> BatchPlace | None:
+    def find(self, offset: int) -> BatchLocation | None:
         """The first batch that ends above `offset`; None if the chunk has none."""
-        near = self._known.at_offset(offset)
+        near = self._index.at_offset(offset)
         if near is not None and near.next_offset > offset:
             return near
         for batch in self._walk(near.end_position if near is not None else 0):
@@ -152,41 +153,40 @@ class ChunkWalk:
                 return batch
         return None
 
-    def find_end(self, first: BatchPlace, *, max_bytes: int, end_offset: int) -> tuple[int, int]:
-        """Where whole batches from `first` on end, by position and by offset.
-
-        They are within `max_bytes` and below `end_offset`, but the first is always included.
+    def find_end(self, first: BatchLocation, *, max_bytes: int, end_offset: int) -> tuple[int, int]:
+        """The position and offset where the whole batches from `first` on end that fit `max_bytes`
+        and lie below `end_offset`. `first` is always included.
         """
         stop = first.position + max_bytes
         position, next_offset = first.end_position, first.next_offset
-        near = self._known.before_end(stop, end_offset)
+        near = self._index.before_end(stop, end_offset)
         if near is not None and near.position >= position:
             if _is_beyond(near, stop, end_offset):
                 return near.position, max(next_offset, min(near.base_offset, end_offset))
             position, next_offset = near.end_position, near.next_offset
         for batch in self._walk(position):
             if _is_beyond(batch, stop, end_offset):
-                # What lies before this batch is within both limits; its own start is the end.
+                # Everything before this batch is within both limits, so its start is the end.
                 return batch.position, max(next_offset, min(batch.base_offset, end_offset))
             position, next_offset = batch.end_position, batch.next_offset
         return position, next_offset
 
-    def _walk(self, start: int) -> Iterator[BatchPlace]:
-        chunk, known, steps = self._chunk, self._known, self._steps
+    def _walk(self, start: int) -> Iterator[BatchLocation]:
+        chunk, index, mode = self._chunk, self._index, self._mode
         walk = walk_batches(
-            self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=steps.pread
+            self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=mode.pread
         )
-        noted = known.last_position
+        last_indexed = index.last_position
         for number, batch in enumerate(walk):
-            if number == steps.batches_max:
-                raise BlockingIOError(errno.EAGAIN, "the walk is long")
-            if batch.position >= noted + SPARSE_BYTES:
-                known.note(batch)
-                noted = batch.position
+            if number == mode.batches_max:
+                raise BlockingIOError(errno.EAGAIN, "too many batches for a non-blocking walk")
+            if batch.position >= last_indexed + SPARSE_BYTES:
+                index.maybe_add(batch)
+                last_indexed = batch.position
             yield batch
 
 
-def _is_beyond(batch: BatchPlace, stop: int, end_offset: int) -> bool:
+def _is_beyond(batch: BatchLocation, stop: int, end_offset: int) -> bool:
     return batch.end_position > stop or batch.next_offset > end_offset
 
 
@@ -197,10 +197,10 @@ def walk_batches(
     *,
     log_key: str,
     pread: Callable[[int, int, int], bytes] = os.pread,
-) -> Iterator[BatchPlace]:
+) -> Iterator[BatchLocation]:
     """The batches of [start, end) of a chunk's file. Raises CorruptObject."""
     position = window_start = start
-    window, window_bytes = b"", FIRST_BYTES
+    window, window_bytes = b"", FIRST_WINDOW_BYTES
     while position < end:
         at = position - window_start
         if at + _HEAD.size > len(window):
@@ -210,8 +210,8 @@ def walk_batches(
                 raise CorruptObject("a chunk ends inside a batch", file=log_key, position=position)
         base_offset, length, delta = _HEAD.unpack_from(window, at)
         size_bytes = length + _LENGTH_OVERHEAD
-        if length < _LEAST_LENGTH or delta < 0 or position + size_bytes > end:
-            raise CorruptObject("a chunk holds no batch", file=log_key, position=position)
-        yield BatchPlace(position, size_bytes, base_offset, base_offset + delta + 1)
+        if length < _MIN_LENGTH or delta < 0 or position + size_bytes > end:
+            raise CorruptObject("invalid batch header in a chunk", file=log_key, position=position)
+        yield BatchLocation(position, size_bytes, base_offset, base_offset + delta + 1)
         position += size_bytes
-        window_bytes = WINDOW_BYTES if size_bytes < WINDOW_BYTES else FIRST_BYTES
+        window_bytes = WINDOW_BYTES if size_bytes < WINDOW_BYTES else FIRST_WINDOW_BYTES

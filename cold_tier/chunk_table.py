@@ -1,4 +1,4 @@
-"""The chunk table of a segment: what can be fetched, checked and skipped on its own.
+"""The chunk table of a segment: the parts that can be fetched, verified and skipped individually.
 
 Big-endian (docs/formats/segment-objects.md):
 
@@ -14,9 +14,10 @@ Big-endian (docs/formats/segment-objects.md):
     12  record count u32
 
 * Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
-* A timestamp range is over the records themselves. If a bound is not known its flag is off, and
-  nothing is skipped by it. A record without a timestamp counts as -1.
-* A table is trusted only if its CRC and these rules hold; an unknown version is refused by name.
+* A timestamp range covers the records themselves. If a bound is unknown its flag is not set, and it
+  is not used for skipping. A record without a timestamp counts as -1.
+* A table is accepted only if its CRC and these rules hold; an unknown version is an error that
+  names it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ assert (_HEADER.size, _ENTRY.size) == (32, 56)
 
 class ChunkFlags(IntFlag):
     HAS_GAP = 1
-    """Offsets are missing in it or before it: compaction removed records."""
+    """Offsets are missing inside or before the chunk: compaction removed records."""
     MIN_TIMESTAMP_KNOWN = 2
     MAX_TIMESTAMP_KNOWN = 4
     HAS_TRANSACTIONS = 8
-    """Some batch is transactional or control."""
+    """Some batch is transactional or a control batch."""
 
 
 _KNOWN_FLAGS: Final = 15
@@ -105,7 +106,7 @@ class ChunkTable:
 
     @property
     def min_timestamp(self) -> int | None:
-        """The least of all records; None if one chunk's is not known."""
+        """The minimum over all records; None if any chunk's is unknown."""
         return _of_all(min, [chunk.min_timestamp for chunk in self.chunks])
 
     @property
@@ -117,7 +118,7 @@ class ChunkTable:
         return bisect_left(self._last_offsets, offset)
 
     def numbers_of(self, start: int, end: int) -> range:
-        """The chunks that have some of bytes [start, end)."""
+        """The numbers of the chunks that overlap bytes [start, end)."""
         first = bisect_right(self.chunks, start, key=_end_position)
         return range(first, bisect_left(self.chunks, end, lo=first, key=_position))
 
@@ -148,12 +149,12 @@ def parse_chunk_table(data: Buffer, *, file: str) -> ChunkTable:
     _, version, entry_size, base_offset, log_crc, log_size, count = _HEADER.unpack_from(data)
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(
-            f"chunk table of format version {version}; this tierlog knows {FORMAT_VERSION}",
+            f"chunk table has format version {version}; this tierlog supports {FORMAT_VERSION}",
             file=file,
         )
     end = _HEADER.size + count * _ENTRY.size
     if entry_size != _ENTRY.size or len(data) != end + _CRC.size:
-        raise CorruptObject("the chunk table's length does not fit its count", file=file)
+        raise CorruptObject("the chunk table's length does not match its count", file=file)
     if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
         raise CorruptObject("the chunk table fails its CRC-32C", file=file)
     chunks = [
@@ -203,7 +204,7 @@ def _disorder(chunks: Sequence[Chunk], *, base_offset: int, log_size_bytes: int)
     position, next_offset = 0, base_offset
     for number, chunk in enumerate(chunks):
         if chunk.position != position or chunk.size_bytes == 0:
-            return f"chunk {number} is not where the one before it ends"
+            return f"chunk {number} does not begin where the previous one ends"
         if not next_offset <= chunk.first_offset <= chunk.last_offset:
             return f"the offsets of chunk {number} are out of order"
         position, next_offset = chunk.end_position, chunk.last_offset + 1

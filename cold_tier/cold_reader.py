@@ -1,18 +1,17 @@
-"""Reads of the cold tier, answered like those of the hot one: with slices of local files.
+"""Reads the cold tier and returns, like the hot tier, slices of local files.
 
-* Every slice of an answer is open before the answer is given, and belongs to a chunk whose CRC-32C
-  was right.
-* A read waits for its first chunk; what else it wants is fetched meanwhile, from following segments
-  too. An error in a later chunk ends the answer before it, and is reported to the next read.
-* A chunk that proves bad while it is read is tried once more, from the bucket if need be: its file
-  may have rotted since it came. If the bucket has it like that, it is CorruptObject.
-* Chunks are the unit of skipping: what their table says about offsets and times is enough to skip
-  one, and one that it does not know about is read.
-* An answer without waiting is the same as one that waited: there is one path, which opens and walks
-  chunks through two kinds of `_Access`.
-* This file does not know manifests: it is given a segment, and those that follow.
+* Every slice of a result is open before it is returned, and belongs to a chunk whose CRC-32C was
+  verified.
+* A read waits for its first chunk; meanwhile the others that it needs are fetched, from following
+  segments too. An error in a later chunk ends the result before it, and is raised by the next read.
+* If a chunk turns out to be corrupt while it is read, it is read once more, from the bucket if
+  necessary, since its file may have decayed. If the bucket's copy is corrupt, it is CorruptObject.
+* Chunks are the unit of skipping: a chunk is skipped if the chunk table's offsets and timestamps
+  rule it out. If they are unknown, it is read.
+* Blocking and non-blocking reads share one path, which opens and walks chunks as `_Access` says.
+* This module does not know manifests: it is given a segment and those that follow.
 
-Thread-safe; every call may block on the store.
+Thread-safe; calls may block on the store.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from cold_tier.batch_finder import (
-    AS_FAR_AS_NEEDED,
-    WITHOUT_WAITING,
+    BLOCKING,
+    NON_BLOCKING,
     BatchFinder,
-    Steps,
+    WalkMode,
     walk_batches,
 )
 from cold_tier.chunk_cache import ChunkCache
@@ -46,15 +45,15 @@ from record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")
 
-END: Final = 2**63 - 1
-REQUEST_BYTES: Final = 1024 * 1024  # what a GET in flight takes: a piece, and buffers below it
-SLICES_MAX: Final = 16  # open files of one answer, however small segments are
-AT_ONCE_MAX: Final = 4  # chunks that one answer holds open from its start
+MAX_OFFSET: Final = 2**63 - 1
+REQUEST_BYTES: Final = 1024 * 1024  # memory of a GET in flight: a piece, and the buffers below it
+SLICES_MAX: Final = 16  # open files of one result, however small the segments are
+CACHED_RANGE_CHUNKS_MAX: Final = 4  # all of them are open at once
 
 
 class ColdLimits(NamedTuple):
-    """`requests_max` GETs in flight, within `memory_max_bytes`, whatever clients do; as much again
-    for chunks that the disk has no room for.
+    """At most `requests_max` GETs are in flight, within `memory_max_bytes`; the same amount of
+    memory again is allowed for chunks that the disk has no space for.
     """
 
     requests_max: int = 32
@@ -66,42 +65,45 @@ class ColdLimits(NamedTuple):
 
 
 class _Access(NamedTuple):
-    """How a read gets at bytes: `open` takes a chunk and whether others are held open already."""
+    """How a read gets its bytes. `open` takes a chunk, and whether the read holds others open."""
 
     index_of: Callable[[ColdSegment], SegmentIndex]
     open: Callable[[ChunkRef, bool], OpenFile]
-    steps: Steps
+    walk_mode: WalkMode
 
 
-class _Answer:
-    """What a read has come to so far."""
+class _Result:
+    """The slices that a read has collected so far."""
 
-    __slots__ = ("end_offset", "left", "max_bytes", "next_offset", "slices")
+    __slots__ = ("end_offset", "max_bytes", "next_offset", "remaining_bytes", "slices")
 
     def __init__(self, offset: int, max_bytes: int, end_offset: int) -> None:
         self.end_offset = end_offset
         self.slices: list[FileSlice] = []
-        self.next_offset, self.max_bytes, self.left = offset, max_bytes, max_bytes
+        self.next_offset, self.max_bytes, self.remaining_bytes = offset, max_bytes, max_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether to stop: the last half of what is wanted is not worth waiting for another
-        chunk.
+        """Whether to stop. Once more than half of `max_bytes` is there, the rest is not worth
+        waiting for another chunk.
         """
-        enough = bool(self.slices) and self.left * 2 < self.max_bytes
+        enough = bool(self.slices) and self.remaining_bytes * 2 < self.max_bytes
         return enough or len(self.slices) >= SLICES_MAX
 
-    def goes_on_after(self, segment: ColdSegment) -> bool:
+    def continues_after(self, segment: ColdSegment) -> bool:
         return not self.is_full and segment.last_offset < self.next_offset < self.end_offset
 
-    def take(self, piece: FileSlice, next_offset: int) -> bool:
-        """Whether there was room for it; for the first piece there always is."""
-        if self.slices and piece.size_bytes > self.left:
+    def maybe_add(self, piece: FileSlice, next_offset: int) -> bool:
+        """Add a slice if it fits. The first one always does."""
+        if self.slices and piece.size_bytes > self.remaining_bytes:
             return False
         self.slices.append(piece)
         self.next_offset = next_offset
-        self.left -= piece.size_bytes
+        self.remaining_bytes -= piece.size_bytes
         return True
+
+    def to_read(self) -> TierRead:
+        return TierRead(tuple(self.slices), self.next_offset)
 
 
 class ColdReader:
@@ -124,8 +126,8 @@ class ColdReader:
         )
         self._finder = BatchFinder()
         self._prefetcher = Prefetcher(self._fills, self._indexes, ReadAhead())
-        self._waiting = _Access(self._indexes.get, self._fetched, AS_FAR_AS_NEEDED)
-        self._at_once = _Access(self._index_at_hand, self._cached, WITHOUT_WAITING)
+        self._blocking = _Access(self._indexes.get, self._fetch_chunk, BLOCKING)
+        self._non_blocking = _Access(self._cached_index, self._cached_chunk, NON_BLOCKING)
 
     def close(self) -> None:
         self._prefetcher.close()
@@ -140,23 +142,23 @@ class ColdReader:
         offset: int,
         *,
         max_bytes: int,
-        end_offset: int = END,
+        end_offset: int = MAX_OFFSET,
         following: Iterable[ColdSegment] = (),
     ) -> TierRead:
-        """Batches from the one that holds `offset` on, also out of the segments `following`.
+        """Batches starting with the one that holds `offset`, continuing into `following` segments.
 
-        At least one batch, whatever `max_bytes`, unless none below `end_offset` is left.
-        `following` is gone through more than once. Raises CorruptObject, MissingObject,
+        Returns at least one batch, whatever `max_bytes`, unless none is left below `end_offset`.
+        `following` is iterated more than once. Raises CorruptObject, MissingObject,
         StoreUnavailable, Throttled, DiskFull.
         """
         index = self._indexes.get(segment)
-        ahead = self._prefetcher.begin(
+        ahead = self._prefetcher.start(
             segment, index, offset, max_bytes=max_bytes, following=following
         )
-        answer = _Answer(offset, max_bytes, end_offset)
-        self._collect(answer, segment, index, following, access=self._waiting)
-        self._prefetcher.ended(segment, answer.next_offset, done=ahead)
-        return TierRead(tuple(answer.slices), answer.next_offset)
+        result = _Result(offset, max_bytes, end_offset)
+        self._collect(result, segment, index, following, access=self._blocking)
+        self._prefetcher.finish(segment, result.next_offset, ahead)
+        return result.to_read()
 
     def try_read(
         self,
@@ -164,38 +166,38 @@ class ColdReader:
         offset: int,
         *,
         max_bytes: int,
-        end_offset: int = END,
+        end_offset: int = MAX_OFFSET,
         following: Iterable[ColdSegment] = (),
     ) -> TierRead | None:
-        """As `read`, if nothing has to come from the store or the disk; None if something has.
+        """As `read`, but None if that would have to wait for the store or the disk.
 
-        `following` may raise BlockingIOError if it would have to ask.
+        `following` may raise BlockingIOError if iterating it would block.
         """
         index = self._indexes.peek(segment)
         if index is None:
             return None
-        answer = _Answer(offset, max_bytes, end_offset)
+        result = _Result(offset, max_bytes, end_offset)
         try:
-            self._collect(answer, segment, index, following, access=self._at_once)
+            self._collect(result, segment, index, following, access=self._non_blocking)
         except BlockingIOError:
             return None
-        ahead = self._prefetcher.begin(
+        ahead = self._prefetcher.start(
             segment, index, offset, max_bytes=max_bytes, following=following
         )
-        self._prefetcher.ended(segment, answer.next_offset, done=ahead)
-        return TierRead(tuple(answer.slices), answer.next_offset)
+        self._prefetcher.finish(segment, result.next_offset, ahead)
+        return result.to_read()
 
-    def _index_at_hand(self, segment: ColdSegment) -> SegmentIndex:
+    def _cached_index(self, segment: ColdSegment) -> SegmentIndex:
         index = self._indexes.peek(segment)
         if index is None:
             raise BlockingIOError(errno.EAGAIN, "the chunk table is not in memory")
         return index
 
-    def _fetched(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
-        # Who holds chunks open does not wait for room: two such could wait for each other.
+    def _fetch_chunk(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
+        # A read that holds chunks open must not wait for space: two of them could deadlock.
         return self._fills.get(chunk, space_wait_s=0.0 if holds_others else SPACE_WAIT_S)
 
-    def _cached(self, chunk: ChunkRef, _holds_others: bool) -> OpenFile:
+    def _cached_chunk(self, chunk: ChunkRef, _holds_others: bool) -> OpenFile:
         file = self._fills.cached(chunk)
         if file is None:
             raise BlockingIOError(errno.EAGAIN, "the chunk is not cached")
@@ -203,82 +205,82 @@ class ColdReader:
 
     def _collect(
         self,
-        answer: _Answer,
+        result: _Result,
         segment: ColdSegment,
         index: SegmentIndex,
         following: Iterable[ColdSegment],
         *,
         access: _Access,
     ) -> None:
-        """Slices of one segment after the other, until there are enough. An error where there are
-        some already is the next read's.
+        """Collect slices, segment by segment, until there are enough. An error after the first
+        slice is left to the next read.
         """
-        if segment.base_offset >= answer.end_offset:
+        if segment.base_offset >= result.end_offset:
             return
         try:
-            self._collect_from(segment, index, answer, access)
-            if not answer.goes_on_after(segment):
+            self._collect_from(segment, index, result, access)
+            if not result.continues_after(segment):
                 return
             for another in following:
-                if another.base_offset >= answer.end_offset:
+                if another.base_offset >= result.end_offset:
                     return
-                self._collect_from(another, access.index_of(another), answer, access)
-                if not answer.goes_on_after(another):
+                self._collect_from(another, access.index_of(another), result, access)
+                if not result.continues_after(another):
                     return
         except TierlogError:
-            if not answer.slices:
+            if not result.slices:
                 raise
 
     def _collect_from(
-        self, segment: ColdSegment, index: SegmentIndex, answer: _Answer, access: _Access
+        self, segment: ColdSegment, index: SegmentIndex, result: _Result, access: _Access
     ) -> None:
-        """Slices of one chunk after the other, and the offset after them."""
-        end_offset = min(answer.end_offset, segment.last_offset + 1)
-        answer.next_offset = max(answer.next_offset, segment.base_offset)
+        """Collect slices of one segment, chunk by chunk, and advance `next_offset`."""
+        end_offset = min(result.end_offset, segment.last_offset + 1)
+        result.next_offset = max(result.next_offset, segment.base_offset)
         chunks = index.table.chunks
-        for number in range(index.table.index_of(answer.next_offset), len(chunks)):
-            if chunks[number].first_offset >= end_offset or answer.is_full:
+        for number in range(index.table.index_of(result.next_offset), len(chunks)):
+            if chunks[number].first_offset >= end_offset or result.is_full:
                 break
-            if not self._take(index, number, answer, end_offset=end_offset, access=access):
+            if not self._collect_chunk(index, number, result, end_offset=end_offset, access=access):
                 break
-        answer.next_offset = _skip_gap(index.table, answer.next_offset, end_offset=end_offset)
+        result.next_offset = _skip_gap(index.table, result.next_offset, end_offset=end_offset)
 
-    def _take(
+    def _collect_chunk(
         self,
         index: SegmentIndex,
         number: int,
-        answer: _Answer,
+        result: _Result,
         *,
         end_offset: int,
         access: _Access,
     ) -> bool:
-        """Take what one chunk has; whether that goes to the chunk's end."""
+        """Collect a slice of one chunk. Whether it extends to the chunk's end."""
         chunk, ref = index.table.chunks[number], index.chunks[number]
 
         def find(file: OpenFile) -> tuple[FileSlice, int] | None:
-            walk = self._finder.of(ref, file, steps=access.steps)
-            first = walk.find(answer.next_offset)
+            walk = self._finder.walk(ref, file, mode=access.walk_mode)
+            first = walk.find(result.next_offset)
             if first is None or first.next_offset > end_offset:
                 return None
             end, next_offset = chunk.size_bytes, chunk.last_offset + 1
-            if end - first.position > answer.left or next_offset > end_offset:
+            if end - first.position > result.remaining_bytes or next_offset > end_offset:
                 end, next_offset = walk.find_end(
-                    first, max_bytes=answer.left, end_offset=end_offset
+                    first, max_bytes=result.remaining_bytes, end_offset=end_offset
                 )
             return FileSlice(file, first.position, end - first.position), next_offset
 
-        found = self._look_into(ref, partial(access.open, ref, bool(answer.slices)), find)
+        found = self._retry_if_corrupt(ref, partial(access.open, ref, bool(result.slices)), find)
         if found is None:
             return False
         piece, next_offset = found
-        return answer.take(piece, next_offset) and (
+        return result.maybe_add(piece, next_offset) and (
             piece.position + piece.size_bytes == chunk.size_bytes
         )
 
-    def _look_into(
+    def _retry_if_corrupt(
         self, ref: ChunkRef, open_: Callable[[], OpenFile], look: Callable[[OpenFile], T]
     ) -> T:
-        """Once more where the file proves bad. Raises as `look` where that is as it came."""
+        """Call `look` with the chunk's file, and once more with a verified one if it is corrupt."""
         file = open_()
         try:
             return look(file)
@@ -287,13 +289,13 @@ class ColdReader:
         except (CorruptDataError, OSError):
             self._finder.forget(ref)
             file.report_corrupt()
-        del file  # its room is another's
+        del file  # frees its space in the cache
         return look(open_())
 
     def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
-        """Bytes [start, end) of the log, chunk by chunk as they are asked for, one ahead.
+        """Bytes [start, end) of the log, chunk by chunk on demand, with one chunk of read-ahead.
 
-        Raises as `read` does, when the failing chunk is reached.
+        Raises what `read` does, when the failing chunk is reached.
         """
         index = self._indexes.get(segment)
         numbers = index.table.numbers_of(start, end)
@@ -301,27 +303,27 @@ class ColdReader:
             if number + 1 in numbers:
                 self._fills.prefetch(index.chunks[number + 1])
             file = self._fills.get(index.chunks[number])
-            yield _part_of(index.table.chunks[number], file, start=start, end=end)
-            del file  # its room is another's, while the next is waited for
+            yield _overlap(index.table.chunks[number], file, start=start, end=end)
+            del file  # frees its space in the cache while the next chunk is fetched
 
     def cached_range(
         self, segment: ColdSegment, *, start: int, end: int
     ) -> tuple[FileSlice, ...] | None:
-        """As `byte_range`, all at once and without waiting; None if a chunk is not cached, or
-        the range takes more than a few.
+        """As `byte_range`, but never waits: None if a chunk is not cached, or if the range spans
+        more than `CACHED_RANGE_CHUNKS_MAX` chunks.
         """
         index = self._indexes.peek(segment)
         if index is None:
             return None
         numbers = index.table.numbers_of(start, end)
-        if len(numbers) > AT_ONCE_MAX:
+        if len(numbers) > CACHED_RANGE_CHUNKS_MAX:
             return None
         slices: list[FileSlice] = []
         for number in numbers:
             file = self._fills.cached(index.chunks[number])
             if file is None:
                 return None
-            slices.append(_part_of(index.table.chunks[number], file, start=start, end=end))
+            slices.append(_overlap(index.table.chunks[number], file, start=start, end=end))
         return tuple(slices) or None
 
     # --- by time ----------------------------------------------------------------------------------
@@ -332,29 +334,29 @@ class ColdReader:
         timestamp: int,
         *,
         start_offset: int = 0,
-        end_offset: int = END,
+        end_offset: int = MAX_OFFSET,
     ) -> tuple[int, int] | None:
         """Offset and timestamp of the first record, by offset, in [start_offset, end_offset) whose
         timestamp is at or above `timestamp`; None if the segment has none.
 
-        Timestamps need not rise. Raises as `read`.
+        Timestamps need not be in order. Raises what `read` does.
         """
         index = self._indexes.get(segment)
         for number in range(index.table.index_of(start_offset), len(index.table.chunks)):
             chunk = index.table.chunks[number]
             if chunk.first_offset >= end_offset:
                 return None
-            if not _may_reach(chunk, timestamp):
+            if not _may_contain(chunk, timestamp):
                 continue
             ref = index.chunks[number]
             look = partial(
-                _first_in,
+                _first_at_time,
                 chunk=chunk,
                 timestamp=timestamp,
                 start_offset=start_offset,
                 log_key=segment.log_key,
             )
-            found = self._look_into(ref, partial(self._fills.get, ref), look)
+            found = self._retry_if_corrupt(ref, partial(self._fills.get, ref), look)
             if found is not None:
                 return found if found[0] < end_offset else None
         return None
@@ -364,8 +366,8 @@ class ColdReader:
     def aborted_transactions(
         self, segments: Iterable[ColdSegment], *, start_offset: int, end_offset: int
     ) -> list[AbortedTxn]:
-        """Those with records in [start_offset, end_offset), by the indexes of `segments`, which
-        begin with the one that holds `start_offset`; as many as can name one are looked at.
+        """The aborted transactions with records in [start_offset, end_offset). `segments` starts
+        with the one that holds `start_offset`; it is read as far as an entry may lie.
         """
         return aborted_transactions(
             map(self._indexes.transactions, segments),
@@ -375,27 +377,27 @@ class ColdReader:
 
 
 def _skip_gap(table: ChunkTable, next_offset: int, *, end_offset: int) -> int:
-    """Past what compaction removed: where the next batch begins, or the end."""
+    """Skip offsets that compaction removed: where the next batch begins, or `end_offset`."""
     number = table.index_of(next_offset)
     if number == len(table.chunks):
         return end_offset
     return min(max(next_offset, table.chunks[number].first_offset), end_offset)
 
 
-def _part_of(chunk: Chunk, file: OpenFile, *, start: int, end: int) -> FileSlice:
-    """What a chunk has of bytes [start, end) of its log."""
+def _overlap(chunk: Chunk, file: OpenFile, *, start: int, end: int) -> FileSlice:
+    """The part of a chunk that lies in bytes [start, end) of its log."""
     first = max(start - chunk.position, 0)
     last = min(end - chunk.position, chunk.size_bytes)
     return FileSlice(file, first, last - first)
 
 
-def _may_reach(chunk: Chunk, timestamp: int) -> bool:
+def _may_contain(chunk: Chunk, timestamp: int) -> bool:
     if chunk.record_count == 0:
         return False
     return chunk.max_timestamp is None or chunk.max_timestamp >= timestamp
 
 
-def _first_in(
+def _first_at_time(
     file: OpenFile, *, chunk: Chunk, timestamp: int, start_offset: int, log_key: str
 ) -> tuple[int, int] | None:
     for header, body in _batches(file, chunk, log_key):

@@ -1,18 +1,18 @@
-"""A folder as a bucket: the store that needs no server.
+"""An ObjectStore on a local folder, which needs no server.
 
-    <root>/<key>                    one file an object
-    <root>/.tierlog-tmp/<unique>    what is being written
+    <root>/<key>                    one file per object
+    <root>/.tierlog-tmp/<unique>    objects being written
 
-* An object appears whole or not at all, with its final bytes: temp file, write, fsync, then link(2)
-  (which fails where the name is taken: the atomic create-if-absent) or rename(2), then fsync of the
-  folder. Nothing is ever written under a key's own name.
-* A key is a path below the root: `check_key` lets no component through that could lead elsewhere. A
-  symbolic link that an operator put inside the folder is followed.
-* It keeps no checksums: whoever must be sure reads the object back.
-* If the folder went away (an unmounted disk), no object counts as missing: nothing can be said
-  about any. `.tierlog-tmp`, which is created when the store is opened and stays, tells the
-  difference. Whoever may only read does without, as in a copy that is mounted read-only.
-* Several processes may share the folder. Temp files older than a day are swept when it is opened.
+* An object appears atomically, with its final bytes: temp file, write, fsync, then link(2) (which
+  fails if the name exists: the atomic create-if-absent) or rename(2), then fsync of the folder. No
+  file is ever written under a key's own name.
+* A key is a path below the root; `check_key` rejects components that could lead elsewhere. Symbolic
+  links that an operator put inside the folder are followed.
+* It keeps no checksums: callers that need certainty read the object back.
+* If the folder is gone (an unmounted disk), no object is reported as missing: StoreUnavailable.
+  `.tierlog-tmp`, which is created when the store is opened and never removed, tells the difference.
+  It is not needed if the folder is read-only, as in a mounted copy.
+* Several processes may share the folder. Temp files older than a day are deleted at open.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from record_format.errors import (
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600
-PUBLISH_ATTEMPTS = 100  # a delete may take the empty folder away between mkdir and link
+PUBLISH_ATTEMPTS = 100  # a delete may remove the empty folder between mkdir and link
 
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -70,7 +70,7 @@ class FolderStore:
         self._temp = self._root / RESERVED_COMPONENT
         self._ledger = StoreLedger()
         if must_exist and not self._root.is_dir():
-            raise ConfigurationError(f"store {self.url}: there is no such folder")
+            raise ConfigurationError(f"store {self.url}: the folder does not exist")
         try:
             self._temp.mkdir(parents=True, exist_ok=True)
             _sweep(self._temp)
@@ -79,7 +79,7 @@ class FolderStore:
                 raise ConfigurationError(
                     f"store {self.url}: the folder cannot be used: {error.strerror}"
                 ) from error
-        self._stays = self._temp if self._temp.is_dir() else self._root
+        self._sentinel = self._temp if self._temp.is_dir() else self._root
 
     @property
     def url(self) -> str:
@@ -129,7 +129,7 @@ class FolderStore:
     ) -> ObjectStat:
         target = self._path(key)
         with (
-            path.open("rb", buffering=0) as source,  # that it is not there is no fault of the store
+            path.open("rb", buffering=0) as source,  # outside: a missing source is not the store's
             self._counted("put", key, sent_bytes=size_bytes),
             self._temp_file() as (temp, fd),
         ):
@@ -147,12 +147,12 @@ class FolderStore:
                 try:
                     path.unlink()
                 except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                    self._check_there()
+                    self._check_mounted()
                     continue
                 except PermissionError:
                     if not path.is_dir():
                         raise
-                    continue  # macOS says EPERM for a folder
+                    continue  # macOS reports EPERM for a folder
                 self._remove_empty_folders(path.parent)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -184,14 +184,14 @@ class FolderStore:
             try:
                 return self._stat(key, path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                self._check_there()
+                self._check_mounted()
                 return None
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
         found: ObjectStats = []
         with self._counted("list", prefix):
-            self._check_there()
+            self._check_mounted()
             for key in _walk(self._root, "", prefix=prefix, start_after=start_after):
                 if len(found) == limit:
                     break
@@ -207,7 +207,7 @@ class FolderStore:
             try:
                 below = sorted((self._root / prefix).iterdir(), key=lambda path: f"{path.name}/")
             except (FileNotFoundError, NotADirectoryError):
-                self._check_there()
+                self._check_mounted()
                 return []
             found = (
                 p.name for p in below if p.is_dir() and self._holds_objects(f"{prefix}{p.name}/")
@@ -221,22 +221,22 @@ class FolderStore:
         return next(keys, None) is not None
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:  # noqa: ARG002
-        return []  # nothing goes up in parts
+        return []  # there are no multipart uploads
 
     def abort_upload(self, upload: IncompleteUpload) -> None:
-        """There is none."""
+        """There are no multipart uploads."""
 
     def close(self) -> None:
         """Nothing is held open between calls."""
 
-    # --- below ------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    def _check_there(self) -> None:
-        """Raises OSError where it is the whole store that is gone, not an object."""
-        if not self._stays.is_dir():
+    def _check_mounted(self) -> None:
+        """Raise OSError if the whole store is gone, not just an object."""
+        if not self._sentinel.is_dir():
             raise OSError(errno.ENOENT, "the store's folder is gone; is its disk mounted?")
 
     def _stat(self, key: str, path: Path) -> ObjectStat:
@@ -247,8 +247,8 @@ class FolderStore:
 
     @contextmanager
     def _temp_file(self) -> Iterator[tuple[Path, int]]:
-        if self._stays != self._temp:
-            raise OSError(errno.EROFS, "the store may only be read")
+        if self._sentinel != self._temp:
+            raise OSError(errno.EROFS, "the store is read-only")
         temp = self._temp / secrets.token_hex(12)
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -269,30 +269,30 @@ class FolderStore:
                 continue
             except FileExistsError:
                 if path.is_dir() or not if_absent:
-                    raise InvalidKey(f"key {key!r}: is the folder of other keys") from None
+                    raise InvalidKey(f"key {key!r} is the folder of other keys") from None
                 raise ObjectExists(key) from None
             except (NotADirectoryError, IsADirectoryError):
-                raise InvalidKey(f"key {key!r}: an object is in the way") from None
+                raise InvalidKey(f"key {key!r}: one of its folders is an object") from None
             try:
                 _sync_folder(path.parent)
             except OSError as error:
                 if not if_absent:
                     raise
                 raise OutcomeUnknownError(
-                    f"{key}: put: its folder was not synced: {error.strerror}"
+                    f"{key}: put: could not fsync the folder: {error.strerror}"
                 ) from error
             return
-        raise StoreUnavailable(f"{key}: its folder keeps being deleted")
+        raise StoreUnavailable(f"{key}: the folder is repeatedly deleted")
 
     def _make_folders(self, folder: Path) -> None:
-        """Each new folder's own entry is durable before anything lies in it."""
+        """Create missing folders. Each one's entry is durable before anything is put in it."""
         if folder == self._root or folder.is_dir():
             return
         self._make_folders(folder.parent)
         try:
             folder.mkdir()
         except FileExistsError:
-            if folder.is_file():  # a folder may be gone again by now: then the caller tries anew
+            if folder.is_file():  # if the folder was deleted meanwhile, the caller retries
                 raise NotADirectoryError(errno.ENOTDIR, "an object", str(folder)) from None
         _sync_folder(folder.parent)
 
@@ -300,7 +300,7 @@ class FolderStore:
         while folder != self._root:
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or somebody else was first
+            except OSError:  # not empty, or already deleted
                 return
             folder = folder.parent
 
@@ -311,7 +311,7 @@ class FolderStore:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
-                self._check_there()
+                self._check_mounted()
                 raise MissingObject("the object is not in the store", file=key) from None
             try:
                 if path.is_dir():
@@ -322,7 +322,7 @@ class FolderStore:
 
     @contextmanager
     def _counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
-        """Count one request, and say what the disk says in the store's words."""
+        """Count one request, and map its OSErrors to the store's errors."""
         with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
             try:
                 yield
@@ -335,7 +335,7 @@ class FolderStore:
 
 
 def _walk(folder: Path, folder_key: str, *, prefix: str, start_after: str) -> Iterator[str]:
-    """Keys below `folder` in the order of their bytes; subtrees that cannot match are not read."""
+    """Keys below `folder` in byte order; subtrees that cannot match are skipped."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
@@ -406,7 +406,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sweep(temp: Path) -> None:
-    """Remove what writers left behind that ended in the middle."""
+    """Delete old temp files of interrupted writers."""
     oldest = time.time() - SWEEP_AFTER_S
     with os.scandir(temp) as entries:
         for entry in entries:

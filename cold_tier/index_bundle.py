@@ -1,23 +1,22 @@
-"""The `.indexes` object: a segment's indexes, and what else is needed to rebuild a folder from a
-bucket.
+"""The `.indexes` object: a segment's indexes, and all else that is needed to rebuild a log folder
+from the bucket.
 
 Big-endian (docs/formats/segment-objects.md):
 
     0   magic "TLIX"              24         section count u32
     4   format version u16 (1)    28         24 bytes a section
-    6   entry size u16 (24)       28 + 24 n  CRC-32C u32 over all before
+    6   entry size u16 (24)       28 + 24 n  CRC-32C u32 of all bytes before
     8   base offset i64           32 + 24 n  the sections, the chunk table first
     16  log size i64
 
     a section: kind u32, CRC-32C u32, position i64, size i64
 
-* The chunk table is the first section and its place is in the manifest: a reader gets it alone, or
-  with the directory in front of it, by one ranged GET.
-* The other sections are Kafka's files as they are: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
-  (the producer state at the END of the segment). A section that is empty or was not there has size
-  0.
-* Each section has its CRC-32C in the directory, and the directory its own. A kind that this code
-  does not know is skipped; an unknown version is refused by name.
+* The chunk table is the first section and the manifest has its position: one ranged GET reads it
+  alone, or with the directory in front of it.
+* The other sections are Kafka's files unchanged: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
+  (the producer state at the END of the segment). An empty or missing section has size 0.
+* The directory has each section's CRC-32C, and its own. Sections of unknown kinds are skipped; an
+  unknown format version is an error that names it.
 """
 
 from __future__ import annotations
@@ -63,20 +62,20 @@ class Section(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """What the head of the object says."""
+    """The head of the object."""
 
     base_offset: int
     log_size_bytes: int
     sections: Mapping[int, Section]
 
     def section(self, kind: SectionKind) -> Section | None:
-        """None if there is none or it is empty."""
+        """The section of a kind; None if it is missing or empty."""
         found = self.sections.get(kind)
         return found if found is not None and found.size_bytes else None
 
 
 class IndexBundle(NamedTuple):
-    """A packed bundle and where its chunk table lies in it."""
+    """A packed bundle, and the position of its chunk table."""
 
     body: bytes
     crc32c: int
@@ -121,7 +120,7 @@ def parse_directory(data: Buffer, *, file: str) -> Directory:
     _, version, entry_size, base_offset, log_size, count = _HEADER.unpack_from(data)
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(
-            f"index bundle of format version {version}; this tierlog knows {FORMAT_VERSION}",
+            f"index bundle has format version {version}; this tierlog supports {FORMAT_VERSION}",
             file=file,
         )
     end = head_size(count) - _CRC.size
@@ -137,7 +136,7 @@ def parse_directory(data: Buffer, *, file: str) -> Directory:
 
 
 def check_section(section: Section, data: Buffer, *, file: str) -> bytes:
-    """The section's bytes. Raises CorruptObject if they are not what the directory says."""
+    """The section's bytes. Raises CorruptObject if they do not match the directory."""
     body = bytes(data)
     if len(body) != section.size_bytes or crc32c_of(body) != section.crc32c:
         raise CorruptObject(
@@ -147,7 +146,7 @@ def check_section(section: Section, data: Buffer, *, file: str) -> bytes:
 
 
 class ParsedBundle(NamedTuple):
-    """A whole bundle taken apart; sections that were not there are empty."""
+    """A whole bundle; missing sections are empty."""
 
     table: ChunkTable
     offset_index: bytes
@@ -157,7 +156,7 @@ class ParsedBundle(NamedTuple):
 
 
 def parse_bundle(data: Buffer, *, file: str) -> ParsedBundle:
-    """Take a whole `.indexes` object apart. Raises CorruptObject, UnknownFormatVersion."""
+    """Parse a whole `.indexes` object. Raises CorruptObject, UnknownFormatVersion."""
     directory = parse_directory(data, file=file)
 
     def part(kind: SectionKind) -> bytes:
@@ -168,5 +167,5 @@ def parse_bundle(data: Buffer, *, file: str) -> ParsedBundle:
 
     table = parse_chunk_table(part(SectionKind.CHUNK_TABLE), file=file)
     if (table.base_offset, table.log_size_bytes) != directory[:2]:
-        raise CorruptObject("the chunk table is of another segment", file=file)
+        raise CorruptObject("the chunk table belongs to another segment", file=file)
     return ParsedBundle(table, *(part(kind) for kind in list(SectionKind)[1:]))

@@ -1,8 +1,8 @@
-"""The reference store: what the contract says, in a dictionary.
+"""The reference implementation of ObjectStore, in memory.
 
-* One lock over everything: each call happens at one instant, as the contract lets callers believe.
-* It keeps the strictest reading of the contract (a CRC of each body, no key both `a` and `a/b`),
-  so that what passes here is not surprised by a real store.
+* One lock makes each call atomic, as the contract promises.
+* It implements the strictest reading of the contract (a CRC of each body, and no key may be the
+  folder of another), so that code that works here works with a real store.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class MemoryStore:
         *,
         size_bytes: int,
         crc32c: int,
-        part_bytes: int = 0,  # noqa: ARG002  one part is all there is
+        part_bytes: int = 0,  # noqa: ARG002  there is only one part
         concurrency: int = 1,  # noqa: ARG002
         pace: Callable[[int], None] | None = None,
         resumable: Resumable | None = None,  # noqa: ARG002
@@ -169,13 +169,13 @@ class MemoryStore:
                     self._keys.remove(key)
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:  # noqa: ARG002
-        return []  # nothing goes up in parts
+        return []  # there are no multipart uploads
 
     def abort_upload(self, upload: IncompleteUpload) -> None:
-        """There is none."""
+        """There are no multipart uploads."""
 
     def close(self) -> None:
-        """Nothing to let go of; what is stored stays for whoever opens the name again."""
+        """Objects remain until the process ends; `named_store` returns the same store again."""
 
     def _body(self, key: str) -> bytes:
         check_key(key)
@@ -198,7 +198,7 @@ class MemoryStore:
                 raise InvalidKey(f"key {key!r}: {parent!r} is an object")
         after = bisect_right(self._keys, key + "/")
         if after < len(self._keys) and self._keys[after].startswith(key + "/"):
-            raise InvalidKey(f"key {key!r}: is the folder of other keys")
+            raise InvalidKey(f"key {key!r} is the folder of other keys")
 
 
 _named: dict[str, MemoryStore] = {}
@@ -206,6 +206,6 @@ _named_lock = threading.Lock()
 
 
 def named_store(name: str) -> MemoryStore:
-    """The store of that name in this process, for as long as the process lives."""
+    """The store of that name, which lives as long as the process."""
     with _named_lock:
         return _named.setdefault(name, MemoryStore(name))

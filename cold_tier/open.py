@@ -1,8 +1,8 @@
-"""A store from its URL: the one place that knows which kinds there are.
+"""Opens a store by its URL: the one place that knows all kinds of stores.
 
-s3://bucket/prefix      S3 or what speaks it; `endpoint` for anything but AWS
-file:///folder          a folder of this machine
-memory://name           this process alone
+s3://bucket/prefix      S3 or a compatible service; needs `endpoint` unless it is AWS
+file:///folder          a local folder
+memory://name           memory of this process
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ def open_store(
     must_exist: bool = False,
     policy: RetryPolicy | None = None,
 ) -> ObjectStore:
-    """Open the store; nothing is sent yet. `options`, `endpoint`, `region`: for `s3://` only.
+    """Open a store. No request is sent yet. `options`, `endpoint` and `region` are for `s3://`.
 
-    `endpoint` and `region` are those of `options`, for callers that need no more. `must_exist`: a
-    folder is not created, for callers that only read. `policy`: how long
-    an S3 store is asked, where that is not as a broker does, which soon says that it is away.
-    Raises SettingsError for a URL that is none of the three kinds.
+    `endpoint` and `region` override those of `options`. `must_exist` keeps a folder from being
+    created, for callers that only read. `policy` replaces the retry policy of an S3 store, which by
+    default is a broker's and gives up soon. Raises SettingsError for a URL of another kind.
     """
     options = options or S3Options()
     options = replace(
@@ -41,19 +40,20 @@ def open_store(
     )
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise SettingsError(f"store {_redacted(url)}: expected a bucket and a prefix, nothing more")
+        raise SettingsError(
+            f"store {_redacted(url)}: the URL may have a bucket and a prefix, and nothing else"
+        )
     if parts.scheme == "s3":
         if not parts.netloc:
-            raise SettingsError(f"store {url}: names no bucket; write s3://bucket/prefix")
+            raise SettingsError(f"store {url}: the URL has no bucket; write s3://bucket/prefix")
         return _open_s3(parts.netloc, parts.path.strip("/"), options, policy)
     if parts.scheme == "file":
         return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
-    written = f"; write this folder as {Path(url).absolute().as_uri()}" if _is_path(url) else ""
+    hint = f"; write this folder as {Path(url).absolute().as_uri()}" if _is_path(url) else ""
     raise SettingsError(
-        f"store {url!r}: begins with none of s3://bucket/prefix, file:///folder, memory://name"
-        + written
+        f"store {url!r}: expected s3://bucket/prefix, file:///folder or memory://name" + hint
     )
 
 
@@ -81,7 +81,7 @@ def _open_s3(
             check_key(prefix)
         except InvalidKey as error:
             raise SettingsError(f"store s3://{bucket}/{prefix}: {error}") from error
-    # boto3 takes a quarter of a second to import: those who use a folder need not wait for it.
+    # boto3 takes a quarter of a second to import, which users of a folder need not wait for.
     from cold_tier.s3 import S3Store
 
     return S3Store(bucket, prefix, options, policy=policy)

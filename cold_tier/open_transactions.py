@@ -1,13 +1,14 @@
-"""When no later segment can name an aborted transaction that has records in a range of offsets.
+"""Collects the aborted transactions that have records in a range of offsets, and decides when no
+later segment can have an entry for one.
 
-* A transaction's marker, and with it the entry of a `.txnindex`, may come many segments after its
-  records. The producer snapshot at a segment's end says which transactions are open there: once all
-  that began in the range are over, no later segment can name one.
-* A transaction is over if the snapshot has its producer, either in no transaction or in a later
-  one. A producer that is missing may have been forgotten. A snapshot may have been made from less
-  than there was: then it begins a transaction too late, or lacks the producer.
-* Without a snapshot nothing is known, and all following segments are looked at.
-* The last stable offset that an entry was written with says the same.
+* A transaction's marker, and with it its `.txnindex` entry, may be many segments after its records.
+  The producer snapshot at a segment's end tells which transactions are open there: once all that
+  began in the range have ended, no later segment can have an entry for one.
+* A transaction has ended if the snapshot has its producer either in no transaction or in a later
+  one. A producer that is missing may have expired. A snapshot may have been built from an
+  incomplete log: then it has a transaction's start too late, or lacks the producer.
+* Without a snapshot nothing is known, and all following segments are read.
+* An entry's last stable offset at or past the end of the range ends the search too.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from record_format.producer_snapshot import parse_snapshot
 
 
 class Producers(NamedTuple):
-    """At the end of a segment. `ids`: of all, sorted; `begun`: where an open transaction begins."""
+    """The producers at the end of a segment: all ids, sorted, and the first offset of each open
+    transaction by producer id.
+    """
 
     ids: array[int]
-    begun: Mapping[int, int]
+    open_transactions: Mapping[int, int]
 
     def has_ended(self, producer_id: int, first_offset: int) -> bool:
-        begun = self.begun.get(producer_id)
-        if begun is not None and begun <= first_offset:
+        open_since = self.open_transactions.get(producer_id)
+        if open_since is not None and open_since <= first_offset:
             return False
         number = bisect_left(self.ids, producer_id)
         return number < len(self.ids) and self.ids[number] == producer_id
@@ -49,7 +52,7 @@ def parse_producers(snapshot: bytes, *, file: str) -> Producers:
 
 
 class SegmentTransactions(NamedTuple):
-    """`aborted`: whose markers lie in the segment; `producers`: at its end, None: not known."""
+    """`aborted` have their markers in the segment; `producers` is None if they are unknown."""
 
     base_offset: int
     last_offset: int
@@ -60,37 +63,37 @@ class SegmentTransactions(NamedTuple):
 def aborted_transactions(
     segments: Iterable[SegmentTransactions], *, start_offset: int, end_offset: int
 ) -> list[AbortedTxn]:
-    """Those with records in [start_offset, end_offset), by `segments`, the first of which holds
-    `start_offset`; as many as can name one are looked at.
+    """The transactions with records in [start_offset, end_offset). `segments` starts with the one
+    that holds `start_offset`; it is read as far as an entry may lie.
     """
     found: list[AbortedTxn] = []
-    left = _OpenTransactions(end_offset=end_offset)
+    pending = _OpenTransactions(end_offset=end_offset)
     for segment in segments:
         found += [
-            one
-            for one in segment.aborted
-            if one.last_offset >= start_offset and one.first_offset < end_offset
+            txn
+            for txn in segment.aborted
+            if txn.last_offset >= start_offset and txn.first_offset < end_offset
         ]
-        is_settled = any(one.last_stable_offset >= end_offset for one in segment.aborted)
-        if is_settled or left.none_after(segment):
+        is_stable = any(txn.last_stable_offset >= end_offset for txn in segment.aborted)
+        if is_stable or pending.have_ended_after(segment):
             break
     return found
 
 
 class _OpenTransactions:
-    """Those with records below `end_offset`, while one goes from segment to segment."""
+    """Tracks, segment by segment, the open transactions with records below `end_offset`."""
 
     def __init__(self, *, end_offset: int) -> None:
         self._end_offset, self._is_known = end_offset, True
         self._open: set[tuple[int, int]] = set()
 
-    def none_after(self, segment: SegmentTransactions) -> bool:
-        """Whether all are over at the end of this segment."""
+    def have_ended_after(self, segment: SegmentTransactions) -> bool:
+        """Whether all of them have ended at the end of this segment."""
         producers = segment.producers
         if producers is not None:
-            self._open = {one for one in self._open if not producers.has_ended(*one)}
+            self._open = {txn for txn in self._open if not producers.has_ended(*txn)}
         if segment.base_offset < self._end_offset:
-            begun = producers.begun.items() if producers is not None else ()
-            self._open.update(one for one in begun if one[1] < self._end_offset)
+            still_open = producers.open_transactions.items() if producers is not None else ()
+            self._open.update(txn for txn in still_open if txn[1] < self._end_offset)
             self._is_known &= producers is not None
         return self._is_known and not self._open and segment.last_offset + 1 >= self._end_offset

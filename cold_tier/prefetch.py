@@ -1,9 +1,9 @@
-"""Starts fetching what a reader will want: chunks ahead of it, also in the segments that follow.
+"""Prefetches the chunks that a reader will need next, including those of following segments.
 
-* The chunk that is wanted now goes first, so that no guess delays it.
-* What this read itself will wait for (more than one chunk) is started together, whoever reads;
-  beyond that, `read_ahead` says how far.
-* A failure here is not reported: the reader will meet it.
+* The chunk that is needed now is requested first, so that no speculative request delays it.
+* All chunks that this read itself needs are requested together; how much further to go is decided
+  by `read_ahead`.
+* Errors are not reported here: the reader will encounter them.
 
 Thread-safe.
 """
@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final
 
 from cold_tier.chunk_fills import ChunkFills
-from cold_tier.read_ahead import Ahead, ReadAhead
+from cold_tier.read_ahead import ReadAhead, ReadAheadState
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.errors import TierlogError
 
@@ -36,7 +36,7 @@ class Prefetcher:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def begin(
+    def start(
         self,
         segment: ColdSegment,
         index: SegmentIndex,
@@ -44,32 +44,33 @@ class Prefetcher:
         *,
         max_bytes: int,
         following: Iterable[ColdSegment],
-    ) -> Ahead:
-        """Begin with what a read of `max_bytes` from `offset` on will want; what was done."""
+    ) -> ReadAheadState:
+        """Start to fetch what a read of `max_bytes` from `offset` needs. Returns the state to pass
+        to `finish`.
+        """
         number = index.table.index_of(offset)
-        here = (segment.log_key, number)
-        ahead = self._read_ahead.before(_folder_of(segment.log_key), offset, chunk=here)
-        window, surely = ahead.window, _surely_wanted(index, number, max_bytes=max_bytes)
-        if surely <= window and (not window or ahead.settled):
-            return ahead
-        reach = max(window, surely)
-        end = min(number + 1 + reach, len(index.chunks))
-        begun = [self._fills.prefetch(chunk) for chunk in index.chunks[number:end]]
+        current = (segment.log_key, number)
+        state = self._read_ahead.state_at(_folder_of(segment.log_key), offset, chunk=current)
+        window, needed = state.window, _chunks_needed(index, number, max_bytes=max_bytes)
+        if needed <= window and (not window or state.is_complete):
+            return state
+        end = min(number + 1 + max(window, needed), len(index.chunks))
+        requested = [self._fills.prefetch(chunk) for chunk in index.chunks[number:end]]
         beyond = number + 1 + window - end
         if beyond > 0:
-            begun.append(self._begin_beyond(following, beyond))
-        return Ahead(window, here, settled=all(begun))
+            requested.append(self._prefetch_beyond(following, beyond))
+        return ReadAheadState(window, current, is_complete=all(requested))
 
-    def ended(self, segment: ColdSegment, next_offset: int, *, done: Ahead) -> None:
-        """A read that was begun like this ended at `next_offset`."""
-        self._read_ahead.note(_folder_of(segment.log_key), next_offset, done=done)
+    def finish(self, segment: ColdSegment, next_offset: int, state: ReadAheadState) -> None:
+        """Note that the read ended at `next_offset`."""
+        self._read_ahead.record(_folder_of(segment.log_key), next_offset, state)
 
-    def _begin_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
+    def _prefetch_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
         if not self._slots.acquire(blocking=False):
             return False
         try:
             self._pool.submit(self._fetch_beyond, iter(following), chunks)
-        except RuntimeError:  # the pool's only word for: shut down
+        except RuntimeError:  # which a pool that was shut down raises
             self._slots.release()
             return False
         return True
@@ -90,17 +91,17 @@ class Prefetcher:
 
 @lru_cache(maxsize=4096)
 def _folder_of(log_key: str) -> str:
-    """Of the partition: what the reads of one sequence have in common."""
+    """The partition's segments folder, which sequential reads have in common."""
     return log_key.rpartition("/")[0]
 
 
-def _surely_wanted(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
-    """How many chunks after this one a read goes on to: while half of what it wants is missing."""
+def _chunks_needed(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
+    """How many chunks after this one the read continues to: until it has half of `max_bytes`."""
     chunks = index.chunks
-    got = count = 0
+    size_bytes = count = 0
     while number + count < len(chunks) - 1:
-        got += chunks[number + count].size_bytes
-        if got * 2 > max_bytes:
+        size_bytes += chunks[number + count].size_bytes
+        if size_bytes * 2 > max_bytes:
             break
         count += 1
     return count

@@ -1,14 +1,13 @@
-"""Whether a store keeps the promises that manifests rely on; asked before anything is entrusted to
-it.
+"""Tests whether a store provides the guarantees that manifests rely on, before it is used.
 
-* A store that ignores a condition, lets two writers win it, or shows old bytes or lists after a
-  write is refused by name, with what to do.
-* Racing writers are given a few seconds: a store that checks and then acts is caught most of the
-  time, not always. `allow_single_writer` leaves the race out, for stores such as moto where one
-  writer is promised; the condition must hold even there for writes one after another.
-* A store that accepts a body with a wrong checksum, or returns no checksum, is not refused: what is
-  uploaded there is read back whole.
-* What the probe writes is below `probe/<run>/` and is deleted again.
+* A store that ignores a conditional PUT, lets two writers win it, or serves stale reads or lists
+  after a write is rejected, with an error that says what to do.
+* Writers race for a few seconds, which catches a store that checks and then writes in most cases,
+  not in all. `allow_single_writer` skips the race, for stores such as moto with one writer; even
+  there the condition must hold for sequential writes.
+* A store that accepts a body with a wrong checksum, or returns none, is not rejected: objects that
+  are uploaded there are read back in full.
+* The probe writes below `probe/<run>/` and deletes what it wrote.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ WRITERS: Final = 8
 SMALL_ROUNDS: Final = 4
 SMALL_BYTES: Final = 1024
 LARGE_ROUNDS: Final = 12
-LARGE_BYTES: Final = 5 * 1024 * 1024  # where stores that check and then act give themselves away
+LARGE_BYTES: Final = 5 * 1024 * 1024  # large enough to expose stores that check and then write
 FIRST_LARGE_BYTES: Final = 128 * 1024
 RACE_S: Final = 2.5
-LOST_ROUNDS_MAX: Final = 3  # once may be the network
+LOST_ROUNDS_MAX: Final = 3  # fewer may be due to the network
 
 USE_ANOTHER: Final = (
     "use a store with an atomic conditional PUT (AWS S3, MinIO, versitygw, Ceph, file:///folder)"
@@ -50,7 +49,7 @@ USE_ANOTHER: Final = (
 
 class StoreTraits(NamedTuple):
     checks_checksums: bool
-    """It refuses a body with a wrong CRC-32C, and says the right one of what it has."""
+    """It rejects a body with a wrong CRC-32C, and returns the CRC-32C of what it stored."""
 
     @property
     def read_back_whole(self) -> bool:
@@ -64,10 +63,10 @@ def probe(
     race_s: float = RACE_S,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> StoreTraits:
-    """Raises ConfigurationError for a store that cannot be trusted, StoreUnavailable for one that
-    does not answer.
+    """Raises ConfigurationError for a store that fails the test, StoreUnavailable for one that
+    does not respond.
     """
-    run = _Run(store, new_unique())
+    run = _ProbeRun(store, new_unique())
     try:
         run.check_reads()
         run.check_condition()
@@ -77,7 +76,7 @@ def probe(
             run.check_race(monotonic, race_s=race_s)
         return traits
     except OutcomeUnknownError as error:
-        raise StoreUnavailable(f"store {store.url}: an answer was lost: {error}") from error
+        raise StoreUnavailable(f"store {store.url}: a response was lost: {error}") from error
     finally:
         with suppress(TierlogError):
             store.delete(run.keys)
@@ -92,13 +91,13 @@ def still_has_traits(
 
     Raises StoreUnavailable, ConfigurationError.
     """
-    run, (key, body) = _Run(store, new_unique()), existing
+    run, (key, body) = _ProbeRun(store, new_unique()), existing
     try:
         store.put(key, body, if_absent=True)
     except ObjectExists:
-        return not traits.checks_checksums or run.refuses_wrong_checksum()
+        return not traits.checks_checksums or run.rejects_wrong_checksum()
     except OutcomeUnknownError as error:
-        raise StoreUnavailable(f"store {store.url}: an answer was lost: {error}") from error
+        raise StoreUnavailable(f"store {store.url}: a response was lost: {error}") from error
     else:
         return False
     finally:
@@ -107,14 +106,14 @@ def still_has_traits(
                 store.delete(run.keys)
 
 
-class _Run:
+class _ProbeRun:
     def __init__(self, store: ObjectStore, run: str) -> None:
         self._store, self._run = store, run
         self.keys: list[str] = []
         self._lost_rounds = 0
 
     def check_reads(self) -> None:
-        """What was written is read back and listed at once, also after an overwrite."""
+        """An object must be readable and listed at once after it was written or overwritten."""
         key = self._key("read")
         for body in (b"first", b"second, and longer"):
             self._store.put(key, body)
@@ -123,9 +122,9 @@ class _Run:
             except (MissingObject, CorruptObject):
                 found = b""
             if found != body:
-                self._refuse("does not show an object as it was just written")
+                self._reject("returns stale bytes for an object that was just written")
             if [stat.key for stat in self._store.list(key, limit=2)] != [key]:
-                self._refuse("does not list an object that was just written")
+                self._reject("does not list an object that was just written")
 
     def check_condition(self) -> None:
         key = self._key("create")
@@ -135,17 +134,17 @@ class _Run:
         except ObjectExists:
             if self._store.get(key, max_bytes=100) == b"first":
                 return
-        self._refuse("ignores the condition of a PUT (If-None-Match: *)")
+        self._reject("ignores the condition of a PUT (If-None-Match: *)")
 
     def checks_checksums(self) -> bool:
-        if not self.refuses_wrong_checksum():
+        if not self.rejects_wrong_checksum():
             return False
         body, key = b"checked", self.keys[-1]
         self._store.put(key, body)
         stat = self._store.head(key)
         return stat is not None and stat.checksum is not None and stat.checksum[0] == "crc32c"
 
-    def refuses_wrong_checksum(self) -> bool:
+    def rejects_wrong_checksum(self) -> bool:
         body, key = b"checked", self._key("checksum")
         with suppress(ChecksumRefused):
             self._store.put(key, body, crc32c=crc32c_of(body) ^ 1)
@@ -165,7 +164,7 @@ class _Run:
     def _race_large(
         self, pool: ThreadPoolExecutor, monotonic: Callable[[], float], *, race_s: float
     ) -> None:
-        """Rounds with bodies that grow as long as the line carries them easily."""
+        """Rounds with bodies that grow as long as the connection is fast enough."""
         deadline = monotonic() + race_s
         size_bytes = FIRST_LARGE_BYTES
         for number in range(LARGE_ROUNDS):
@@ -195,12 +194,12 @@ class _Run:
         winners = answers.count(True)
         self._lost_rounds += None in answers
         if self._lost_rounds == LOST_ROUNDS_MAX:
-            self._refuse(
-                "loses answers whenever several writers create the same key at once",
+            self._reject(
+                "loses responses whenever several writers create the same key at once",
                 "; or, where this broker is the only writer, --allow-single-writer-store",
             )
         if winners > 1 or (winners == 0 and None not in answers):
-            self._refuse(
+            self._reject(
                 f"let {winners} of {WRITERS} writers create the same key at once",
                 "; or, where this broker is the only writer, --allow-single-writer-store",
             )
@@ -210,7 +209,8 @@ class _Run:
         self.keys.append(key)
         return key
 
-    def _refuse(self, what: str, or_else: str = "") -> None:
+    def _reject(self, problem: str, alternative: str = "") -> None:
         raise ConfigurationError(
-            f"store {self._store.url}: {what}: manifests are not safe there; {USE_ANOTHER}{or_else}"
+            f"store {self._store.url} {problem}: manifests are not safe there; "
+            f"{USE_ANOTHER}{alternative}"
         )

@@ -1,14 +1,13 @@
-"""One chunk from the bucket, whole and checked, or an error that names the object.
+"""Fetches one chunk from the bucket: complete and verified, or an error that names the object.
 
-* Not a byte is passed on before length and CRC-32C of the whole chunk have been checked.
-* This is the one layer that retries a ranged GET, by the policy that the store was opened with:
-  rounds with one deadline over all of them, each one GET and at most one more if the first is late
-  (hedging). Hedges are limited to a twentieth of the requests, so that a store that is slow
-  throughout does not get twice as many.
+* No byte is passed on before the length and CRC-32C of the whole chunk have been verified.
+* Only this layer retries ranged GETs, by the store's retry policy: rounds within one deadline, each
+  of one GET, and one more if the first is late (hedging). Hedges are limited to a twentieth of the
+  requests, so that a uniformly slow store does not receive twice as many.
 * Bytes that fail their CRC are fetched once more, since the network may be at fault; then it is
-  CorruptObject. A fault of one chunk does not affect the others.
-* Memory is one piece (256 KiB) per thread of the pool, which keeps it: pages that were touched
-  before cost a fraction of fresh ones. The pool bounds the requests in flight.
+  CorruptObject. An error in one chunk does not affect others.
+* Each thread of the pool reuses one buffer of a piece (256 KiB), since touching fresh pages costs
+  several times more. The pool bounds the requests in flight.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ T = TypeVar("T")
 HEDGE_SHARE = 0.05
 HEDGE_BURST = 2.0
 HEDGE_AFTER_MEDIANS = 1.75  # so that a late GET takes less than three times the median in all
-LEAST_HEDGE_DELAY_S = 0.02
+MIN_HEDGE_DELAY_S = 0.02
 MIN_SAMPLES = 8
 SAMPLES = 64
 
@@ -45,8 +44,8 @@ ChunkKey = tuple[str, int]
 
 
 class ChunkRef(NamedTuple):
-    """A chunk of a `.log` object. `key`: what no chunk of another object shares, fit for the names
-    of a folder and of a file in it; its number in the object comes second.
+    """A chunk of a `.log` object. `key` is unique among all chunks: a valid name of a folder, and
+    the chunk's number in the object.
     """
 
     log_key: str
@@ -65,24 +64,23 @@ class ChunkRef(NamedTuple):
 
 
 class _Cancelled(TierlogError):
-    """The other GET of the round was faster."""
+    """The round's other GET finished first."""
 
 
 def read_chunk(
     store: ObjectStore,
     chunk: ChunkRef,
     *,
-    room: memoryview | None = None,
+    buffer: memoryview | None = None,
     policy: RetryPolicy | None = None,
 ) -> memoryview:
-    """The chunk's bytes, checked, in memory: for readers without a cache, as Spark's executors.
+    """The chunk's verified bytes, for readers without a cache, such as Spark's executors.
 
-    They are put in `room`, of at least the chunk's size, if it is given: pages that were touched
-    before cost a fraction of fresh ones. Raises CorruptObject, MissingObject, StoreUnavailable,
-    ConfigurationError.
+    `buffer`, of at least the chunk's size, receives them if it is given; reusing one saves page
+    faults. Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
     """
-    whole = memoryview(bytearray(chunk.size_bytes)) if room is None else room
-    body, into = whole[: chunk.size_bytes], memoryview(bytearray(PIECE_BYTES))
+    target = memoryview(bytearray(chunk.size_bytes)) if buffer is None else buffer
+    body, into = target[: chunk.size_bytes], memoryview(bytearray(PIECE_BYTES))
     assert len(body) == chunk.size_bytes
 
     def attempt() -> memoryview:
@@ -103,16 +101,16 @@ def read_chunk(
 def read_range(
     store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy | None = None
 ) -> bytes:
-    """Bytes [start, end) of an object, as the store has them: the caller has to check them. Raises
-    CorruptObject, MissingObject, StoreUnavailable, ConfigurationError.
+    """Bytes [start, end) of an object, which the caller has to verify. Raises CorruptObject,
+    MissingObject, StoreUnavailable, ConfigurationError.
     """
     return (policy or store.read_policy).run(lambda: b"".join(store.get_range(key, start, end)))
 
 
 class Hedging:
-    """When a GET counts as late, and whether there is budget for another; how many were `spent`.
+    """Decides when a GET is late, and whether the budget allows another. Thread-safe.
 
-    Thread-safe.
+    `spent` counts the hedges.
     """
 
     def __init__(self) -> None:
@@ -122,23 +120,23 @@ class Hedging:
         self.spent = 0
 
     def delay_s(self) -> float | None:
-        """How long to wait for the first GET; None as long as too little is known."""
+        """How long to wait for the first GET; None while there are too few samples."""
         with self._lock:
             if len(self._durations_s) < MIN_SAMPLES:
                 return None
             median = statistics.median(self._durations_s)
-        return max(LEAST_HEDGE_DELAY_S, HEDGE_AFTER_MEDIANS * median)
+        return max(MIN_HEDGE_DELAY_S, HEDGE_AFTER_MEDIANS * median)
 
     def record(self, duration_s: float) -> None:
-        """Note how long a GET took that was not hedged."""
+        """Record the duration of a GET that was not hedged."""
         with self._lock:
             self._durations_s.append(duration_s)
 
-    def earn(self) -> None:
+    def refill(self) -> None:
         with self._lock:
             self._budget = min(HEDGE_BURST, self._budget + HEDGE_SHARE)
 
-    def spend(self) -> bool:
+    def maybe_spend(self) -> bool:
         with self._lock:
             if self._budget < 1:
                 return False
@@ -148,7 +146,7 @@ class Hedging:
 
 
 class RangedReader:
-    """Fetches chunks into files. `requests_max` GETs are in flight, whoever asks."""
+    """Fetches chunks into files, with at most `requests_max` GETs in flight."""
 
     def __init__(
         self,
@@ -163,10 +161,10 @@ class RangedReader:
         self._policy = policy or store.read_policy
         self._hedging = hedging or Hedging()
         self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
-        self._own = threading.local()
+        self._thread_local = threading.local()
 
     def fetch(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:
-        """A new file that holds exactly the chunk's bytes; nothing else is left behind.
+        """A new file that holds exactly the chunk's bytes. On error no file remains.
 
         Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError, DiskFull.
         """
@@ -179,9 +177,9 @@ class RangedReader:
             lambda: self._policy.run(one_round), file=chunk.log_key, position=chunk.position
         )
 
-    def fetch_into(self, chunk: ChunkRef, room: memoryview) -> None:
-        """The chunk's bytes, checked, into memory of its size, on the caller's thread."""
-        read_chunk(self._store, chunk, room=room, policy=self._policy)
+    def fetch_into(self, chunk: ChunkRef, buffer: memoryview) -> None:
+        """Fetch the chunk's verified bytes into `buffer` on the calling thread."""
+        read_chunk(self._store, chunk, buffer=buffer, policy=self._policy)
 
     def close(self) -> None:
         self._requests.shutdown(wait=True, cancel_futures=True)
@@ -189,8 +187,8 @@ class RangedReader:
     def _round(
         self, chunk: ChunkRef, new_temp_path: Callable[[], Path], *, deadline: float
     ) -> Path:
-        """One GET, or two where the first is late; the first that is right wins."""
-        self._hedging.earn()
+        """One GET, or two if the first is late; the first to succeed wins."""
+        self._hedging.refill()
         began = self._monotonic()
         stop = threading.Event()
         get = partial(self._get, chunk, new_temp_path, stop, deadline=deadline)
@@ -198,14 +196,14 @@ class RangedReader:
         gets, done = [first], set[Future[Path]]()
         try:
             done, _ = wait(gets, timeout=self._hedging.delay_s())
-            if not done and self._hedging.spend():
+            if not done and self._hedging.maybe_spend():
                 gets.append(self._requests.submit(get))
-            path = _first_right(gets, stop)
+            path = _first_success(gets, stop)
             if len(gets) == 1:
                 self._hedging.record(self._monotonic() - began)
             return path
         finally:
-            # An error that holds its own future keeps alive what its frames hold: open files.
+            # An error that refers to its own future keeps its frames alive, and so open files.
             del first, gets, done
 
     def _get(
@@ -237,14 +235,14 @@ class RangedReader:
         except OSError as error:
             raise disk_full_error(f"chunk cache {temp.parent}", error) from error
         try:
-            _set_aside(fd, chunk.size_bytes, temp)
+            _preallocate(fd, chunk.size_bytes, temp)
             pieces = self._store.get_range(
                 chunk.log_key,
                 chunk.position,
                 chunk.end_position,
                 into=self._buffer(),
             )
-            with closing(pieces):  # type: ignore[type-var]  # stores answer with generators
+            with closing(pieces):  # type: ignore[type-var]  # stores return generators
                 for piece in pieces:
                     if stop.is_set():
                         raise _Cancelled
@@ -258,24 +256,24 @@ class RangedReader:
         _check(chunk, size_bytes=received, crc=crc)
 
     def _buffer(self) -> memoryview:
-        """Kept by each thread, for one answer at a time."""
-        kept: memoryview | None = getattr(self._own, "buffer", None)
-        if kept is None:
-            kept = self._own.buffer = memoryview(bytearray(PIECE_BYTES))
-        return kept
+        """The thread's own buffer."""
+        buffer: memoryview | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None:
+            buffer = self._thread_local.buffer = memoryview(bytearray(PIECE_BYTES))
+        return buffer
 
 
-def _first_right(gets: list[Future[Path]], stop: threading.Event) -> Path:
-    """The first path; the other GET is told to stop, and cleans up after itself."""
+def _first_success(gets: list[Future[Path]], stop: threading.Event) -> Path:
+    """The path of the first GET to succeed. The other is cancelled and deletes its file."""
     waiting, last = set(gets), gets[0]
     while waiting:
         done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        right = [future for future in done if future.exception() is None]
-        if right:
+        succeeded = [future for future in done if future.exception() is None]
+        if succeeded:
             stop.set()
-            for late in [*right[1:], *waiting]:
+            for late in [*succeeded[1:], *waiting]:
                 late.add_done_callback(_remove_result)
-            return right[0].result()
+            return succeeded[0].result()
         last = next(iter(done))
     try:
         return last.result()  # it failed, and so did all the others
@@ -291,19 +289,19 @@ def _remove_result(late: Future[Path]) -> None:
 def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:
     if size_bytes != chunk.size_bytes:
         raise StoreUnavailable(
-            f"{chunk.log_key}: chunk {chunk.number} came with {size_bytes} of "
+            f"{chunk.log_key}: chunk {chunk.number}: received {size_bytes} of "
             f"{chunk.size_bytes} bytes"
         )
     if crc != chunk.crc32c:
         raise ChecksumMismatch(
-            f"chunk {chunk.number} came with CRC-32C {crc:08x}, the chunk table says "
+            f"chunk {chunk.number} has CRC-32C {crc:08x}, but its chunk table has "
             f"{chunk.crc32c:08x}"
         )
 
 
-def _set_aside(fd: int, size_bytes: int, path: Path) -> None:
-    """Blocks for the whole file at once: half the kernel's work, and a full disk is known now."""
-    if hasattr(os, "posix_fallocate"):  # macOS has none, and needs none
+def _preallocate(fd: int, size_bytes: int, path: Path) -> None:
+    """Allocate the whole file at once: half the kernel's work, and a full disk fails early."""
+    if hasattr(os, "posix_fallocate"):  # macOS has none, and does not need it
         try:
             os.posix_fallocate(fd, 0, size_bytes)
         except OSError as error:

@@ -1,11 +1,11 @@
-"""How far to read ahead, and for which reader: pure bookkeeping, no I/O.
+"""The read-ahead window of sequential readers: pure bookkeeping, no I/O.
 
-* A read that begins where an earlier one of the same partition ended is sequential: the window
-  doubles with each chunk that such a reader comes to, up to the limit. Any other read has no
-  window: random readers cost nothing more.
-* What was asked for ahead is settled until the reader comes to another chunk: a reader that reads
-  in small pieces does not ask for the same guesses each time.
-* Readers are not identified and need not be: two readers at one place share what is read ahead.
+* A read that starts where an earlier read of the same partition ended is sequential: its window
+  doubles with each chunk that it enters, up to the limit. Any other read has no window, so random
+  reads cause no extra requests.
+* Once the whole window has been requested, nothing more is until the reader enters another chunk,
+  so that small reads do not repeat the same requests.
+* Readers are not identified: two readers at the same position share what is read ahead.
 
 Thread-safe.
 """
@@ -20,38 +20,38 @@ WINDOW_MAX: Final = 6
 STREAMS_MAX: Final = 4096
 
 ChunkId = tuple[str, int]
-"""Key of the log, and number."""
+"""The log's key, and the chunk's number in it."""
 
 
-class Ahead(NamedTuple):
-    """How many chunks to read ahead of a reader in `chunk`; `settled`: all of that is begun."""
+class ReadAheadState(NamedTuple):
+    """`window`: how many chunks to read ahead of `chunk`; `is_complete`: all were requested."""
 
     window: int = 0
     chunk: ChunkId | None = None
-    settled: bool = False
+    is_complete: bool = False
 
 
-NOT_SEQUENTIAL: Final = Ahead()
+NOT_SEQUENTIAL: Final = ReadAheadState()
 
 
 class ReadAhead:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._aheads: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
+        self._states: OrderedDict[tuple[str, int], ReadAheadState] = OrderedDict()
 
-    def before(self, folder: str, offset: int, *, chunk: ChunkId) -> Ahead:
-        """For a read that begins at `offset`, in `chunk`; settled if nothing is left to do."""
-        known = self._aheads.get((folder, offset))
+    def state_at(self, folder: str, offset: int, *, chunk: ChunkId) -> ReadAheadState:
+        """The state for a read that starts at `offset`, which lies in `chunk`."""
+        known = self._states.get((folder, offset))
         if known is None:
             return NOT_SEQUENTIAL
         if known.chunk == chunk:
             return known
-        return Ahead(min(WINDOW_MAX, max(1, known.window * 2)), chunk)
+        return ReadAheadState(min(WINDOW_MAX, max(1, known.window * 2)), chunk)
 
-    def note(self, folder: str, next_offset: int, *, done: Ahead) -> None:
-        """A read that was read ahead of like this ended at `next_offset`."""
+    def record(self, folder: str, next_offset: int, state: ReadAheadState) -> None:
+        """Record that a read ended at `next_offset` in this state."""
         with self._lock:
-            self._aheads[folder, next_offset] = done
-            self._aheads.move_to_end((folder, next_offset))
-            if len(self._aheads) > STREAMS_MAX:
-                self._aheads.popitem(last=False)
+            self._states[folder, next_offset] = state
+            self._states.move_to_end((folder, next_offset))
+            if len(self._states) > STREAMS_MAX:
+                self._states.popitem(last=False)

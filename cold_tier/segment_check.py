@@ -1,4 +1,4 @@
-"""Checks the two objects of one cold segment against what the manifest says of them.
+"""Verifies the two objects of one cold segment against the manifest.
 
 | depth   | read                               | compared                                     |
 |---------|------------------------------------|----------------------------------------------|
@@ -7,10 +7,10 @@
 | deep    | every byte of the `.log` too       | CRC of each chunk and batch, and of the whole|
 |         |                                    | offsets, counts and times of each chunk      |
 
-* What is wrong becomes a problem, and the check goes on with what can still be checked. Only what
-  is no finding raises: a store that does not answer.
-* Nothing is taken from a cache: the question is what the bucket holds.
-* Memory is one chunk, or one index bundle.
+* Every discrepancy becomes a problem, and the check continues with what can still be checked. Only
+  errors that are not findings are raised: a store that does not respond.
+* Caches are bypassed, since the bucket itself is being verified.
+* Uses the memory of one chunk or one index bundle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 
 class CheckedSegment(SegmentIdentity, Protocol):
-    """What a manifest says of a segment. Times in ms; the greatest is -1 where none is known."""
+    """A segment's manifest entry. Timestamps in ms; the maximum is -1 if it is unknown."""
 
     @property
     def last_offset(self) -> int: ...
@@ -55,14 +55,14 @@ class CheckedSegment(SegmentIdentity, Protocol):
 def check_segment(
     store: ObjectStore, entry: CheckedSegment, *, partition: int, deep: bool
 ) -> Findings:
-    """Raises StoreUnavailable, ConfigurationError; what it finds is in the answer."""
+    """Verify a segment and return the findings. Raises StoreUnavailable, ConfigurationError."""
     check = _SegmentCheck(store, entry, partition)
-    log_there = check.object_is_there(
+    is_readable = check.check_object(
         entry.log_key, size_bytes=entry.size_bytes, crc32c=entry.log_crc32c
     )
-    table = check.indexes()
-    if deep and log_there:
-        check.log(table)
+    table = check.check_indexes()
+    if deep and is_readable:
+        check.check_log(table)
     check.findings.checked.segments += 1
     return check.findings
 
@@ -80,37 +80,37 @@ class _SegmentCheck:
             base_offset=self.entry.base_offset,
         )
 
-    def object_is_there(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
-        """Whether it is worth reading."""
+    def check_object(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
+        """Check existence, size and checksum by HEAD. Whether the object is worth reading."""
         self.findings.checked.objects += 1
         stat = self.store.head(key)
         if stat is None:
-            self.add(ProblemKind.OBJECT_MISSING, "the bucket does not have it", key=key)
+            self.add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
             return False
         if stat.size_bytes != size_bytes:
-            detail = f"it has {stat.size_bytes} bytes, the manifest says {size_bytes}"
+            detail = f"the object has {stat.size_bytes} bytes, the manifest says {size_bytes}"
             self.add(ProblemKind.OBJECT_SIZE, detail, key=key)
             return False
         given = stat.checksum
         comparable = given is not None and given.algorithm == "crc32c"
         if comparable and given != crc32c_checksum(crc32c):
-            detail = f"the store says CRC-32C {given and given.value}, the manifest {crc32c:08x}"
+            detail = f"the store has CRC-32C {given and given.value}, the manifest {crc32c:08x}"
             self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         return True
 
     # --- the .indexes object ----------------------------------------------------------------------
 
-    def indexes(self) -> ChunkTable | None:
-        """The chunk table, where it can be believed."""
+    def check_indexes(self) -> ChunkTable | None:
+        """Check the whole object. The chunk table if it is valid."""
         entry, key = self.entry, self.entry.indexes_key
         size_bytes, crc32c = entry.indexes_size_bytes, entry.indexes_crc32c
-        if not self.object_is_there(key, size_bytes=size_bytes, crc32c=crc32c):
+        if not self.check_object(key, size_bytes=size_bytes, crc32c=crc32c):
             return None
         body = self._read(key, 0, size_bytes)
         if body is None:
             return None
         if (actual := crc32c_of(body)) != crc32c:
-            detail = f"its bytes have CRC-32C {actual:08x}, the manifest says {crc32c:08x}"
+            detail = f"the object has CRC-32C {actual:08x}, the manifest says {crc32c:08x}"
             self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         try:
             bundle = parse_bundle(body, file=key)
@@ -135,75 +135,83 @@ class _SegmentCheck:
 
     def _compare_table(self, table: ChunkTable) -> None:
         entry = self.entry
-        said = (entry.record_count, entry.min_timestamp, entry.max_timestamp)
-        greatest = -1 if table.max_timestamp is None else table.max_timestamp
-        found = (table.record_count, table.min_timestamp, greatest)
-        if said != found:
-            detail = f"(records, first and last time) are {found}, the manifest says {said}"
+        expected = (entry.record_count, entry.min_timestamp, entry.max_timestamp)
+        max_timestamp = -1 if table.max_timestamp is None else table.max_timestamp
+        found = (table.record_count, table.min_timestamp, max_timestamp)
+        if found != expected:
+            detail = (
+                f"(record count, minimum and maximum timestamp) is {found}, "
+                f"the manifest says {expected}"
+            )
             self.add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=entry.indexes_key)
 
     # --- the .log object --------------------------------------------------------------------------
 
-    def log(self, table: ChunkTable | None) -> None:
-        """Read it whole."""
+    def check_log(self, table: ChunkTable | None) -> None:
+        """Check every byte."""
         before = len(self.findings.problems)
-        whole_crc = self._chunks(table) if table else self._plain()
-        if whole_crc is None or len(self.findings.problems) > before:
-            return  # what is wrong was said nearer to its place
-        if whole_crc != self.entry.log_crc32c:
-            detail = f"its bytes have CRC-32C {whole_crc:08x}, not {self.entry.log_crc32c:08x}"
+        log_crc = self._check_chunks(table) if table else self._log_crc()
+        if log_crc is None or len(self.findings.problems) > before:
+            return  # a more specific problem was reported
+        if log_crc != self.entry.log_crc32c:
+            detail = (
+                f"the object has CRC-32C {log_crc:08x}, "
+                f"the manifest says {self.entry.log_crc32c:08x}"
+            )
             self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=self.entry.log_key)
 
-    def _chunks(self, table: ChunkTable) -> int | None:
-        whole_crc, next_offset = 0, self.entry.base_offset
+    def _check_chunks(self, table: ChunkTable) -> int | None:
+        log_crc, next_offset = 0, self.entry.base_offset
         for number, chunk in enumerate(table.chunks):
             body = self._read(self.entry.log_key, chunk.position, chunk.end_position)
             if body is None:
                 return None
-            self._chunk(number, chunk, body, next_offset=next_offset)
-            whole_crc = crc32c_of(body, whole_crc)
+            self._check_chunk(number, chunk, body, next_offset=next_offset)
+            log_crc = crc32c_of(body, log_crc)
             next_offset = chunk.last_offset + 1
         if next_offset > self.entry.last_offset + 1:
-            detail = f"it reaches to offset {next_offset - 1}, past {self.entry.last_offset}"
+            detail = (
+                f"the last offset is {next_offset - 1}, the manifest says {self.entry.last_offset}"
+            )
             self.add(ProblemKind.OVERLAP, detail, key=self.entry.log_key)
-        return whole_crc
+        return log_crc
 
-    def _chunk(self, number: int, chunk: Chunk, body: bytes, *, next_offset: int) -> None:
+    def _check_chunk(self, number: int, chunk: Chunk, body: bytes, *, next_offset: int) -> None:
         self.findings.checked.chunks += 1
         key = self.entry.log_key
-        place = f"chunk {number} at position {chunk.position}, from offset {chunk.first_offset} on"
+        where = f"chunk {number} at position {chunk.position}, first offset {chunk.first_offset}"
         if (actual := crc32c_of(body)) != chunk.crc32c:
-            detail = f"{place}: CRC-32C {actual:08x}, the chunk table says {chunk.crc32c:08x}"
+            detail = f"{where}: CRC-32C {actual:08x}, the chunk table says {chunk.crc32c:08x}"
             self.add(ProblemKind.CHUNK_CORRUPT, detail, key=key)
             return
         try:
             found = describe_chunk(body, chunk.position, next_offset=next_offset, file=key)
         except CorruptDataError as bad:
-            self.add(ProblemKind.BATCH_CORRUPT, f"{place}: {bad.detail}", key=key)
+            self.add(ProblemKind.BATCH_CORRUPT, f"{where}: {bad.detail}", key=key)
             return
         self.findings.checked.records += found.record_count
         if found != chunk:
             wrong = [name for name in Chunk._fields if getattr(found, name) != getattr(chunk, name)]
-            detail = f"{place}: the chunk table is wrong about its {', '.join(wrong)}"
+            detail = f"{where}: the chunk table has a wrong {', '.join(wrong)}"
             self.add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
 
-    def _plain(self) -> int | None:
-        """Without a chunk table. The whole CRC vouches for what was checked before the upload."""
-        whole_crc = 0
+    def _log_crc(self) -> int | None:
+        """The log's CRC, for use without a chunk table: batches were verified before the upload."""
+        log_crc = 0
         for start in range(0, self.entry.size_bytes, PIECE_BYTES):
             end = min(start + PIECE_BYTES, self.entry.size_bytes)
             body = self._read(self.entry.log_key, start, end)
             if body is None:
                 return None
-            whole_crc = crc32c_of(body, whole_crc)
-        return whole_crc
+            log_crc = crc32c_of(body, log_crc)
+        return log_crc
 
     def _read(self, key: str, start: int, end: int) -> bytes | None:
-        """None, and a problem, where the object went or ends early."""
+        """None, and a problem, if the object is gone or ends early."""
         try:
             body = read_range(self.store, key, start, end)
         except MissingObject:
-            self.add(ProblemKind.OBJECT_MISSING, "the bucket does not have it", key=key)
+            self.add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
             return None
         except CorruptObject as bad:
             self.add(ProblemKind.OBJECT_SIZE, bad.detail, key=key)

@@ -1,12 +1,12 @@
-"""Chunk tables and index sections of cold segments, in memory, within a limit.
+"""An in-memory LRU cache of cold segments' chunk tables and index sections, within a limit.
 
-* One ranged GET brings directory and chunk table, since they stand first in the object; a section
-  is one more, and only when it is wanted and not empty.
-* Nothing is believed before its CRC-32C and that it is of this segment. Wrong bytes are asked for
-  once more, since the wire may be at fault.
-* Identical loads at the same time are one. So many are in flight, whoever asks. Who waited for a
-  turn while the store did not answer another is refused as that one: else with a store that hangs
-  each would wait for its turn, and then as long again.
+* One ranged GET loads the directory and the chunk table, which are first in the object. A section
+  costs one more, and only when it is needed and not empty.
+* Nothing is used before its CRC-32C and its segment were verified. Corrupt bytes are fetched once
+  more, since the network may be at fault.
+* Concurrent loads of the same thing are one, and the number of loads in flight is limited. A load
+  that was waiting for a slot when another failed with StoreUnavailable fails too: otherwise, with a
+  store that hangs, each would wait for its slot and then for its own timeout.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ T = TypeVar("T")
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
-PRODUCERS: Final = -1  # what is kept of a segment's snapshot; others by the kind of their section
-OBJECT_OVERHEAD: Final = 12  # a chunk takes so many times its packed size as Python objects
+PRODUCERS: Final = -1  # cache key of a parsed snapshot; sections use their kind
+OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
 
 
 class SegmentIdentity(Protocol):
-    """As far as a chunk table can be compared with it."""
+    """The facts about a segment that a chunk table is compared with."""
 
     @property
     def base_offset(self) -> int: ...
@@ -63,7 +63,7 @@ class SegmentIdentity(Protocol):
 
 
 class ColdSegment(SegmentIdentity, Protocol):
-    """What a manifest says of a segment, as far as reading it goes."""
+    """The facts in a manifest that reading a segment needs."""
 
     @property
     def last_offset(self) -> int: ...
@@ -78,7 +78,7 @@ class ColdSegment(SegmentIdentity, Protocol):
 
 
 class SegmentIndex(NamedTuple):
-    """`chunks`: those of the table, as they are asked for by number."""
+    """A segment's directory and chunk table; `chunks` refers to the table's chunks by number."""
 
     directory: Directory
     table: ChunkTable
@@ -99,7 +99,7 @@ class SegmentIndexes:
         self._store, self._policy, self._limit_bytes = store, policy, limit_bytes
         self._lock = threading.Lock()
         self._loads = threading.BoundedSemaphore(loads_max)
-        self._in_vain = 0
+        self._failed_loads = 0
         self._cached: OrderedDict[tuple[str, int], tuple[Any, int]] = OrderedDict()
         self._loading: dict[tuple[str, int], Future[Any]] = {}
         self._bytes = 0
@@ -120,7 +120,7 @@ class SegmentIndexes:
         return self._get((segment.indexes_key, 0), load)
 
     def peek(self, segment: ColdSegment) -> SegmentIndex | None:
-        """What is in memory already."""
+        """The index if it is in memory, else None."""
         key = (segment.indexes_key, 0)
         with self._lock:
             if key not in self._cached:
@@ -129,7 +129,7 @@ class SegmentIndexes:
             return cast(SegmentIndex, self._cached[key][0])
 
     def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
-        """A section's bytes; none where the segment has none."""
+        """A section's bytes; empty if the segment does not have it."""
         section = self.get(segment).directory.section(kind)
         if section is None:
             return b""
@@ -141,7 +141,7 @@ class SegmentIndexes:
         return self._get((segment.indexes_key, int(kind)), load)
 
     def transactions(self, segment: ColdSegment) -> SegmentTransactions:
-        """Raises as `get`, and CorruptIndex."""
+        """Raises what `get` does, and CorruptIndex."""
         file = segment.indexes_key
         section = self.section(segment, SectionKind.TXN_INDEX)
         aborted = parse_txn_index(section, base_offset=segment.base_offset, file=file)
@@ -149,7 +149,7 @@ class SegmentIndexes:
         return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
 
     def _producers(self, segment: ColdSegment) -> Producers | None:
-        """At the end of the segment; None if nothing good says it."""
+        """The producers at the end of the segment; None if it has no valid snapshot."""
         file = segment.indexes_key
         section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
         if section is None or section.size_bytes > SNAPSHOT_MAX_BYTES:
@@ -176,20 +176,20 @@ class SegmentIndexes:
             if loading is None:
                 ours: Future[Any] = Future()
                 self._loading[key] = ours
-            in_vain = self._in_vain
+            failed_loads = self._failed_loads
         if loading is not None:
             try:
                 return cast(T, loading.result())
             finally:
-                del loading  # or the error would hold itself, and what its reader has open
+                del loading  # or the error would refer to itself, and keep open files alive
         try:
-            with self._turn(in_vain):
-                found, size_bytes = _once_more_for_wrong_bytes(load)
+            with self._load_slot(failed_loads):
+                found, size_bytes = _retry_if_corrupt(load)
         except BaseException as error:
             with self._lock:
                 del self._loading[key]
             ours.set_exception(error)
-            del ours  # or the error would hold itself
+            del ours  # or the error would refer to itself
             raise
         with self._lock:
             del self._loading[key]
@@ -198,60 +198,60 @@ class SegmentIndexes:
         return found
 
     @contextmanager
-    def _turn(self, in_vain: int) -> Iterator[None]:
-        """`in_vain`: how many loads had been so when its wait began."""
+    def _load_slot(self, failed_loads: int) -> Iterator[None]:
+        """Wait for a slot. `failed_loads` is the count of failed loads when the wait began."""
         with self._loads:
-            if self._in_vain != in_vain:
-                raise StoreUnavailable("not tried: those before it waited in vain")
+            if self._failed_loads != failed_loads:
+                raise StoreUnavailable("not attempted: the store failed an earlier request")
             try:
                 yield
             except StoreUnavailable:
                 with self._lock:
-                    self._in_vain += 1
+                    self._failed_loads += 1
                 raise
 
     def _keep(self, key: tuple[str, int], found: object, size_bytes: int) -> None:
         self._cached[key] = found, size_bytes
         self._bytes += size_bytes
         while self._bytes > self._limit_bytes and len(self._cached) > 1:
-            _, (_, gone) = self._cached.popitem(last=False)
-            self._bytes -= gone
+            _, (_, evicted_bytes) = self._cached.popitem(last=False)
+            self._bytes -= evicted_bytes
 
 
-class Gets(Protocol):
-    """As far as a bundle asks a store."""
+class SupportsGet(Protocol):
+    """The part of ObjectStore that `load_bundle` needs."""
 
     def get(self, key: str, *, max_bytes: int) -> bytes: ...
 
 
-def load_bundle(store: Gets, segment: ColdSegment) -> ParsedBundle:
-    """An `.indexes` object, whole, in one attempt. Raises CorruptObject, MissingObject,
-    UnknownFormatVersion, StoreUnavailable.
+def load_bundle(store: SupportsGet, segment: ColdSegment) -> ParsedBundle:
+    """Load a whole `.indexes` object. Raises CorruptObject, MissingObject, UnknownFormatVersion,
+    StoreUnavailable.
     """
     body = store.get(segment.indexes_key, max_bytes=segment.indexes_size_bytes)
     return parse_bundle(body, file=segment.indexes_key)
 
 
 def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
-    """The directory and chunk table at the front of an `.indexes` object, checked against what the
-    manifest says of the segment.
+    """Parse the directory and chunk table at the start of an `.indexes` object, and compare them
+    with the manifest's facts about the segment.
     """
     file = segment.indexes_key
     directory = parse_directory(head, file=file)
     section = directory.section(SectionKind.CHUNK_TABLE)
     expected = (segment.chunk_table_position, segment.chunk_table_size)
     if section is None or (section.position, section.size_bytes) != expected:
-        raise CorruptObject("the chunk table is not where the manifest says", file=file)
+        raise CorruptObject("the manifest has another position for the chunk table", file=file)
     table_bytes = check_section(section, head[section.position : section.end_position], file=file)
     table = parse_chunk_table(table_bytes, file=file)
     check_table(table, segment)
-    return SegmentIndex(directory, table, _refs(table, segment.log_key))
+    return SegmentIndex(directory, table, _chunk_refs(table, segment.log_key))
 
 
-def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
+def _chunk_refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
     name = parse_segment(log_key)
     if name is None:
-        raise CorruptObject("is not the key of a segment's log", file=log_key)
+        raise CorruptObject("is not the key of a segment's log object", file=log_key)
     unique = f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
     return tuple(
         ChunkRef(log_key, (unique, number), chunk.position, chunk.size_bytes, chunk.crc32c)
@@ -260,13 +260,13 @@ def _refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
 
 
 def check_table(table: ChunkTable, segment: SegmentIdentity) -> None:
-    """Raise CorruptObject if the chunk table is of another segment."""
+    """Raise CorruptObject if the chunk table belongs to another segment."""
     found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
     if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):
-        raise CorruptObject("the chunk table is of another segment", file=segment.indexes_key)
+        raise CorruptObject("the chunk table belongs to another segment", file=segment.indexes_key)
 
 
-def _once_more_for_wrong_bytes(load: Callable[[], T]) -> T:
+def _retry_if_corrupt(load: Callable[[], T]) -> T:
     try:
         return load()
     except UnknownFormatVersion:

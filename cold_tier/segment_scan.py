@@ -1,9 +1,8 @@
-"""One pass over a sealed segment before it goes up: its checksums, its chunks, and that it is
-sound.
+"""One pass over a sealed segment before its upload: verifies it, and builds its chunk table.
 
-* Nothing goes to the bucket that its own checksums do not vouch for: every batch's CRC is
-  checked, and that offsets rise. A segment that rotted on local disk is reported, not shipped.
-* Memory is one chunk, or one batch where that is larger.
+* Only verified data is uploaded: every batch's CRC is checked, and that offsets rise. A segment
+  that was corrupted on local disk is reported instead.
+* Uses the memory of one chunk, or of one batch if that is larger.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ def scan_segment(
 ) -> ChunkTable:
     """The chunk table of the first `size_bytes` of a `.log` file.
 
-    A chunk is as many whole batches as fit `chunk_bytes`, and at least one. Raises CorruptBatch.
+    A chunk holds as many whole batches as fit in `chunk_bytes`, at least one. Raises CorruptBatch.
     """
     chunks: list[Chunk] = []
     whole_crc, position, next_offset = 0, 0, base_offset
-    memory = bytearray(min(max(chunk_bytes, HEADER_SIZE), size_bytes))  # one, for every chunk
+    memory = bytearray(min(max(chunk_bytes, HEADER_SIZE), size_bytes))  # reused for every chunk
     with path.open("rb", buffering=0) as file:
         while position < size_bytes:
             left = size_bytes - position
@@ -50,13 +49,13 @@ def scan_segment(
 
 
 def _read(file: FileIO, position: int, memory: memoryview) -> memoryview:
-    """The file's bytes from `position` on, as far as they go and fit."""
+    """The file's bytes from `position` on, as many as there are and fit."""
     with eio_as(CorruptBatch, file=str(file.name), position=position):
         return memory[: os.preadv(file.fileno(), [memory], position)].toreadonly()
 
 
 def _first_bytes(body: Buffer, position: int, path: Path) -> int:
-    """How many the first batch takes."""
+    """The size of the first batch."""
     try:
         return parse_header(body).size_bytes
     except CorruptBatch as bad:
@@ -64,9 +63,9 @@ def _first_bytes(body: Buffer, position: int, path: Path) -> int:
 
 
 def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
-    """The chunk table's entry for `body`, whole batches that lie at `position` in `file`.
+    """The chunk table entry for `body`, whole batches at `position` in `file`.
 
-    Every batch is checked. `next_offset`: what comes before it ends there. Raises CorruptBatch.
+    Verifies every batch. `next_offset` is where the preceding chunk ends. Raises CorruptBatch.
     """
     chunk = _first_chunk(body, position, next_offset=next_offset, file=file)
     if chunk.size_bytes != len(body):
@@ -75,7 +74,7 @@ def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) 
 
 
 def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
-    """The entry for the whole batches at the front of `body`."""
+    """The entry for the whole batches at the start of `body`."""
     try:
         run = summarize_batches(body, next_offset=next_offset)
     except CorruptBatch as error:

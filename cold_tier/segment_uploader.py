@@ -52,7 +52,7 @@ class SegmentFiles(Protocol):
     def txnindex(self) -> Path | None: ...
     @property
     def snapshot(self) -> Path | None:
-        """The producer state at the END of the segment."""
+        """The producer state at the end of the segment."""
         ...
 
 

@@ -57,7 +57,7 @@ class PriceTable:
     received_per_gb: float = 0.0
     stored_per_gb_month: float = 0.023
 
-    def of(self, operation: Operation, usage: Usage) -> float:
+    def cost(self, operation: Operation, usage: Usage) -> float:
         per_1000 = {"put": self.put_per_1000, "list": self.list_per_1000, "delete": 0.0}
         requests = usage.requests * per_1000.get(operation, self.get_per_1000) / 1000
         return requests + usage.received_bytes * self.received_per_gb / 1e9

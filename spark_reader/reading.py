@@ -116,7 +116,7 @@ def _cold(
     store = Connections(request.access).store
     for chunk in split.chunks:
         try:
-            data = read_chunk(store, chunk_ref(chunk), room=rooms[0])
+            data = read_chunk(store, chunk_ref(chunk), buffer=rooms[0])
         except MissingObject as error:
             loss.report(f"{split.topic}-{split.partition}: {error}")
             continue

@@ -68,7 +68,11 @@ def test_help_names_every_command(offline):
         (2, ("storage", "restore", "--restore-offset-gap", "9" * 18), "or equal to 10"),
         (2, (*SERVE, "--store", "./bucket"), "write this folder as file:///"),
         (2, (*SERVE, "--store", "file://bucket"), "file:///absolute/path"),
-        (2, ("storage", "verify", "t", "--store", "s3:/b/p"), "store s3:/b/p: names no bucket"),
+        (
+            2,
+            ("storage", "verify", "t", "--store", "s3:/b/p"),
+            "store s3:/b/p: the URL has no bucket",
+        ),
         (2, ("storage", "offload", "t", "--wait", "61"), "60, not '61'"),
         (2, ("consume", "t", "--timestamp", "yesterday"), "--timestamp: 'yesterday' is not a time"),
         (2, ("storage", "pin", "t", "p", "--store", "memory://", "--days", "inf"), "not 'inf'"),

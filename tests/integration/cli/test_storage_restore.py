@@ -130,7 +130,7 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(tmp_path):
         flags = ("--data-dir", tmp_path / "new") if command == ("restore",) else ()
         refused = offline.run("storage", *command, *flags, "--store", f"file://{typo}")
         assert refused.returncode == 1
-        assert b"there is no such folder" in refused.stderr
+        assert b"the folder does not exist" in refused.stderr
     assert not typo.exists()
     assert not (tmp_path / "new").exists()
 

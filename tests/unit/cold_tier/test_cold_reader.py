@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from cold_tier.batch_finder import BatchFinder, Steps
+from cold_tier.batch_finder import BatchFinder, WalkMode
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.ranged_reader import RangedReader
@@ -608,7 +608,7 @@ def test_a_close_in_the_midst_of_a_read_costs_only_what_it_would_read_ahead(read
             reader._prefetcher.close()
             return iter([segment])
 
-    assert reader._prefetcher._begin_beyond(Closes(), 1) is False
+    assert reader._prefetcher._prefetch_beyond(Closes(), 1) is False
     assert reader.read(segment, 0, max_bytes=1).slices
 
 
@@ -659,7 +659,7 @@ def on_disk_only(fd, size_bytes, position):
 
 @pytest.fixture
 def everything_in_memory(monkeypatch):
-    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(in_memory, 8))
+    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 8))
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
@@ -697,7 +697,7 @@ def test_a_read_without_waiting_asks_the_store_for_nothing(store, cache, segment
 def test_a_read_without_waiting_gives_up_where_headers_are_not_in_memory(
     store, cache, segment, monkeypatch
 ):
-    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(on_disk_only, 8))
+    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(on_disk_only, 8))
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, 0, max_bytes=500) is None
@@ -708,7 +708,7 @@ def test_a_long_walk_is_left_to_who_may_wait_and_its_map_is_used_then(
 ):
     written = write_segment(tmp_path / "log", batches=600)
     segment = upload(store, written, chunk_bytes=1 << 30)
-    monkeypatch.setattr("cold_tier.cold_reader.WITHOUT_WAITING", Steps(in_memory, 100))
+    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 100))
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, segment.last_offset, max_bytes=500) is None
@@ -720,9 +720,9 @@ def test_a_window_grows_with_chunks_also_where_what_was_asked_for_is_refused():
     """A reader of small bites does not ask for more at each of them because it got nothing."""
     ahead, windows = ReadAhead(), []
     for offset in range(12):
-        done = ahead.before("folder", offset, chunk=("log", offset // 4))
-        ahead.note("folder", offset + 1, done=done._replace(settled=False))
-        windows.append(done.window)
+        state = ahead.state_at("folder", offset, chunk=("log", offset // 4))
+        ahead.record("folder", offset + 1, state._replace(is_complete=False))
+        windows.append(state.window)
     assert windows == [0, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 
 

@@ -79,8 +79,8 @@ def test_a_good_store_passes_and_is_left_clean(make, tmp_path):
     [
         (IgnoresTheCondition, "ignores the condition"),
         (ChecksAndThenActs, "writers create the same key.*--allow-single-writer-store"),
-        (BreaksDownInARace, "loses answers"),
-        (ShowsOldBytes, "as it was just written"),
+        (BreaksDownInARace, "loses responses"),
+        (ShowsOldBytes, "returns stale bytes"),
         (ListsLate, "does not list"),
     ],
 )

@@ -195,11 +195,11 @@ def test_hedges_are_paid_from_a_budget():
         hedging.record(0.1)
     assert hedging.delay_s() == pytest.approx(0.175)
     for _ in range(1000):
-        hedging.earn()
-    assert [hedging.spend() for _ in range(3)] == [True, True, False]
+        hedging.refill()
+    assert [hedging.maybe_spend() for _ in range(3)] == [True, True, False]
     for _ in range(21):
-        hedging.earn()
-    assert [hedging.spend() for _ in range(2)] == [True, False]
+        hedging.refill()
+    assert [hedging.maybe_spend() for _ in range(2)] == [True, False]
 
 
 def test_read_chunk_is_checked_too(store):

@@ -153,7 +153,7 @@ def test_what_never_reached_the_store_failed_and_costs_nothing():
         assert store.ledger.failures > before
     assert store.ledger.requests() == 0
     uses = store.ledger.usage().items()
-    assert sum(PriceTable().of(operation, usage) for (_, operation), usage in uses) == 0
+    assert sum(PriceTable().cost(operation, usage) for (_, operation), usage in uses) == 0
     assert all(usage.sent_bytes == 0 for _, usage in uses)
     store.close()
 

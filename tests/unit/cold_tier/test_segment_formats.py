@@ -188,7 +188,7 @@ SECOND = 32 + 56  # where its entry begins
 @pytest.mark.parametrize(
     ("layout", "position", "value", "match"),
     [
-        pytest.param(">q", SECOND, 1, "not where the one before", id="position"),
+        pytest.param(">q", SECOND, 1, "not begin where the previous", id="position"),
         pytest.param(">q", SECOND + 16, 0, "chunk 1 are out of order", id="offsets"),
         pytest.param(">q", 20, 1 << 40, "bytes", id="log size"),
     ],

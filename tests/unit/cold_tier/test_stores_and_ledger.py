@@ -81,7 +81,9 @@ def test_an_object_whose_folder_was_not_synced_may_be_there(tmp_path, monkeypatc
 
     with monkeypatch.context() as bad:
         bad.setattr(os, "fsync", fails)
-        with pytest.raises(OutcomeUnknownError, match="a/k: put: its folder was not synced: Input"):
+        with pytest.raises(
+            OutcomeUnknownError, match="a/k: put: could not fsync the folder: Input"
+        ):
             store.put("a/k", b"body", if_absent=True)
     with pytest.raises(ObjectExists):
         store.put("a/k", b"other", if_absent=True)
@@ -185,8 +187,8 @@ def test_the_ledger_adds_up_and_costs_what_the_table_says():
     assert usage["cold_read", "get"] == (1, 1, 0, 2_000_000_000)
     assert (ledger.requests(), ledger.requests("cold_read")) == (2001, 1)
     prices = PriceTable(put_per_1000=1.0, get_per_1000=1.0, received_per_gb=0.5)
-    assert prices.of("put", usage["offload", "put"]) == pytest.approx(2.0)
-    assert prices.of("get", usage["cold_read", "get"]) == pytest.approx(1.001)
+    assert prices.cost("put", usage["offload", "put"]) == pytest.approx(2.0)
+    assert prices.cost("get", usage["cold_read", "get"]) == pytest.approx(1.001)
 
 
 def test_delays_grow_have_jitter_and_end():
