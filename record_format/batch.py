@@ -1,11 +1,11 @@
-"""The record batch, version 2: its header, its checksum, and what a broker may change in place.
+"""The record batch, version 2: its header, its checksum, and the fields that a broker changes.
 
 Rules that keep it honest:
 
-* A length or count is trusted only after it was compared with what is there.
-* Nothing here looks inside the records; `decode` and `produced` do.
-* A header is a value. Only `stamp`, `stamp_log_append_time` and `set_max_timestamp` write, into a
-  bytearray that the caller owns.
+* A length or count is trusted only after it was checked against the bytes that are there.
+* Nothing here reads the records themselves; `decode` and `produced` do.
+* A header is a value. Only the functions named `stamp…` and `set_…` write, into a bytearray that
+  the caller owns.
 
 Kafka's DefaultRecordBatch, big-endian (with the attribute bits: docs/formats/record-batch.md):
 
@@ -16,8 +16,8 @@ Kafka's DefaultRecordBatch, big-endian (with the attribute bits: docs/formats/re
     17 crc u32 (Castagnoli,   43  producer_id i64
        over 21..end)
 
-`batch_length` counts from byte 12. The base offset and the leader epoch come before the checksummed
-part: that lets a broker assign offsets without touching the rest.
+`batch_length` counts from byte 12. The base offset and the leader epoch precede the checksummed
+part, so that a broker can assign them without recomputing the checksum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from record_format.errors import CorruptBatch
 Buffer = bytes | bytearray | memoryview
 
 HEADER_SIZE: Final = 61
-LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
+LOG_OVERHEAD: Final = 12  # base offset and length, not included in the length
 MAGIC: Final = 2
 CRC_START: Final = 21
 NO_TIMESTAMP: Final = -1
@@ -59,7 +59,7 @@ _PRODUCER: Final = struct.Struct(">qhi")
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _I16: Final = struct.Struct(">h")
-_make: Final = tuple.__new__  # a NamedTuple without its own constructor: a third of the time
+_make: Final = tuple.__new__  # three times as fast as a NamedTuple's own constructor
 
 assert HEADER.size == HEADER_SIZE
 
@@ -101,7 +101,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """0 to 4, or 5 to 7 in a batch that nobody can decode."""
+        """The codec's id, 0 to 4; 5 to 7 are unassigned, and such a batch cannot be decoded."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -118,42 +118,42 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Base timestamp is the time from which compaction may drop the tombstones (KIP-534).
+        """Whether the base timestamp is the time when compaction may drop tombstones (KIP-534).
 
-        The records' deltas are then relative to it: a record's timestamp is still base + delta.
+        Timestamp deltas are then relative to it: a record's timestamp is still base + delta.
         """
         return bool(self.attributes & DELETE_HORIZON_BIT)
 
     @property
     def last_sequence(self) -> int:
-        """The last record's sequence, -1 if there is none; they wrap from 2**31 - 1 to 0."""
+        """The last record's sequence; -1 if none. Sequences wrap from 2**31 - 1 to 0."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
 
     def at(self, position: int) -> BatchHeader:
-        """The same header in a buffer where the batch lies at `position`."""
+        """The same header, for a buffer in which the batch is at `position`."""
         return _make(BatchHeader, (position, *self[1:]))
 
     def assigned(self, base_offset: int, *, leader_epoch: int) -> BatchHeader:
-        """The same header once these were stamped on it."""
+        """The header as it is after `stamp` with the same arguments."""
         return _make(BatchHeader, (self[0], base_offset, self[2], leader_epoch, *self[4:]))
 
     def pack(self) -> bytes:
-        """The header's 61 bytes, with `crc` as it is here."""
+        """The header's 61 bytes; `crc` is written as it is, not recomputed."""
         return HEADER.pack(self.base_offset, self.size_bytes - LOG_OVERHEAD, *self[3:])
 
 
 def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> BatchHeader:
-    """Parse the 61 bytes at `position`; the records after them need not be in `buf`.
+    """Parse the 61 bytes at `position`; the records need not be in `buf`.
 
-    `at`: the position that the header, or an error, gives instead, if `buf` is a part of something.
-    Raises CorruptBatch where fewer than 61 bytes are left or a field is impossible.
+    `at`: the position to report in the header or an error, if `buf` is a part of something larger.
+    Raises CorruptBatch if fewer than 61 bytes are left, or a field is invalid.
     """
     place = position if at is None else at
     if position < 0 or len(buf) - position < HEADER_SIZE:
         raise CorruptBatch(
-            f"a batch header takes {HEADER_SIZE} bytes, {max(len(buf) - position, 0)} are left",
+            f"a batch header has {HEADER_SIZE} bytes, but {max(len(buf) - position, 0)} are left",
             position=place,
         )
     # fmt: off
@@ -180,7 +180,7 @@ def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> Ba
             count,
         ),
     )
-    # Compaction leaves counts below delta + 1.
+    # After compaction the count may be less than delta + 1.
     if (
         magic != MAGIC
         or size < HEADER_SIZE
@@ -189,22 +189,24 @@ def parse_header(buf: Buffer, position: int = 0, *, at: int | None = None) -> Ba
         or not 0 <= count <= last_delta + 1
         or (count * MIN_RECORD_SIZE > size - HEADER_SIZE and not attributes & CODEC_MASK)
     ):
-        raise CorruptBatch(_impossible(header), position=place)
+        raise CorruptBatch(_invalid_field(header), position=place)
     return header
 
 
-def _impossible(header: BatchHeader) -> str:
-    """Which of the fields that `parse_header` compares cannot be."""
+def _invalid_field(header: BatchHeader) -> str:
+    """Describe the first of the checks in `parse_header` that fails."""
     if header.magic != MAGIC:
-        return f"magic {header.magic}: only version 2 batches are known"
+        return f"magic is {header.magic}: only version 2 batches are supported"
     if header.size_bytes < HEADER_SIZE:
-        return f"length {header.size_bytes - LOG_OVERHEAD} is shorter than a batch header"
+        return f"batch length {header.size_bytes - LOG_OVERHEAD} is shorter than a batch header"
     if header.base_offset < 0:
         return f"base offset {header.base_offset} is negative"
     if header.last_offset_delta < 0:
         return f"last offset delta {header.last_offset_delta} is negative"
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
-        return f"{header.record_count} records do not fit offset delta {header.last_offset_delta}"
+        return (
+            f"{header.record_count} records do not fit last offset delta {header.last_offset_delta}"
+        )
     room = header.size_bytes - HEADER_SIZE
     return f"{header.record_count} records cannot fit in {room} bytes"
 
@@ -212,8 +214,8 @@ def _impossible(header: BatchHeader) -> str:
 def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
     """The headers of the whole batches in `buf`, in order.
 
-    A batch cut off by the end is neither an error nor returned: a fetch may end like that. Bytes
-    that are not a batch raise CorruptBatch.
+    A last batch that is truncated is ignored, as at the end of a fetch. Raises CorruptBatch for
+    bytes that are not a batch.
     """
     position = 0
     while len(buf) - position >= HEADER_SIZE:
@@ -225,22 +227,22 @@ def iter_headers(buf: Buffer) -> Iterator[BatchHeader]:
 
 
 def check_whole(buf: Buffer, header: BatchHeader) -> None:
-    """Raise CorruptBatch if the batch reaches beyond `buf`."""
+    """Raise CorruptBatch if the batch extends past the end of `buf`."""
     if header.position + header.size_bytes > len(buf):
         raise truncated_batch(header, end=len(buf))
 
 
 def truncated_batch(header: BatchHeader, *, end: int) -> CorruptBatch:
-    """Of one that reaches beyond the position `end`."""
+    """The error for a batch that extends past the position `end`."""
     return CorruptBatch(
-        f"the batch takes {header.size_bytes} bytes, {end - header.position} are there",
+        f"the batch has {header.size_bytes} bytes, but {end - header.position} are left",
         position=header.position,
         offset=header.base_offset,
     )
 
 
 def compute_crc(buf: Buffer, header: BatchHeader) -> int:
-    """CRC-32C over attributes to end."""
+    """CRC-32C from the attributes to the end of the batch."""
     with memoryview(buf) as view:
         part = view[header.position + CRC_START : header.position + header.size_bytes]
         value: int = crc32c(part)
@@ -254,14 +256,14 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
     found = compute_crc(buf, header)
     if found != header.crc:
         raise CorruptBatch(
-            f"checksum {found:08x} where the header says {header.crc:08x}",
+            f"checksum is {found:08x}, expected {header.crc:08x}",
             position=header.position,
             offset=header.base_offset,
         )
 
 
 def with_checksum(head: bytes, records: bytes) -> bytearray:
-    """A batch: a packed header, in which its checksum is written now, and its records."""
+    """A batch of a packed header and its (compressed) records, with the checksum computed."""
     batch = bytearray(head)
     batch += records
     _U32.pack_into(batch, CRC_START - 4, crc32c(records, crc32c(head[CRC_START:])))
@@ -269,15 +271,15 @@ def with_checksum(head: bytes, records: bytes) -> bytearray:
 
 
 def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:
-    """Assign offsets, in place: both fields lie before the checksummed part."""
+    """Assign offset and epoch, in place: neither is covered by the checksum."""
     length = _OFFSET_LENGTH_EPOCH.unpack_from(buf, position)[1]
     _OFFSET_LENGTH_EPOCH.pack_into(buf, position, base_offset, length, leader_epoch)
 
 
 def stamp_log_append_time(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
-    """Make every record's time `timestamp`: bit 3, the maximum, and a new checksum, as Kafka does.
+    """Set every record's timestamp, in place, as Kafka does; return the new header.
 
-    The records' own deltas stay as they were sent. Gives the new header.
+    Attribute bit 3, the maximum timestamp and the checksum change. The records' own deltas stay.
     """
     attributes = header.attributes | LOG_APPEND_TIME_BIT
     _I16.pack_into(buf, header.position + CRC_START, attributes)
@@ -287,21 +289,22 @@ def stamp_log_append_time(buf: bytearray, header: BatchHeader, *, timestamp: int
 def set_producer(
     buf: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int
 ) -> BatchHeader:
-    """Write an idempotent producer's fields and a new checksum, in place; gives the new header."""
+    """Write an idempotent producer's fields and the checksum, in place; return the new header."""
     _PRODUCER.pack_into(buf, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     header = parse_header(buf)
     return set_max_timestamp(buf, header, timestamp=header.max_timestamp)
 
 
 def base_timestamp_for(first: int, *, greatest: int) -> int:
-    """That of the first record, as in Kafka's builder; the greatest, if the difference between the
-    two does not fit 64 bits (from -1, below which there is no time, to 2^63-1).
+    """The base timestamp of a batch: its first record's, as in Kafka's builder.
+
+    It is the greatest instead if their difference does not fit 64 bits (-1 to 2**63 - 1).
     """
     return first if greatest - first < 2**63 else greatest
 
 
 def set_max_timestamp(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
-    """Write the maximum timestamp and a new checksum, in place; gives the new header."""
+    """Write the maximum timestamp and the checksum, in place; return the new header."""
     _I64.pack_into(buf, header.position + _MAX_TIMESTAMP_AT, timestamp)
     crc = compute_crc(buf, header)
     _U32.pack_into(buf, header.position + CRC_START - 4, crc)

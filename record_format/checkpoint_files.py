@@ -1,17 +1,17 @@
 """Kafka's small text files: offset checkpoints, epoch checkpoints, partition.metadata, properties.
 
-    <x>-offset-checkpoint     "0", the count, then "topic partition offset", a line each
-    leader-epoch-checkpoint   "0", the count, then "epoch start-offset", a line each
+    <x>-offset-checkpoint     "0", the count, then lines of "topic partition offset"
+    leader-epoch-checkpoint   "0", the count, then lines of "epoch start-offset"
     partition.metadata        "version: 0", "topic_id: <22 characters>"
     meta.properties           Java properties: node.id, directory.id, version, cluster.id
 
-Bytes only: whoever writes such a file does so by temp file, fsync, rename, fsync of the folder.
+No file I/O: callers write these files by temp file, fsync, rename, and fsync of the folder.
 
 Rules that keep it honest:
 
-* Strict: a wrong version, a wrong count of lines, a number that is not one, an impossible order,
-  and anything after the last line is corrupt. A half-written file is never half believed.
-* A line break ends each line except the last of partition.metadata, as Kafka writes them.
+* Parsing is strict: a wrong version or line count, an invalid number, entries out of order, and
+  anything after the last line are corrupt. A partial file is never used in part.
+* Every line ends with a line feed except the last of partition.metadata, as Kafka writes them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TopicPartitionOffset(NamedTuple):
 
 
 class EpochEntry(NamedTuple):
-    """A leader epoch and the first offset that was written under it."""
+    """A leader epoch and the first offset written under it."""
 
     epoch: int
     start_offset: int
@@ -68,7 +68,7 @@ def format_epoch_checkpoint(entries: Iterable[EpochEntry]) -> bytes:
 
 
 def parse_epoch_checkpoint(data: bytes, *, file: str = "") -> list[EpochEntry]:
-    """The epochs, which rise strictly; so do their start offsets, though not strictly.
+    """The entries: epochs strictly increase, start offsets do not decrease.
 
     Raises CorruptSnapshot, UnknownFormatVersion.
     """
@@ -83,15 +83,15 @@ def parse_epoch_checkpoint(data: bytes, *, file: str = "") -> list[EpochEntry]:
 
 
 def format_topic_id(topic_id: uuid.UUID) -> str:
-    """Kafka's text of a UUID: URL-safe base64 without padding, 22 characters."""
+    """Kafka's text form of a UUID: URL-safe base64 without padding, 22 characters."""
     return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
 def parse_topic_id(text: str) -> uuid.UUID:
-    """Raises ValueError for anything but the text that `format_topic_id` gives."""
+    """The inverse of `format_topic_id`. Raises ValueError for any other text."""
     if _TOPIC_ID.fullmatch(text):
         topic_id = uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
-        if format_topic_id(topic_id) == text:  # the last character holds four spare bits
+        if format_topic_id(topic_id) == text:  # the last character has four unused bits
             return topic_id
     raise ValueError(f"{text!r} is not a topic id")
 
@@ -101,7 +101,7 @@ def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
 
 
 def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
-    """The topic id; a line break after it is allowed.
+    """The topic id; a line feed after it is allowed.
 
     Raises CorruptSnapshot, UnknownFormatVersion.
     """
@@ -109,18 +109,18 @@ def parse_partition_metadata(data: bytes, *, file: str = "") -> uuid.UUID:
         rb"version: (-?[0-9]{1,9})\n(topic_id: ([0-9A-Za-z_-]{22}))?.*", data, re.S
     )
     if match and int(match[1]) != _VERSION:
-        raise UnknownFormatVersion(f"version {int(match[1])} is not known", file=file)
+        raise UnknownFormatVersion(f"unknown version {int(match[1])}", file=file)
     try:
         if not match or not match[3] or data[match.end(2) :] not in (b"", b"\n"):
-            raise ValueError("this is not a partition.metadata")
+            raise ValueError("not a partition.metadata file")
         return parse_topic_id(match[3].decode())
     except ValueError as error:
         raise CorruptSnapshot(str(error), file=file) from error
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """A Java properties file of plain names and values, in the mapping's order."""
-    lines = ["#"]  # of a comment, as Java begins with one
+    """A Java properties file, in the mapping's order. No name or value may need escapes."""
+    lines = ["#"]  # Java's begin with a comment
     for name, value in properties.items():
         assert not set("=:#!\\ \n\r") & set(name), f"{name!r} would need escapes"
         assert not set("\\\n\r") & set(value), f"{value!r} would need escapes"
@@ -130,11 +130,10 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def parse_properties(data: bytes, *, file: str = "") -> dict[str, str]:
-    """A Java properties file as Kafka writes them: `name=value` lines, comments, escaped
-    characters.
+    """Parse a Java properties file as Kafka writes them: `name=value` lines, comments, escapes.
 
-    Raises CorruptSnapshot for a line without a name and a value, a name twice, or bytes beyond
-    latin-1 text without line continuations.
+    The text is latin-1; line continuations are not supported. Raises CorruptSnapshot for a line
+    that is not a property, a bad escape, or a duplicate name.
     """
     properties: dict[str, str] = {}
     for line in re.split("\r\n|\r|\n", data.decode("latin-1")):
@@ -172,24 +171,24 @@ def _format_lines(lines: Iterable[str]) -> bytes:
 
 
 def _parse_lines(data: bytes, *, fields: int, file: str) -> list[list[str]]:
-    """The fields of each line behind version and count; none in an empty file.
+    """The fields of each line after version and count; [] for an empty file.
 
-    Kafka creates a checkpoint file empty and replaces it at the first checkpoint.
+    Kafka creates a checkpoint file empty and replaces it with the first checkpoint.
     """
     if not data:
         return []
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise CorruptSnapshot("this is not text", file=file) from error
+        raise CorruptSnapshot("not UTF-8 text", file=file) from error
     if not text.endswith("\n"):
         raise CorruptSnapshot("the last line is truncated", file=file)
     lines = text[:-1].split("\n")
     version = _number(lines[0], _I32_MAX, file)
     if version != _VERSION:
-        raise UnknownFormatVersion(f"version {version} is not known", file=file)
+        raise UnknownFormatVersion(f"unknown version {version}", file=file)
     if len(lines) < 2 or _number(lines[1], _I32_MAX, file) != len(lines) - 2:
-        raise CorruptSnapshot(f"the count is not that of {len(lines) - 2} lines", file=file)
+        raise CorruptSnapshot(f"the count does not match {len(lines) - 2} lines", file=file)
     split = [line.split(" ") for line in lines[2:]]
     for line in split:
         if len(line) != fields:
@@ -198,7 +197,7 @@ def _parse_lines(data: bytes, *, fields: int, file: str) -> list[list[str]]:
 
 
 def _number(text: str, limit: int, file: str) -> int:
-    """0 to `limit`, written as Java writes it."""
+    """A decimal number from 0 to `limit`, in Java's notation."""
     if not _NUMBER.match(text) or not 0 <= int(text) <= limit:
         raise CorruptSnapshot(f"{text[:40]!r} is not a number from 0 to {limit}", file=file)
     return int(text)

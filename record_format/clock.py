@@ -1,5 +1,6 @@
-"""The clocks, for callers at the edge: everything below them gets the time as an argument. The wall
-clock may jump, either way and by decades: how long something lasts is never measured by it.
+"""The clocks, for the outermost callers: everything below them takes the time as an argument.
+
+The wall clock may jump in either direction, even by decades, so durations are never measured by it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ import time
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, as records carry them."""
+    """Milliseconds since the Unix epoch, like the timestamps of records."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds that pass while this machine is awake, whatever is done to the wall clock."""
+    """Milliseconds of an arbitrary origin, unaffected by wall-clock changes; stops in suspend."""
     return time.monotonic_ns() // 1_000_000

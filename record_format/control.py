@@ -1,9 +1,9 @@
-"""Control records: the markers that end a transaction, written by a coordinator.
+"""Control records: the markers with which a coordinator ends a transaction.
 
-Rule: a key whose version is newer is read by its first four bytes, as Kafka does; a type that is
-not known is kept as a number and is neither a commit nor an abort.
+Keys of a newer version are read by their first four bytes, as Kafka does. An unknown type is
+returned as a number, and is neither a commit nor an abort.
 
-    key    version i16 (0), type i16 (0 abort, 1 commit, 2.. KRaft's own)
+    key    version i16 (0), type i16 (0 abort, 1 commit, from 2 on KRaft's)
     value  of an end marker: version i16 (0), coordinator epoch i32, and in version 1 tagged fields
 """
 
@@ -30,24 +30,26 @@ class EndMarker(NamedTuple):
 
 
 def control_type(key: bytes | None) -> int:
-    """The type of a control record. Raises CorruptBatch for a key that is truncated or has a
-    version < 0.
+    """The type of a control record. Raises CorruptBatch if the key is truncated or its version is
+    negative.
     """
     if key is None or len(key) < _KEY.size:
-        raise CorruptBatch("a control record's key takes four bytes")
+        raise CorruptBatch("the key of a control record is shorter than four bytes")
     version, kind = _KEY.unpack_from(key)
     if version < 0:
-        raise CorruptBatch(f"a control record's key has version {version}")
+        raise CorruptBatch(f"the key of a control record has version {version}")
     return int(kind)
 
 
 def end_marker(record: Record) -> EndMarker | None:
-    """The marker in `record`; None for another control type. Raises CorruptBatch."""
+    """The marker in `record`; None if it is of another control type. Raises CorruptBatch."""
     kind = control_type(record.key)
     if kind not in (ABORT, COMMIT):
         return None
     if record.value is None or len(record.value) < _VALUE.size:
-        raise CorruptBatch("an end marker's value takes six bytes", offset=record.offset)
+        raise CorruptBatch(
+            "the value of an end marker is shorter than six bytes", offset=record.offset
+        )
     version, epoch = _VALUE.unpack_from(record.value)
     if version < 0:
         raise CorruptBatch(f"an end marker has version {version}", offset=record.offset)
@@ -55,7 +57,7 @@ def end_marker(record: Record) -> EndMarker | None:
 
 
 def end_marker_of(buf: Buffer, header: BatchHeader) -> EndMarker | None:
-    """The marker of a control batch; None where compaction took it or it is of another type."""
+    """The marker of a control batch; None if compaction removed it, or it is of another type."""
     assert header.is_control, "only control batches hold markers"
     records = decode_batch(buf, header)
     return end_marker(records[0]) if records else None

@@ -1,11 +1,11 @@
-"""Record batches in, records out: to the HTTP record forms, compaction and recovery.
+"""Decodes record batches, for the HTTP record formats, compaction and recovery.
 
 Rules that keep it honest:
 
-* Every length is checked against the record it lies in, every record against the batch's body, and
-  the body must be used up exactly.
-* Expansion is bounded by `max_bytes`.
-* The caller must have checked the checksum (`batch.check_crc`), once, where the bytes arrive.
+* Every length is checked against its enclosing record, every record against the batch's body, and
+  the records must fill the body exactly.
+* The decompressed size is bounded by `max_bytes`.
+* The caller has verified the checksum (`batch.check_crc`), once, where the bytes arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Records by column, all lists of one length."""
+    """Records by column; all lists have the same length."""
 
     offsets: list[int]
     timestamps: list[int]
@@ -65,7 +65,10 @@ def corrupt_batch(detail: str, header: BatchHeader) -> CorruptBatch:
 
 
 def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
-    """Walk the expanded records of a batch of a log: offset deltas rise, gaps are allowed."""
+    """Check the decompressed records of a batch in a log. Offset deltas increase; gaps are allowed.
+
+    Raises CorruptBatch.
+    """
     if header.record_count * MIN_RECORD_SIZE > len(records):
         raise corrupt_batch(
             f"{header.record_count} records cannot fit in {len(records)} bytes", header
@@ -91,9 +94,9 @@ def decode_columns(
     end_offset: int | None = None,
     max_bytes: int = MAX_EXPANDED_BYTES,
 ) -> Columns:
-    """The batch's records in [from_offset, end_offset), by column.
+    """The batch's records in [from_offset, end_offset), by column. Raises CorruptBatch.
 
-    Control batches are decoded like others. Raises CorruptBatch.
+    Control batches are decoded like any other.
     """
     data = expand(buf, header, max_bytes=max_bytes)
     fields = walk_batch(data, header, with_columns=True).fields
@@ -110,18 +113,18 @@ def decode_columns(
     return Columns(
         offsets,
         timestamps,
-        _cut(data, fields.key_starts[low:high], fields.key_ends[low:high]),
-        _cut(data, fields.value_starts[low:high], fields.value_ends[low:high]),
+        _slices(data, fields.key_starts[low:high], fields.key_ends[low:high]),
+        _slices(data, fields.value_starts[low:high], fields.value_ends[low:high]),
         [NO_HEADERS if at < 0 else _headers(data, at) for at in fields.header_starts[low:high]],
     )
 
 
-def _cut(data: bytes, starts: list[int], ends: list[int]) -> list[bytes | None]:
+def _slices(data: bytes, starts: list[int], ends: list[int]) -> list[bytes | None]:
     return [None if start < 0 else data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _headers(data: bytes, position: int) -> Headers:
-    """Decode headers that the walk found sound. Bad UTF-8 becomes U+FFFD, as in Kafka's client."""
+    """Decode headers that the walk has checked. Bad UTF-8 becomes U+FFFD, as in Kafka's client."""
     count, position = read_varint(data, position)
     found: list[tuple[str, bytes | None]] = []
     for _ in range(count):
@@ -134,18 +137,17 @@ def _headers(data: bytes, position: int) -> Headers:
 
 
 def decode_batch(buf: Buffer, header: BatchHeader) -> list[Record]:
-    """All the records of a batch, control records too. Raises CorruptBatch."""
+    """All records of a batch, control records included. Raises CorruptBatch."""
     return list(map(Record, *decode_columns(buf, header)))
 
 
 def first_at_time(
     buf: Buffer, header: BatchHeader, *, timestamp: int, start_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the batch's first record, from `start_offset` on, at or after
-    `timestamp`; None if there is none.
+    """Offset and timestamp of the first record at or after both `start_offset` and `timestamp`;
+    None if there is none. Raises CorruptBatch.
 
-    A marker has a time and an offset like any record: Kafka's ListOffsets may answer with one.
-    Raises CorruptBatch.
+    Transaction markers count, as in Kafka's ListOffsets.
     """
     if header.max_timestamp < timestamp or header.last_offset < start_offset:
         return None
@@ -161,9 +163,9 @@ def first_at_time(
 
 
 def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
-    """The least timestamp of the batch's records; None if it has none. Raises CorruptBatch.
+    """The minimum timestamp of the batch's records; None if it has none. Raises CorruptBatch.
 
-    The header does not hold it: its base timestamp is the first record's, or a delete horizon.
+    The header does not have it: its base timestamp is the first record's, or a delete horizon.
     """
     if not header.record_count:
         return None

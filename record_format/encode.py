@@ -1,14 +1,14 @@
-"""Columns in, record batches out: the JSON and NDJSON produce path.
+"""Encodes columns of records into record batches, for the JSON and NDJSON produce path.
 
 Rules that keep it honest:
 
-* What is encoded here passes `produced.check_produced`, and is byte for byte what Kafka's Java
-  client writes for the same records (except for the compressors' own choices).
+* The output passes `produced.check_produced`, and is byte for byte what Kafka's Java client writes
+  for the same records (except for differences between compressors).
 * Columns, not record objects: nothing is allocated per record except its own bytes.
-* Batches are cut by their size before compression; one that compression makes too large is halved.
+* Batches are split by uncompressed size; one that grows too large by compression is halved.
 
-The common shape (no keys, no headers, one timestamp) has a path of its own: it is what makes a
-million records a second possible in plain Python.
+The common case (no keys, no headers, one timestamp) has its own fast path, which encodes a million
+records a second in plain Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEADER_OVERHEAD: Final = 10
 
 
 class _Columns(NamedTuple):
-    """Records by column, all of one length; no keys, or no headers, at all is None."""
+    """Records by column, of equal lengths. None if no record has a key, or headers."""
 
     values: Sequence[bytes | None]
     timestamps: Sequence[int]
@@ -73,7 +73,7 @@ def encode_batch(
     transactional: bool = False,
     control: bool = False,
 ) -> bytearray:
-    """One batch of all the records, at least one. All columns have the length of `values`."""
+    """One batch with all the records, at least one. All columns have the length of `values`."""
     assert values, "a batch holds at least one record"
     assert len(values) == len(timestamps)
     assert keys is None or len(keys) == len(values)
@@ -109,13 +109,13 @@ def encode_batches(
     headers: Sequence[Headers | None] | None = None,
     codec: int = NONE,
 ) -> list[EncodedRange]:
-    """The records in order, in as many batches as a limit of `max_bytes` per batch requires.
+    """The records in order, split into batches of at most `max_bytes`.
 
     Raises RecordTooLarge for a record that does not fit a batch of its own.
     """
     encoded_ranges: list[EncodedRange] = []
-    cuts = _cuts(_Columns(values, timestamps, keys, headers), max_bytes=max_bytes)
-    pending = [*cuts][::-1]
+    columns = _Columns(values, timestamps, keys, headers)
+    pending = [*_split(columns, max_bytes=max_bytes)][::-1]
     while pending:
         start, end = pending.pop()
         batch = encode_batch(
@@ -138,7 +138,7 @@ def encode_batches(
 def record_size(
     value: bytes | None, key: bytes | None = None, headers: Headers | None = None
 ) -> int:
-    """The bytes of a record that is alone in its batch, without the batch header."""
+    """The encoded size of a record that is alone in its batch, without the batch header."""
     body = 4 + _bytes_size(key) + _bytes_size(value)
     if headers:
         body += size_of(len(headers)) - 1
@@ -151,8 +151,11 @@ def _bytes_size(content: bytes | None) -> int:
     return 1 if content is None else size_of(len(content)) + len(content)
 
 
-def _cuts(columns: _Columns, *, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges that surely fit `max_bytes` uncompressed; a record alone in its range may not."""
+def _split(columns: _Columns, *, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges that fit `max_bytes` uncompressed, by an upper bound of each record's size.
+
+    A range of a single record may exceed the bound. Raises RecordTooLarge.
+    """
     values, timestamps, keys, headers = columns
     room = max_bytes - HEADER_SIZE
     spread = max(timestamps) - min(timestamps)
@@ -175,14 +178,14 @@ def _cuts(columns: _Columns, *, max_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _headers_bound(headers: Headers | None) -> int:
-    """An upper bound; a character takes at most four bytes."""
+    """An upper bound of their size: a character takes at most four bytes in UTF-8."""
     return 4 + sum(
         _HEADER_OVERHEAD + 4 * len(name) + len(content or b"") for name, content in headers or ()
     )
 
 
 def _check_alone(columns: _Columns, index: int, *, max_bytes: int) -> None:
-    """Raise RecordTooLarge by the record's exact size, where the bound said that it may be."""
+    """Raise RecordTooLarge if the record's exact size, not just its bound, exceeds the limit."""
     values, _, keys, headers = columns
     size = HEADER_SIZE + record_size(
         values[index], keys[index] if keys else None, headers[index] if headers else None
@@ -209,9 +212,9 @@ def _encode_records(columns: _Columns, *, base: int) -> bytes:
 
 
 def _encode_values(values: Sequence[bytes]) -> bytes:
-    """Records of a value alone: length, 0 0, offset delta, null key, value length, value, 0.
+    """Records with only a value: length, 0 0, offset delta, null key, value length, value, 0.
 
-    The last byte (no headers) of a record is written with the beginning of the next one.
+    The last byte of a record (no headers) is written together with the start of the next one.
     """
     lengths: dict[int, tuple[bytes, bytes]] = {}
     parts: list[bytes] = []

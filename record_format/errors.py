@@ -1,8 +1,8 @@
-"""The error tree: a class says what the caller does next.
+"""The error tree: an error's class tells the caller what to do next.
 
-* Everything tierlog raises on purpose is a `TierlogError`; anything else is a bug.
-* A class carries the facts (offsets, limits, file and position) as attributes; the message says
-  them in words. HTTP statuses are not known here: one table in `api` maps classes to them.
+* Everything that tierlog raises on purpose is a `TierlogError`; anything else is a bug.
+* The facts (offsets, limits, file and position) are attributes; the message states them in words.
+  HTTP statuses do not appear here: a table in `api` maps classes to them.
 * Foreign exceptions (OSError, botocore) are mapped once, at the adapter, with `from`.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Self
 
-# The process, or the system, has none left for now: nothing is wrong with the file.
+# The process or the system is out of file descriptors; nothing is wrong with the file itself.
 FILE_LIMIT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -22,33 +22,33 @@ class TierlogError(Exception):
 
 
 class ConfigurationError(TierlogError):
-    """The process cannot start as told: settings, data folder, or store must be mended."""
+    """The process cannot start: settings, data folder or store have to be corrected."""
 
 
 class SettingsError(ConfigurationError):
-    """A setting cannot have the value it was given: mend the flag, the variable or the file."""
+    """A setting has an invalid value: correct the flag, the environment variable or the file."""
 
 
 class ClockSkewTooLarge(ConfigurationError):
-    """The store's clock and this machine's are too far apart: set it right."""
+    """The clocks of the store and of this machine differ by too much: correct them."""
 
 
-# --- mend the request -----------------------------------------------------------------------------
+# --- correct the request --------------------------------------------------------------------------
 
 
 class RequestError(TierlogError):
-    """The request is wrong; nothing was changed. Repeating it as it is cannot succeed."""
+    """The request is invalid; nothing was changed. Repeating it unchanged cannot succeed."""
 
 
 class FieldProblem(NamedTuple):
-    """One thing wrong in a request: `loc` names the place, as in `records[3].key_base64`."""
+    """One problem in a request; `loc` is its location, such as `records[3].key_base64`."""
 
     loc: str
     msg: str
 
 
 class InvalidRequest(RequestError):
-    """A malformed body, an unknown member or query parameter, a bad value."""
+    """A malformed body, an unknown member or query parameter, an invalid value."""
 
     def __init__(self, detail: str, *, problems: tuple[FieldProblem, ...] = ()) -> None:
         super().__init__(detail)
@@ -60,7 +60,7 @@ class InvalidRecord(InvalidRequest):
 
 
 class InvalidConfig(InvalidRequest):
-    """A topic configuration with an unknown key or a value that is out of range."""
+    """A topic configuration with an unknown key or an invalid value."""
 
 
 class InvalidTopicName(InvalidRequest):
@@ -68,7 +68,7 @@ class InvalidTopicName(InvalidRequest):
 
 
 class InvalidBatch(RequestError):
-    """A produced batch is not a whole, valid v2 batch. `position`: its first byte in the body."""
+    """Bytes that are not a complete, valid v2 batch. `position`: where it begins in the body."""
 
     def __init__(self, detail: str, *, position: int) -> None:
         super().__init__(detail)
@@ -80,9 +80,7 @@ class UnknownTopicOrPartition(RequestError):
 
 
 class UnknownTopic(UnknownTopicOrPartition):
-    """`place`: where it was looked for, if that is not the broker that answers. `detail`: what is
-    to be said in place of that.
-    """
+    """`place`: where the topic was looked up, if not at the broker. `detail`: another message."""
 
     def __init__(self, topic: str, *, place: str = "", detail: str = "") -> None:
         where = f" in {place}" if place else ""
@@ -91,12 +89,12 @@ class UnknownTopic(UnknownTopicOrPartition):
 
     @classmethod
     def recreated(cls, topic: str) -> UnknownTopic:
-        """The one that was meant is gone; the name is another's now."""
-        return cls(topic, detail=f"topic {topic!r} was deleted and made anew: it is another one")
+        """The name now belongs to a different topic, with another id."""
+        return cls(topic, detail=f"topic {topic!r} was deleted and re-created: its id has changed")
 
 
 class UnknownPartition(UnknownTopicOrPartition):
-    """`place`: what in the request names it, if that is not its path."""
+    """`place`: which part of the request names it, if not the path."""
 
     def __init__(self, topic: str, partition: int, *, place: str = "") -> None:
         where = f"{place}: " if place else ""
@@ -137,7 +135,7 @@ class OffsetOutOfRange(RequestError):
 
 
 class OffsetTrimmed(OffsetOutOfRange):
-    """Below the log start: retention or a trim removed it."""
+    """Below the log start offset: retention or a trim removed it."""
 
 
 class OffsetPastEnd(OffsetOutOfRange):
@@ -145,10 +143,10 @@ class OffsetPastEnd(OffsetOutOfRange):
 
 
 class OffsetMismatch(RequestError):
-    """A conditional append found another log end."""
+    """A conditional append expected another log end offset."""
 
     def __init__(self, *, expected_offset: int, log_end_offset: int) -> None:
-        super().__init__(f"the log ends at {log_end_offset}, not at {expected_offset}")
+        super().__init__(f"log end offset is {log_end_offset}, expected {expected_offset}")
         self.expected_offset, self.log_end_offset = expected_offset, log_end_offset
 
 
@@ -159,7 +157,7 @@ class TooLarge(RequestError):
 
 
 class RecordTooLarge(TooLarge):
-    """A record or batch above `max.message.bytes`. `row`: which of the records it is, if one is."""
+    """A record or batch above `max.message.bytes`. `row`: the record's index, if it is a record."""
 
     def __init__(
         self, detail: str, *, limit_bytes: int, size_bytes: int, row: int | None = None
@@ -169,15 +167,15 @@ class RecordTooLarge(TooLarge):
 
 
 class RequestTooLarge(TooLarge):
-    """A body above the limits of the front door."""
+    """A request body above the server's limits."""
 
 
 class TooManyRecords(RequestError):
-    """More records in a request than the front door takes."""
+    """More records in a request than the server's limit."""
 
     def __init__(self, *, limit_records: int, records: int) -> None:
         super().__init__(
-            f"the request holds {records} records or parts of them; at most {limit_records}"
+            f"the request has {records} records or record parts; the limit is {limit_records}"
         )
         self.limit_records, self.records = limit_records, records
 
@@ -202,15 +200,15 @@ class RetriableError(TierlogError):
 
 
 class StoreUnavailable(RetriableError):
-    """The object store does not answer, throttles, or answers 5xx."""
+    """The object store does not respond, throttles, or responds with a 5xx."""
 
 
 class StoreUnreachable(StoreUnavailable):
-    """Nobody was there to be asked: no request was made."""
+    """No connection could be made, so no request was sent."""
 
 
 class ManifestConflict(RetriableError):
-    """Another commit won the version: reload, check the epoch, apply again."""
+    """Another commit created this version first: reload, check the epoch, apply again."""
 
 
 class Throttled(RetriableError):
@@ -226,24 +224,24 @@ class ShuttingDown(RetriableError):
 
 
 class DiskFull(RetriableError):
-    """ENOSPC, or the reserve is reached: writes are refused until space is back, reads go on."""
+    """ENOSPC, or only the reserve is left: writes are refused until there is space; reads work."""
 
 
 class TooManyOpenFiles(DiskFull):
-    """EMFILE: refused like a full disk, but freeing disk space does not help."""
+    """EMFILE, ENFILE or ENOMEM: refused like a full disk, but freeing disk space does not help."""
 
 
 def disk_full_error(where: object, error: OSError, *, retry_after_s: float = 1.0) -> DiskFull:
-    """What to raise for a call that the disk had no room for, or the process no descriptor."""
+    """The error to raise for an OSError for lack of disk space or of file descriptors."""
     kind = TooManyOpenFiles if error.errno in FILE_LIMIT_ERRNOS else DiskFull
     return kind(f"{where}: {error.strerror}", retry_after_s=retry_after_s)
 
 
 class ObjectExists(TierlogError):
-    """A create-if-absent lost (412): another writer's bytes are there, or our own earlier ones."""
+    """A create-if-absent failed (412): the object is another writer's, or our own earlier one."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"{key}: the object exists already")
+        super().__init__(f"{key}: the object already exists")
         self.key = key
 
 
@@ -251,18 +249,18 @@ class ObjectExists(TierlogError):
 
 
 class OutcomeUnknownError(TierlogError):
-    """A write may have landed. Read back before anything else."""
+    """A write may or may not have taken effect: read back before doing anything else."""
 
 
 class FencedError(TierlogError):
     """A newer epoch exists: stop writing (`leadership-lost`)."""
 
 
-# --- bytes that are not what they should be -------------------------------------------------------
+# --- corrupt data ---------------------------------------------------------------------------------
 
 
 class CorruptDataError(TierlogError):
-    """Bytes from disk or bucket that fail their checks. `file` is a path or an object key."""
+    """Bytes from disk or bucket failed their checks. `file` is a path or an object key."""
 
     def __init__(
         self, detail: str, *, file: str = "", position: int | None = None, offset: int | None = None
@@ -276,9 +274,7 @@ class CorruptDataError(TierlogError):
     def with_location(
         self, *, file: str = "", position: int | None = None, offset: int | None = None
     ) -> Self:
-        """The same error, with what its raiser could not know about the place; what is not given
-        stays.
-        """
+        """The same error with the given parts of its location filled in or replaced."""
         return type(self)(
             self.detail,
             file=file or self.file,
@@ -291,8 +287,9 @@ class CorruptDataError(TierlogError):
 def eio_as(
     corrupt: type[CorruptDataError], *, file: str, position: int | None = None
 ) -> Iterator[None]:
-    """What the disk cannot read (EIO) is reported like what fails its check; other OSErrors
-    pass.
+    """Raise `corrupt` for EIO: unreadable bytes are treated like those that fail a check.
+
+    Other OSErrors pass through.
     """
     try:
         yield
@@ -320,16 +317,16 @@ class CorruptManifest(CorruptDataError):
 
 
 class UnknownFormatVersion(CorruptDataError):
-    """Written by a newer tierlog: refused by name rather than misread."""
+    """Written by another version of tierlog: refused by its number rather than misread."""
 
 
 class CorruptObject(CorruptDataError):
-    """An object whose bytes fail the checksum that the manifest or chunk table holds."""
+    """An object whose bytes fail the checksum in the manifest or chunk table."""
 
 
 class MissingObject(CorruptDataError):
-    """The manifest names an object that the bucket does not have."""
+    """An object that a manifest references is not in the bucket."""
 
 
 class LogOfflineError(TierlogError):
-    """The local disk failed under this log; it is closed until the broker restarts."""
+    """The local disk failed; this log is closed until the broker restarts."""

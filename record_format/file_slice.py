@@ -1,8 +1,8 @@
-"""One unit of reading: runs of bytes of local files, whichever tier they came from.
+"""The unit of reading: byte ranges of local files, whichever tier they come from.
 
-* Whoever holds a `FileSlice` may send it, even after the file was renamed or unlinked: the slice
-  keeps the descriptor open, and the last reference to it closes it.
-* A file that slices are taken from is never truncated below them, nor rewritten in place.
+* A `FileSlice` stays readable even after its file is renamed or unlinked: it keeps the descriptor
+  open, which is closed with the last reference.
+* A file is never truncated below a slice of it, nor rewritten in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class OpenFile:
-    """A read-only descriptor that lives as long as somebody refers to it."""
+    """A read-only descriptor that is closed with the last reference to this object."""
 
     __slots__ = ("fd", "name")
 
@@ -30,7 +30,7 @@ class OpenFile:
         return self.fd
 
     def report_corrupt(self) -> None:
-        """Its bytes proved bad: whoever keeps it for others should check it again."""
+        """The file's bytes failed a check: a cache that owns the file should verify it again."""
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -39,7 +39,7 @@ class OpenFile:
 
 
 class FileSlice(NamedTuple):
-    """`size_bytes` bytes of `file` from `position` on; of a log always whole record batches."""
+    """`size_bytes` bytes of `file` from `position` on; in a log always whole record batches."""
 
     file: OpenFile
     position: int
@@ -52,16 +52,16 @@ class FileSlice(NamedTuple):
             more = os.pread(self.file.fd, self.size_bytes - len(data), self.position + len(data))
             if not more:
                 raise EOFError(
-                    f"{self.file.name}: shorter than position {self.position} + {self.size_bytes}"
+                    f"{self.file.name}: ends before position {self.position} + {self.size_bytes}"
                 )
             data += more
         return data
 
 
 class TierRead(NamedTuple):
-    """Whole batches of one tier; the first may begin below the offset asked for.
+    """Whole batches from one tier; the first may begin below the requested offset.
 
-    `next_offset` is where the next read begins; slices may be empty where compaction left nothing.
+    `next_offset` is where the next read starts. There are no slices if compaction left nothing.
     """
 
     slices: tuple[FileSlice, ...]

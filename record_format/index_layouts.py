@@ -1,4 +1,4 @@
-"""The entries of Kafka's three index files: bytes and checks, no files.
+"""Entries of Kafka's three index files: encoding, decoding and checks. No file I/O.
 
 Big-endian (docs/formats/indexes.md):
 
@@ -9,10 +9,11 @@ Big-endian (docs/formats/indexes.md):
 
 Rules that keep it honest:
 
-* Entries rise: offsets and positions strictly; in a time index, offsets strictly and timestamps not
-  strictly. Anything else is corrupt. A transaction index rises by last offset.
-* A live `.index` or `.timeindex` is preallocated with zeros: only a caller who knows how many
-  entries are valid may parse one.
+* Entries are ordered; anything else is corrupt. In an offset index, offsets and positions strictly
+  increase. In a time index, offsets strictly increase, and timestamps do not decrease. A
+  transaction index is ordered by last offset.
+* An active `.index` or `.timeindex` is preallocated with zeros: only a caller that knows how many
+  entries are valid can parse one.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """`timestamp` is the largest so far, `offset` that of the record (or batch end) that has it."""
+    """`timestamp` is the largest so far; `offset` is that of its record, or of its batch's end."""
 
     timestamp: int
     offset: int
 
 
 class AbortedTxn(NamedTuple):
-    """An aborted transaction; `last_offset` is its abort marker's."""
+    """An aborted transaction; `last_offset` is that of its abort marker."""
 
     producer_id: int
     first_offset: int
@@ -57,7 +58,7 @@ class AbortedTxn(NamedTuple):
 
 
 def pack_entries(layout: struct.Struct, entries: Iterable[tuple[int, ...]]) -> bytes:
-    """What an `.index` or a `.timeindex` of these entries holds; their offsets are relative."""
+    """The bytes of an `.index` or `.timeindex` with these entries; their offsets are relative."""
     return b"".join(layout.pack(*entry) for entry in entries)
 
 
@@ -68,9 +69,9 @@ def pack_txn_entry(entry: AbortedTxn) -> bytes:
 def parse_offset_index(
     data: Buffer, *, base_offset: int, segment_size: int | None = None, file: str = ""
 ) -> list[OffsetEntry]:
-    """All entries of a trimmed `.index`. Raises CorruptIndex.
+    """All entries of an `.index` without preallocated space. Raises CorruptIndex.
 
-    With `segment_size`, a position at or past it is corrupt.
+    If `segment_size` is given, every position must be below it.
     """
     _check_size(data, OFFSET_ENTRY.size, file)
     entries: list[OffsetEntry] = []
@@ -86,7 +87,7 @@ def parse_offset_index(
 
 
 def parse_time_index(data: Buffer, *, base_offset: int, file: str = "") -> list[TimeEntry]:
-    """All entries of a trimmed `.timeindex`. Raises CorruptIndex."""
+    """All entries of a `.timeindex` without preallocated space. Raises CorruptIndex."""
     _check_size(data, TIME_ENTRY.size, file)
     entries: list[TimeEntry] = []
     last_timestamp, last_relative = -(2**63), -1
@@ -101,7 +102,7 @@ def parse_time_index(data: Buffer, *, base_offset: int, file: str = "") -> list[
 def parse_txn_index(data: Buffer, *, base_offset: int = 0, file: str = "") -> list[AbortedTxn]:
     """All entries of a `.txnindex`. Raises CorruptIndex.
 
-    `last_offset` rises strictly and lies in the segment; the transaction may have begun before it.
+    `last_offset` strictly increases, from `base_offset` on; a transaction may begin below that.
     """
     _check_size(data, TXN_ENTRY_SIZE, file)
     entries: list[AbortedTxn] = []
@@ -109,7 +110,7 @@ def parse_txn_index(data: Buffer, *, base_offset: int = 0, file: str = "") -> li
     for version, *fields in _TXN_ENTRY.iter_unpack(data):
         position = len(entries) * TXN_ENTRY_SIZE
         if version != _TXN_VERSION:
-            raise CorruptIndex(f"version {version} is not known", file=file, position=position)
+            raise CorruptIndex(f"unknown entry version {version}", file=file, position=position)
         entry = AbortedTxn(*fields)
         if entry.last_offset <= last or not 0 <= entry.first_offset <= entry.last_offset:
             raise _disorder(file, position, f"{entry}")
@@ -124,8 +125,10 @@ def pack_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
 
 def _check_size(data: Buffer, entry_size: int, file: str) -> None:
     if len(data) % entry_size:
-        raise CorruptIndex(f"{len(data)} bytes are not whole entries of {entry_size}", file=file)
+        raise CorruptIndex(f"size {len(data)} is not a multiple of {entry_size}", file=file)
 
 
 def _disorder(file: str, position: int, found: str) -> CorruptIndex:
-    return CorruptIndex(f"entry ({found}) is out of order or range", file=file, position=position)
+    return CorruptIndex(
+        f"entry ({found}) is out of order or out of range", file=file, position=position
+    )

@@ -1,4 +1,4 @@
-"""Which hosts are this machine."""
+"""Recognizes loopback hosts."""
 
 from __future__ import annotations
 

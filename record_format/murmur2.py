@@ -1,7 +1,7 @@
-"""Which partition a key goes to: murmur2 as Kafka's clients compute it.
+"""The default partitioner for keys: murmur2, as Kafka's clients compute it.
 
-Rule: the same key goes to the same partition here as from any Kafka client with the default
-partitioner; tests compare it with hashes that Kafka's own Utils.murmur2 returned.
+A key maps to the same partition here as with the default partitioner of any Kafka client; tests
+compare it with hashes from Kafka's own Utils.murmur2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Switch to the compiled walks, if their packages are installed.
+"""Switches to the compiled implementations, if numba and numpy are installed.
 
-Rule: nothing depends on it. Until `load` was called, or if numba is missing, the plain walks give
-the same answers, more slowly.
+Nothing depends on it: until `load` is called, or without numba, the plain implementations return
+the same results, more slowly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ _PACKAGES: Final = ("numba", "numpy")
 
 
 def is_available() -> bool:
-    """Whether the optional packages are there (`pip install tierlog[arrow]`)."""
+    """Whether the optional packages are installed (`pip install tierlog[arrow]`)."""
     return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
 
 
 def can_compile() -> bool:
-    """Whether kernels are worth it: if their machine code cannot be kept on disk, every start
-    compiles them again.
+    """Whether compiling kernels pays off: numba is there, and can cache their machine code on disk.
+
+    Without a cache, every process would compile them again.
     """
     if not is_available():
         return False
@@ -33,9 +34,9 @@ def can_compile() -> bool:
 
 
 def load() -> bool:
-    """Import, warm up and switch to the compiled walks; False if that cannot be done.
+    """Import, warm up and switch to the compiled implementations; False if that is not possible.
 
-    Takes about a second, more if nothing is cached on disk yet: call it once, in a thread.
+    Takes about a second, or more if nothing is cached on disk yet: call it once, in a thread.
     """
     if not can_compile():
         return False

@@ -1,14 +1,15 @@
-"""The gate: record batches from a client, all checked before any of them is appended.
+"""Validates the record batches of a produce request, all of them before any is appended.
 
 Rules that keep it honest:
 
-* After `check_produced`, every batch is one that Kafka's own broker would accept, and the log may
-  append it without looking inside: lengths, checksum, codec, count, offset deltas 0, 1, 2, ...,
-  timestamps, headers.
-* The bytes stay as they were sent. The one exception is Kafka's: a maximum timestamp that is not
-  the records' own is corrected, because the time index relies on it.
-* Each batch's least timestamp is found on the way: no later step has to open a batch for it.
-* The expanded size of compressed records is bounded for the whole request.
+* After `check_produced`, every batch is one that Kafka's own broker would accept, and the log can
+  append it without reading its records: lengths, checksum, codec, count, offset deltas 0, 1, 2,
+  ..., timestamps and headers were checked.
+* The bytes stay as they were sent. There is one exception, which is also Kafka's: a maximum
+  timestamp that is not the records' maximum is corrected, because the time index relies on it.
+* The minimum timestamp of each batch is computed on the way, so that no later step has to
+  decompress a batch for it.
+* The decompressed size is bounded for the whole request.
 
 The checks are those of Kafka's LogValidator and UnifiedLog.analyzeAndValidateRecords.
 """
@@ -58,10 +59,10 @@ __all__ = [
 
 @dataclass(slots=True)
 class ProducedBatches:
-    """Whole, checked batches, one after another in `body`; each list has one entry per batch.
+    """Validated batches, contiguous in `body`. Each list has one entry per batch.
 
-    `min_timestamps[i]` is the least timestamp of batch i's records, until the log stamps its own
-    time on the batch.
+    `min_timestamps[i]` is the minimum over batch i's records, unless the log then sets its own time
+    (LogAppendTime).
     """
 
     body: bytearray
@@ -77,13 +78,13 @@ def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
     """Check every batch of a produce request.
 
     Raises InvalidBatch (bytes that are not a valid batch, with the position), InvalidRecord (a
-    batch that may not be appended), RecordTooLarge (a batch above `max_message_bytes`),
-    RequestTooLarge (too many records, or too large once expanded). `body` is changed only if it is
-    accepted.
+    batch that may not be appended), RecordTooLarge (a batch above `max_message_bytes`) and
+    RequestTooLarge (too many records, or too large when decompressed). `body` is modified only if
+    all of it is valid.
     """
     headers = check_headers(body, limits)
     walks = walk_all(body, headers, limits)
-    # Only now that all are accepted may the body change.
+    # Every batch is valid: from here on the body may be modified.
     for index, found in enumerate(walks):
         if headers[index].max_timestamp != found.max_timestamp:
             headers[index] = set_max_timestamp(body, headers[index], timestamp=found.max_timestamp)
@@ -91,10 +92,10 @@ def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
 
 
 def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
-    """The same batches with their records under `codec` (a topic's `compression.type`).
+    """The same batches compressed with `codec` (a topic's `compression.type`).
 
-    Returns `produced` itself if all have it already. The caller checks sizes again: a batch may
-    grow.
+    Returns `produced` itself if all batches have that codec. The caller checks the sizes again,
+    since a batch may grow.
     """
     if all(header.codec == codec for header in produced.headers):
         return produced
@@ -106,7 +107,7 @@ def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
 def _recompress_one(
     source: bytearray, header: BatchHeader, codec: int, target: bytearray
 ) -> BatchHeader:
-    """Append the batch to `target` under `codec`; return its header there."""
+    """Append the batch to `target`, compressed with `codec`; return its new header."""
     position = len(target)
     if header.codec == codec:
         target += source[header.position : header.end_position]

@@ -1,10 +1,10 @@
-"""The checks of the gate, from the outside in: body, header, expansion, records.
+"""The individual checks of `produced`.
 
 Rules that keep it honest:
 
-* A batch is checked in this order only: length, size limit, checksum, header fields, expansion,
-  records. Each check may rely on those before it.
-* Nothing here changes a byte.
+* Batches are checked in this order: length, size limit, checksum, header fields, decompression,
+  records. Each check relies on those before it.
+* Nothing here modifies the body.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from record_format.errors import (
 )
 from record_format.record_walk import Walk, WalkRequest, walk
 
-KEY_REQUIRED: Final = "a topic that is compacted takes no record without a key"
+KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
 _I64_MAX: Final = 2**63 - 1
 
 
 class TimeLimits(Protocol):
-    """Now, and how far from it a record's time may be; all in ms."""
+    """The current time, and how far a record's timestamp may differ from it; all in ms."""
 
     @property
     def now_ms(self) -> int: ...
@@ -53,9 +53,7 @@ class TimeLimits(Protocol):
 
 
 class ProduceLimits(NamedTuple):
-    """What a topic and the HTTP server allow. Times in ms, sizes in bytes. `require_keys`: the
-    topic is compacted, and takes no records without a key.
-    """
+    """Limits of the topic and the HTTP server. `require_keys` is set for compacted topics."""
 
     max_message_bytes: int
     now_ms: int
@@ -68,7 +66,10 @@ class ProduceLimits(NamedTuple):
 
 
 def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
-    """Split the body into batches, to its last byte, and check everything except the records."""
+    """Split the whole body into batches and check everything except their records.
+
+    Raises InvalidBatch, InvalidRecord, RecordTooLarge, TooManyRecords.
+    """
     headers: list[BatchHeader] = []
     position = records = 0
     while position < len(body):
@@ -77,7 +78,7 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
             if header.size_bytes > limits.max_message_bytes:
                 check_whole(
                     body, header
-                )  # a truncated batch is reported before one that is too large
+                )  # a truncated batch is reported as such, whatever its size
                 raise too_large(header, limits.max_message_bytes)
             check_crc(body, header)
         except CorruptBatch as error:
@@ -107,19 +108,22 @@ def too_large(header: BatchHeader, max_message_bytes: int) -> RecordTooLarge:
 def _check_shape(header: BatchHeader) -> None:
     problem = ""
     if header.codec not in codecs.CODEC_NAMES:
-        problem = f"codec {header.codec} is not known"
+        problem = f"unknown codec {header.codec}"
     elif header.record_count != header.last_offset_delta + 1:
-        problem = f"{header.record_count} records, last offset delta {header.last_offset_delta}"
-    elif header.producer_id != NO_PRODUCER_ID and not _sequence_is_sound(header):
         problem = (
-            f"producer id {header.producer_id}, epoch {header.producer_epoch} and sequence "
-            f"{header.base_sequence} do not go together"
+            f"{header.record_count} records do not match last offset delta "
+            f"{header.last_offset_delta}"
+        )
+    elif header.producer_id != NO_PRODUCER_ID and not _sequence_is_valid(header):
+        problem = (
+            f"producer id {header.producer_id}, epoch {header.producer_epoch} and base sequence "
+            f"{header.base_sequence} are inconsistent"
         )
     if problem:
         raise InvalidBatch(problem, position=header.position)
 
 
-def _sequence_is_sound(header: BatchHeader) -> bool:
+def _sequence_is_valid(header: BatchHeader) -> bool:
     if header.producer_id < 0 or header.producer_epoch < 0:
         return False
     return header.is_control or 0 <= header.base_sequence <= MAX_SEQUENCE
@@ -128,11 +132,11 @@ def _sequence_is_sound(header: BatchHeader) -> bool:
 def _check_attributes(header: BatchHeader, index: int) -> None:
     problem = ""
     if header.is_control:
-        problem = "control batches are the broker's own"
+        problem = "a producer may not send control batches"
     elif header.is_transactional:
-        problem = "transactional batches are not accepted"
+        problem = "transactions are not supported"
     elif header.has_delete_horizon:
-        problem = "a delete horizon is set by the broker's own compaction only"
+        problem = "a producer may not set a delete horizon"
     elif header.timestamp_type != CREATE_TIME:
         problem = "a producer may not set the timestamp type LogAppendTime"
     if problem:
@@ -167,13 +171,13 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
 
 
 def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
-    """Expand a batch. What no reader would expand is refused, however much a request may hold."""
+    """Decompress a batch, within the request's limit and the limit of what readers decompress."""
     try:
         return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
     except codecs.DecompressedTooLarge as error:
-        limit, what = limits.max_expanded_bytes, "the request's batches expand"
+        limit, what = limits.max_expanded_bytes, "the request's batches decompress"
         if left > codecs.MAX_EXPANDED_BYTES:
-            limit, what = codecs.MAX_EXPANDED_BYTES, "a batch expands"
+            limit, what = codecs.MAX_EXPANDED_BYTES, "a batch decompresses"
         raise RequestTooLarge(
             f"{what} to more than {limit} bytes",
             limit_bytes=limit,
@@ -199,13 +203,13 @@ def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = Fals
 
 
 def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
-    """What is wrong with the batch's timestamps by Kafka's rule. -1 (none) is always allowed."""
+    """What is wrong with the batch's timestamps by Kafka's rules, or "". -1 (none) is allowed."""
     low, high = found.min_timestamp, found.max_timestamp
     if low < NO_TIMESTAMP:
         return f"the timestamp {low} is negative"
     if limits.timestamp_type != CREATE_TIME:
         return ""
-    if low == NO_TIMESTAMP < high:  # it may hide a real one that is too old
+    if low == NO_TIMESTAMP < high:  # the -1 may hide an actual minimum that is too old
         fields = _walk_one(records, header, with_columns=True).fields
         assert fields is not None
         low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
@@ -219,10 +223,10 @@ def _key_problem(records: Buffer, header: BatchHeader) -> str:
 
 
 def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:
-    """How it breaks `message.timestamp.before.max.ms` or `.after.max.ms`; "" if it does not.
+    """How `timestamp` violates `message.timestamp.before.max.ms` or `.after.max.ms`, or "".
 
-    Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Under LogAppendTime
-    the caller does not ask.
+    Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Not to be called
+    under LogAppendTime.
     """
     if timestamp == NO_TIMESTAMP:
         return ""

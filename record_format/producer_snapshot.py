@@ -1,4 +1,4 @@
-"""Kafka's `.snapshot` file: what a partition knows about its idempotent producers at an offset.
+"""Kafka's `.snapshot` file: the state of a partition's idempotent producers at an offset.
 
 Big-endian (docs/formats/snapshots-and-checkpoints.md):
 
@@ -8,10 +8,10 @@ Big-endian (docs/formats/snapshots-and-checkpoints.md):
 
 Rules that keep it honest:
 
-* Parsing and formatting again gives the same bytes: the order of the producers is kept.
-* The count is compared with the size before an entry is read.
-* As in Kafka, the format has room only for a producer's newest batch; after a restart duplicates
-  are recognised by it.
+* Formatting what was parsed gives the same bytes: the order of producers is preserved.
+* The count is checked against the file size before any entry is read.
+* As in Kafka, the format stores only a producer's newest batch: after a restart, only duplicates of
+  that one are recognized.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ assert _ENTRY.size == ENTRY_SIZE
 
 
 class ProducerEntry(NamedTuple):
-    """A producer's state. -1 stands for none in sequence, offset, timestamp and transaction."""
+    """A producer's state. -1 means none for sequence, offset, timestamp and transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -49,7 +49,7 @@ class ProducerEntry(NamedTuple):
 
     @property
     def first_sequence(self) -> int:
-        """Of the last batch; -1 if there is none. Sequences wrap from 2**31 - 1 to 0."""
+        """The last batch's first sequence; -1 if none. Sequences wrap from 2**31 - 1 to 0."""
         if self.last_sequence < 0:
             return -1
         return (self.last_sequence - self.offset_delta) & MAX_SEQUENCE
@@ -62,18 +62,15 @@ def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def parse_snapshot(data: Buffer, *, file: str = "") -> list[ProducerEntry]:
-    """The producers in the file's order.
-
-    Raises CorruptSnapshot, or UnknownFormatVersion for another version.
-    """
+    """The producers in the file's order. Raises CorruptSnapshot, UnknownFormatVersion."""
     if len(data) < _HEAD.size:
-        raise CorruptSnapshot(f"{len(data)} bytes are too few for a snapshot", file=file)
+        raise CorruptSnapshot(f"a producer snapshot is longer than {len(data)} bytes", file=file)
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise UnknownFormatVersion(f"producer snapshot version {version} is not known", file=file)
+        raise UnknownFormatVersion(f"unknown producer snapshot version {version}", file=file)
     found = crc32c(bytes(data[_COUNT_AT:]))
     if found != crc:
-        raise CorruptSnapshot(f"checksum {found:08x} where the file says {crc:08x}", file=file)
+        raise CorruptSnapshot(f"checksum is {found:08x}, expected {crc:08x}", file=file)
     if count * ENTRY_SIZE != len(data) - _HEAD.size:
-        raise CorruptSnapshot(f"{count} producers do not make {len(data)} bytes", file=file)
+        raise CorruptSnapshot(f"{count} producers do not fit {len(data)} bytes", file=file)
     return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(bytes(data[_HEAD.size :]))]

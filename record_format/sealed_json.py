@@ -1,4 +1,4 @@
-"""A JSON document that shows whether it is whole: manifests, pages, topic objects, chunk tables.
+"""JSON documents with a length and checksum: manifests, pages, topic objects, chunk tables.
 
     {"format_version":1,"kind":"manifest","length":123,"crc32c":"0a1b2c3d","document":{...}}
 
@@ -7,9 +7,9 @@ object, from its opening to its closing brace (docs/formats/sealed-json.md).
 
 Rules that keep it honest:
 
-* Nothing in a document is trusted before length, checksum and kind were compared.
-* An unknown version is refused by name, before anything else is looked at.
-* The document's bytes are kept as they are: sealing the result of `unseal` gives the same object.
+* Nothing in a document is trusted before its length, checksum and kind are verified.
+* An unknown version is refused by its number, before anything else is read.
+* The document's bytes are preserved: sealing the result of `unseal` gives the same object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HEADER: Final = re.compile(
 )
 
 
-def _beginnings(*pieces: bytes) -> re.Pattern[bytes]:
+def _prefixes(*pieces: bytes) -> re.Pattern[bytes]:
     """A pattern that matches every prefix of the text that `pieces` (patterns, in order) match."""
     pattern = b""
     for piece in reversed(pieces):
@@ -61,7 +61,7 @@ def _letters(text: str) -> list[bytes]:
     return [re.escape(letter).encode() for letter in text]
 
 
-_HEADER_CUT: Final = _beginnings(
+_HEADER_PREFIX: Final = _prefixes(
     *_letters('{"format_version":'),
     rb"\d+",
     *_letters(',"kind":"'),
@@ -78,12 +78,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: object, *, kind: str) -> bytes:
-    """`value`, which msgspec encodes as a JSON object, sealed."""
+    """Encode and seal `value`, which msgspec must encode as a JSON object."""
     return seal(msgspec.json.encode(value), kind=kind)
 
 
 def decode(data: Buffer, *, kind: str, file: str, document: type[_Document]) -> _Document:
-    """As `unseal`, and what it says; another shape is CorruptManifest too."""
+    """`unseal` and decode as a `document`. Raises CorruptManifest also if it has another shape."""
     raw = unseal(data, kind=kind, file=file)
     try:
         return typed_json.decode(raw, document)
@@ -106,25 +106,25 @@ def seal(document: bytes, *, kind: str) -> bytes:
 
 
 def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
-    """The document's bytes, as they were sealed.
+    """Verify a sealed object and return its document's bytes.
 
-    Raises UnknownFormatVersion for another version, CorruptManifest for bytes that are truncated,
-    changed, or of another kind. `file` names the object in the error.
+    Raises UnknownFormatVersion for another version, and CorruptManifest for an object that is
+    truncated, altered, or of another kind. `file` names the object in the error.
     """
     try:
         version = _version_decoder.decode(data).format_version
     except _NOT_JSON as error:
-        raise CorruptManifest(f"this is not a sealed document: {error}", file=file) from error
+        raise CorruptManifest(f"not a sealed JSON document: {error}", file=file) from error
     if version != _FORMAT_VERSION:
         raise UnknownFormatVersion(
-            f"format version {version} of {kind!r} is not known here (known: {_FORMAT_VERSION}); "
+            f"unknown format version {version} of {kind!r} (this tierlog knows {_FORMAT_VERSION}); "
             "it was written by another version of tierlog",
             file=file,
         )
     try:
         sealed = _decoder.decode(data)
     except _NOT_JSON as error:
-        raise CorruptManifest(f"this is not a sealed document: {error}", file=file) from error
+        raise CorruptManifest(f"not a sealed JSON document: {error}", file=file) from error
     document = bytes(sealed.document)
     problem = _mismatch(sealed, document, kind)
     if problem:
@@ -133,9 +133,9 @@ def unseal(data: Buffer, *, kind: str, file: str) -> bytes:
 
 
 def is_truncated(data: bytes) -> bool:
-    """Whether `data` is only the beginning of a sealed object: a broken upload.
+    """Whether `data` is a proper prefix of a sealed object: an interrupted upload.
 
-    An object with all its bytes that fails its checks is not cut but corrupt.
+    An object that has all its bytes but fails its checks is not truncated but corrupt.
     """
     try:
         _raw_decoder.decode(data)
@@ -145,16 +145,16 @@ def is_truncated(data: bytes) -> bool:
         return False  # a proper prefix of a JSON object is never JSON
     header = _HEADER.match(data)
     if header is None:
-        return _HEADER_CUT.fullmatch(data) is not None
+        return _HEADER_PREFIX.fullmatch(data) is not None
     return len(data) < header.end() + int(header[1]) + len(b"}")
 
 
 def _mismatch(sealed: _Sealed, document: bytes, kind: str) -> str:
     if sealed.kind != kind:
-        return f"the kind is {sealed.kind!r}, not {kind!r}"
+        return f"kind is {sealed.kind!r}, expected {kind!r}"
     if sealed.length != len(document):
-        return f"the document has {len(document)} bytes where {sealed.length} were sealed"
+        return f"document length is {len(document)}, expected {sealed.length}"
     found = f"{crc32c(document):08x}"
     if sealed.crc32c != found:
-        return f"the document's checksum is {found} where {sealed.crc32c} was sealed"
+        return f"document checksum is {found}, expected {sealed.crc32c}"
     return ""

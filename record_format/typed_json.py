@@ -1,8 +1,8 @@
-"""Decode JSON into a type, from any thread.
+"""Decodes JSON into a type, from any thread.
 
-msgspec works out how to decode a type the first time it sees it, and two threads that do so at once
-can crash the process with SIGSEGV (seen in 0.22, by `make soak`). So a decoder is made either when
-a module is imported, or here, one at a time.
+msgspec builds the decoder of a type on first use, and two threads that do so at once can crash the
+process with SIGSEGV (seen in 0.22, by `make soak`). So decoders are created either when a module is
+imported, or here, under a lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Zig-zag varints as Kafka's records use them (Protocol Buffers' sint32 and sint64).
 
-Rule: a varint that is truncated, longer than 5 (10) bytes, or does not fit 32 (64) bits raises
-CorruptBatch; nothing here reads past the end of its buffer.
+A varint that is truncated, longer than 5 (10) bytes, or does not fit 32 (64) bits raises
+CorruptBatch. Nothing here reads past the end of its buffer.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def zigzag(value: int) -> bytes:
     return bytes(encoded)
 
 
-# Lengths and offset deltas up to here (all of one and two bytes) are looked up, not computed.
+# Precomputed encodings of all one- and two-byte values: most lengths and offset deltas.
 SMALL: Final[list[bytes]] = [zigzag(value) for value in range(_TABLE_SIZE)]
 NULL: Final = zigzag(-1)
 
 
 def encoded(value: int) -> bytes:
-    """`zigzag`, from the table if it has the value."""
+    """`zigzag`, from the table if the value is in it."""
     return SMALL[value] if 0 <= value < _TABLE_SIZE else zigzag(value)
 
 
 def size_of(value: int) -> int:
-    """The bytes that `value` takes."""
+    """The encoded size of `value` in bytes."""
     if 0 <= value < _TABLE_SIZE:
         return len(SMALL[value])
     return max(1, (((value << 1) ^ (value >> 63)).bit_length() + 6) // 7)

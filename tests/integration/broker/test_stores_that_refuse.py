@@ -89,7 +89,7 @@ EACH_CALL = {
     ),
     "a web server": (
         Say(200, body=PAGE),
-        "cluster.json: this is not a sealed document: JSON is malformed: invalid character "
+        "cluster.json: not a sealed JSON document: JSON is malformed: invalid character "
         "(byte 0); does another kind of server answer there?",
     ),
     "a web server without such a page": (

@@ -209,7 +209,7 @@ def test_a_topic_that_is_made_anew_is_not_read_on_and_nothing_is_committed_there
             client.delete_topic(topic)
             client.create_topic(topic)
             api.values(topic, *"0123456789" * 3)
-            with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+            with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
                 list(reading)
             assert len(list(client.consume(topic, group="mail"))) == 30
 
@@ -228,14 +228,14 @@ def test_partitions_that_are_named_are_of_one_topic(api: Api, values: int) -> No
         client.create_topic(topic, partitions=2)
         for partition in (0, 1):
             api.values(topic, *"0123456789"[:values], partition=partition)
-        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
             deque(reading)
         once = client.consume(topic, partitions=[0, 1], limits=limits)
         assert next(once).partition == 0
         client.delete_topic(topic)
         client.create_topic(topic, partitions=2)
         api.values(topic, "new", partition=1)
-        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
             list(once)
 
 
@@ -246,7 +246,7 @@ def test_a_commit_for_a_topic_that_was_made_anew_is_refused(api: Api) -> None:
         client.commit_offsets("g", [tierlog.OffsetCommit(topic, 0, 1, None, old)])
         client.delete_topic(topic)
         client.create_topic(topic)
-        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+        with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
             client.commit_offsets("g", [tierlog.OffsetCommit(topic, 0, 2, None, old)])
         with pytest.raises(tierlog.errors.UnknownGroup):
             client.group("g")
@@ -264,7 +264,7 @@ def test_the_async_client_does_not_read_on_in_a_topic_that_was_made_anew(api: Ap
                 await client.delete_topic(topic)
                 await client.create_topic(topic)
                 await client.produce(topic, ["new"] * 20)
-                with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and made anew"):
+                with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
                     async for _ in records:
                         pass
             with pytest.raises(tierlog.errors.UnknownGroup):

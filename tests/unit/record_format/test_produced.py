@@ -266,7 +266,7 @@ def test_no_batch_is_taken_that_readers_would_not_expand(monkeypatch: pytest.Mon
     monkeypatch.setattr(codecs, "MAX_EXPANDED_BYTES", 1010)
     assert check(data * 3, max_expanded_bytes=1 << 40).record_count == 3
     monkeypatch.setattr(codecs, "MAX_EXPANDED_BYTES", 1000)
-    with pytest.raises(RequestTooLarge, match="a batch expands to more than 1000 bytes"):
+    with pytest.raises(RequestTooLarge, match="a batch decompresses to more than 1000 bytes"):
         check(data, max_expanded_bytes=1 << 40)
 
 
