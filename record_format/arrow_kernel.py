@@ -78,8 +78,8 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
     source, count = pointer_to(data), 0
     while start + HEADER_SIZE <= end and count < table.shape[0]:
         header = batch_header(source, start)
-        size, sound = header[0], header[9]
-        if not sound or size > end - start:
+        size, valid = header[0], header[9]
+        if not valid or size > end - start:
             break
         row = table[count]
         row[POSITION] = start

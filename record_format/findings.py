@@ -1,8 +1,8 @@
-"""What a verification found, as values: nothing here raises, reads or decides what to do.
+"""The result of a verification, as values: nothing here raises, does I/O, or decides what to do.
 
-A problem names its place (an object's whole key, or a local file) and says in words what is wrong
-there. Partial findings of several threads are merged in the order in which the work was given out,
-so that the same damage gives the same report.
+A problem has a location (an object's full key, or a local file) and a description in words.
+Findings of several threads are merged in the order in which the work was assigned, so that the same
+damage gives the same report.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 
 import msgspec
 
-MAX_PROBLEMS = 10_000  # a bucket that lost everything is one line of news, not a million
+MAX_PROBLEMS = 10_000  # in a report; the rest is only counted
 
 
 class ProblemKind(StrEnum):
-    """What is wrong, in one word; `detail` says it in a sentence."""
+    """The machine-readable kind of a problem; `detail` is for people."""
 
     MANIFEST_MISSING = "manifest-missing"
     MANIFEST_CORRUPT = "manifest-corrupt"
@@ -37,7 +37,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`object_key` is whole, as a person sees it in the bucket. `base_offset`: of the segment."""
+    """`object_key` is the full key in the bucket; `base_offset` is the segment's."""
 
     kind: ProblemKind
     partition: int
@@ -48,7 +48,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """How much was looked at, so that a report without problems says what it is based on."""
+    """How much was checked, so that a report without problems says what it is based on."""
 
     partitions: int = 0
     pages: int = 0
@@ -61,7 +61,7 @@ class Checked(msgspec.Struct, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`problems_left_out`: how many more there were than a report holds."""
+    """`problems_left_out`: how many problems exceed the limit of a report."""
 
     ok: bool
     checked: Checked
@@ -70,7 +70,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings:
-    """Problems and counts of one piece of work. Not thread-safe: each thread has its own."""
+    """Problems and counts of one unit of work. Not thread-safe: each thread has its own."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition

@@ -1,13 +1,11 @@
-"""The plain batches at the front of a buffer as columns: no object per batch, and no call but for
-its checksum.
+"""Scans a run of plain batches into columns, without an object per batch: recovery's fast path.
 
-A batch is plain here if nothing but its place, offsets, time and producer's sequence matters to a
-log: it begins exactly where the one before it ended, is not part of a transaction, is not a control
-batch, and has the same leader epoch as the first. That is most of what is checked after a crash; a
-batch that is not plain has to be looked at by itself.
+A batch is plain if it continues the run (no offset gap, same leader epoch) and is neither
+transactional nor a control batch. Most batches are. Any other batch, and an invalid one, ends the
+run: the caller handles it by itself.
 
-Of an idempotent producer's batches only the last few matter once all are there: the bytes of their
-headers are returned, for whoever still wants them in the end.
+Of an idempotent producer's batches only the last few matter to its state: their headers are
+returned as bytes, to be parsed only if needed.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _NOT_PLAIN: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class HeaderRun(NamedTuple):
-    """Columns of one length, of at least one batch. Positions are of the buffer."""
+    """Columns of equal length, of at least one batch. Positions are relative to the buffer."""
 
     leader_epoch: int
     base_offset: int
@@ -40,7 +38,7 @@ class HeaderRun(NamedTuple):
     ends: list[int]
     last_offsets: list[int]
     max_timestamps: list[int]
-    remembered: dict[int, list[bytes]]  # last headers of each producer id, oldest first
+    remembered: dict[int, list[bytes]]  # last headers by producer id, oldest first
 
     @property
     def next_offset(self) -> int:
@@ -50,12 +48,12 @@ class HeaderRun(NamedTuple):
 def header_run(
     buf: bytes, *, base_offset: int, last_offset: int, remember: int
 ) -> HeaderRun | None:
-    """The longest run of plain batches at the front of `buf` that begins with `base_offset`, every
-    checksum verified; None if the first batch is not plain.
+    """The longest run of plain batches at the start of `buf`, from `base_offset` on, with every
+    checksum verified; None if the first batch does not belong to one.
 
-    It ends before the first batch that is not plain, is cut off by the end of `buf`, goes beyond
-    `last_offset`, or is bad in any way: the caller has to find out which. `remember`: how many of a
-    producer's last headers are given.
+    The run ends before the first batch that is not plain, is truncated by the end of `buf`, extends
+    past `last_offset`, or is invalid; the caller finds out which. `remember`: how many of each
+    producer's last headers to return.
     """
     starts: list[int] = []
     ends: list[int] = []

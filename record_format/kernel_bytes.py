@@ -1,9 +1,9 @@
-"""Bytes inside compiled code: arrays as plain pointers, and the numbers and batch headers in them.
+"""Reading bytes in compiled code: raw pointers to arrays, varints, integers and batch headers.
 
 numba counts the references of an array wherever a function takes it: two locked instructions per
-call, a third of the time in loops that call once per varint. A pointer is not counted, and its
-indexes are not tested for being negative. Whoever makes one keeps the array alive, and compares
-each index itself.
+call, a third of the time in loops that call once per varint. A pointer is not reference-counted,
+and its indexes are not tested for being negative. The caller keeps the array alive and checks every
+index itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_ONLY: Final = types.Array(types.uint8, 1, "C", readonly=True)
 
 @intrinsic
 def pointer_to(typing_context, array):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """To the first element of a contiguous array."""
+    """A pointer to the first element of a contiguous array."""
     signature = types.CPointer(array.dtype)(array)
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -43,9 +43,7 @@ def copy_bytes(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     source_at,  # noqa: ARG001
     size,  # noqa: ARG001
 ):
-    """C's memcpy between pointers. A loop would be slower, since numba cannot rule out that they
-    overlap.
-    """
+    """C's memcpy between pointers. A loop would be slower: numba cannot rule out an overlap."""
     signature = types.void(target, types.int64, source, types.int64, types.int64)
 
     def generate(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
@@ -63,7 +61,7 @@ _NUMBER: Final = types.UniTuple(_I64, 2)(BYTES, _I64, _I64)
 
 @compiled(_NUMBER)
 def varint(source, at, end):  # type: ignore[no-untyped-def]
-    """(32-bit zig-zag value, position after it); position -1 if it is truncated or too long."""
+    """(32-bit zig-zag value, position after it); the position is -1 if truncated or too long."""
     raw = np.int64(0)
     shift = 0
     while at < end and shift < 35:
@@ -80,7 +78,7 @@ def varint(source, at, end):  # type: ignore[no-untyped-def]
 
 @compiled(_NUMBER)
 def varlong(source, at, end):  # type: ignore[no-untyped-def]
-    """The same for 64 bits."""
+    """`varint` for 64 bits."""
     raw = np.uint64(0)
     shift = 0
     while at < end and shift < 70:
@@ -107,14 +105,14 @@ def big_endian(source, at, size):  # type: ignore[no-untyped-def]
 @compiled(types.UniTuple(_I64, 10)(BYTES, _I64), inline="always")
 def batch_header(source, at):  # type: ignore[no-untyped-def]
     """(size, base offset, CRC, attributes, last offset delta, base timestamp, max timestamp,
-    producer id, record count, sound) of the 61 bytes at `at`; sound where `parse_header` takes it.
+    producer id, record count, valid) of the 61 bytes at `at`; valid if `parse_header` accepts it.
     """
     base_offset = big_endian(source, at, 8)
     size = big_endian(source, at + 8, 4) + LOG_OVERHEAD
     attributes = big_endian(source, at + 21, 2)
     delta = big_endian(source, at + 23, 4)
     count = big_endian(source, at + 57, 4)
-    sound = (
+    valid = (
         source[at + 16] == MAGIC
         and size >= HEADER_SIZE
         and base_offset >= 0
@@ -132,5 +130,5 @@ def batch_header(source, at):  # type: ignore[no-untyped-def]
         big_endian(source, at + 35, 8),
         big_endian(source, at + 43, 8),
         count,
-        1 if sound else 0,
+        1 if valid else 0,
     )

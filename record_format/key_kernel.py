@@ -102,7 +102,7 @@ def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
 
 @compiled(types.UniTuple(_I64, 6)(BYTES, _I64, _I64))
 def _record(source, length, at):  # type: ignore[no-untyped-def]
-    """(end, timestamp delta, position, offset delta, key start, key size); end is -1 if not sound.
+    """(end, timestamp delta, position, offset delta, key start, key size); end is -1 if invalid.
 
     The position is that of the first byte after the timestamp delta. A null key has size -1.
     """
@@ -125,7 +125,7 @@ def _record(source, length, at):  # type: ignore[no-untyped-def]
 
 @compiled(types.UniTuple(_I64, 2)(READ_ONLY, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
 def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    data, count, base_offset, start_offset, used, most, seed, prints, offsets
+    data, count, base_offset, start_offset, used, max_keys, seed, prints, offsets
 ):
     """Add the keys of a batch's records from `start_offset` on; (status, slots now used)."""
     source, length = pointer_to(data), len(data)
@@ -139,7 +139,7 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         offset = base_offset + offset_delta
         if key_size < 0 or offset < start_offset:
             continue
-        if used >= most or offset - start_offset >= 0xFFFFFFFF:
+        if used >= max_keys or offset - start_offset >= 0xFFFFFFFF:
             return FULL, used
         h1, h2 = hash_key(source, key_start, key_start + key_size, seed)
         slot = _slot(h1, h2, len(prints), print_pointer, offset_pointer)
@@ -228,7 +228,7 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
 @compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _OUT))
 def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Write the kept records into `out`, their timestamp deltas plus `shift` (with `same_time`, all
-    are `shift`); return the bytes written. `choose_records` has found `data` sound.
+    are `shift`); return the bytes written. `data` was checked by `choose_records`.
     """
     source, length, target = pointer_to(data), len(data), pointer_to(out)
     at = 0

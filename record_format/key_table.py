@@ -1,13 +1,13 @@
-"""The key table of compaction in plain Python, and the choice between it and the compiled one.
+"""Compaction's key table in plain Python, and the choice between it and the compiled one.
 
 Rules that keep it honest:
 
-* Memory is bounded: a table takes as many keys as its bytes allow and then says that it is full;
-  the caller continues in another round.
-* Keys are distinguished only by their hash, as in Kafka: reading a key back from the log for each
-  lookup would cost a disk seek per record. Two keys must not be taken for one by chance: see
-  docs/decisions/0024-compaction-key-table.md for the odds.
-* Both tables give the same answers.
+* Memory is bounded: a table holds as many keys as fit its size, and then reports that it is full.
+  The caller continues in another round.
+* Keys are identified by their hash alone, as in Kafka's offset map: reading a key back from the log
+  for each lookup would cost a disk seek per record. For the probability of a collision see
+  docs/decisions/0024-compaction-key-table.md.
+* Both tables return the same results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from record_format.native import can_compile
 from record_format.record_walk import Fields
 from record_format.varint import encoded, read_varint, read_varlong, zigzag
 
-PLAIN_ENTRY_BYTES: Final = 160  # a dict's entry, a bytes object of 16, an int
-MAX_SPAN: Final = 0xFFFFFFFF  # offsets of one round: the compiled table keeps 32 bits
+PLAIN_ENTRY_BYTES: Final = 160  # a dict entry, a bytes object of 16, an int
+MAX_SPAN: Final = 0xFFFFFFFF  # offsets per round: the compiled table has 32 bits for them
 
 
 class PlainKeyTable:
     """A dict of 128-bit hashes."""
 
     def __init__(self, memory_bytes: int) -> None:
-        self._most = max(1, memory_bytes // PLAIN_ENTRY_BYTES)
+        self._max_keys = max(1, memory_bytes // PLAIN_ENTRY_BYTES)
         self._seed = os.urandom(16)
         self._offsets: dict[bytes, int] = {}
         self.latest_offset = self.start_offset = -1
@@ -50,7 +50,7 @@ class PlainKeyTable:
             offset = header.base_offset + delta
             if start < 0 or offset < self.start_offset:
                 continue
-            if len(self._offsets) >= self._most or offset - self.start_offset >= MAX_SPAN:
+            if len(self._offsets) >= self._max_keys or offset - self.start_offset >= MAX_SPAN:
                 return False
             self._offsets[self._hash(data[start:end])] = offset
         return True
@@ -60,7 +60,7 @@ class PlainKeyTable:
         keep = bytearray(header.record_count)
         times, tombstones = [], 0
         for number, delta in enumerate(fields.offset_deltas):
-            if not self._stays(data, header.base_offset + delta, fields, number, drop_tombstones):
+            if not self._is_kept(data, header.base_offset + delta, fields, number, drop_tombstones):
                 continue
             keep[number] = 1
             times.append(fields.timestamps[number])
@@ -68,7 +68,7 @@ class PlainKeyTable:
         first, greatest = (times[0], max(times)) if times else (0, 0)
         return Choice(len(times), tombstones, first, greatest, keep)
 
-    def _stays(
+    def _is_kept(
         self, data: bytes, offset: int, fields: Fields, number: int, drop_tombstones: bool
     ) -> bool:
         if offset > self.latest_offset:
@@ -109,7 +109,7 @@ def _fields(data: bytes, header: BatchHeader) -> Fields:
 
 
 def make_key_table(memory_bytes: int) -> KeyTable:
-    """A table of at most `memory_bytes`, the fastest kind that is installed."""
+    """A table of at most `memory_bytes`: the compiled one if it is available."""
     if not can_compile():
         return PlainKeyTable(memory_bytes)
     from record_format.native_keys import NativeKeyTable

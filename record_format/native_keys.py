@@ -1,6 +1,6 @@
-"""The key table of compaction with compiled loops: 12 bytes per slot.
+"""Compaction's key table with compiled loops: 12 bytes per slot.
 
-Rules: only `key_table.make_key_table` imports this module; the answers are `PlainKeyTable`'s.
+Only `key_table.make_key_table` imports this module. It returns the same results as `PlainKeyTable`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy
 
 SLOT_BYTES: Final = 12
 LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor
-_VARINT_GROWTH: Final = 16  # by how much another timestamp delta can lengthen a record
+_VARINT_GROWTH: Final = 16  # at most this much longer is a record with another timestamp delta
 
 
 class NativeKeyTable:
-    """64 bits of hash and 32 of relative offset per slot, allocated at the first use."""
+    """64 bits of hash and 32 bits of relative offset per slot."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._slots = max(2, memory_bytes // SLOT_BYTES)
-        self._most = max(1, int(self._slots * LOAD_FACTOR))
+        self._max_keys = max(1, int(self._slots * LOAD_FACTOR))
         self._seed = np.uint64(secrets.randbits(64))
         self._prints = np.zeros(self._slots, np.uint64)
         self._offsets = np.zeros(self._slots, np.uint32)
@@ -48,7 +48,7 @@ class NativeKeyTable:
             header.base_offset,
             self.start_offset,
             self._used,
-            self._most,
+            self._max_keys,
             self._seed,
             self._prints,
             self._offsets,
@@ -93,4 +93,4 @@ class NativeKeyTable:
 
 
 def _corrupt(header: BatchHeader) -> CorruptBatch:
-    return corrupt_batch("the records do not fit the batch", header)
+    return corrupt_batch("invalid records", header)

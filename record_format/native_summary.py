@@ -1,11 +1,11 @@
-"""`batch_summary.summarize_plain`, compiled except for the checksums, which a library computes.
+"""`batch_summary.summarize_plain`, compiled except for the checksums, which crc32c computes.
 
 Rules that keep it honest:
 
 * Only `native.load` imports this module: numba takes a second to import.
-* The kernel handles only sound batches. It leaves anything doubtful to the plain one, which says
-  what is wrong, or that nothing is.
-* It indexes `data` only below `len(data)`: a header is read only if 61 bytes are left, records only
+* The kernel handles valid batches only. Whenever a check fails, the plain implementation runs on
+  the whole input and raises the error.
+* `data` is never indexed past its end: a header is read only if 61 bytes are left, and records only
   if the batch is whole.
 """
 
@@ -43,23 +43,23 @@ START, END, CRC, TO_EXPAND = range(4)
 
 @compiled(types.UniTuple(_I64, 10)(READ_ONLY, _I64, _TABLE, _TABLE))
 def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]
-    """(sound, batches, end, next offset, records, gap, transactions, least, greatest, known);
-    fills `table`.
+    """(valid, batches, end, next offset, records, has gap, has transactions, minimum timestamp,
+    maximum timestamp, minimum is known); fills `table`.
     """
     source, count, position = pointer_to(data), 0, 0
     records, gap, transactions, known = 0, 0, 0, 1
     minimum, maximum = I64_MAX, I64_MIN
-    unsound = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    invalid = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     while len(data) - position >= HEADER_SIZE:
         header = batch_header(source, position)
         size, base_offset, crc, attributes, delta, base_timestamp, max_timestamp = header[:7]
-        record_count, sound = header[8:]
-        if not sound:
-            return unsound
+        record_count, valid = header[8:]
+        if not valid:
+            return invalid
         if size > len(data) - position:
             break
         if base_offset < next_offset:
-            return unsound
+            return invalid
         end = position + size
         table[count, START] = position
         table[count, END] = end
@@ -99,8 +99,8 @@ def summarize_native(body: Buffer, next_offset: int) -> BatchSummary | None:
     """`batch_summary.summarize_plain`, compiled."""
     table = np.empty((len(body) // HEADER_SIZE, 4), np.int64)
     found = _describe(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
-    sound, count, size_bytes, end_offset, records, gap, transactions, least, greatest, known = found
-    if not sound or not _crcs_are_right(body, table[:count]):
+    valid, count, size_bytes, end_offset, records, gap, txns, least, greatest, known = found
+    if not valid or not _crcs_match(body, table[:count]):
         return summarize_plain(body, next_offset)
     if not count:
         return None
@@ -117,11 +117,11 @@ def summarize_native(body: Buffer, next_offset: int) -> BatchSummary | None:
         min_timestamp=minimum,
         max_timestamp=greatest if records else None,
         has_gap=bool(gap),
-        has_transactions=bool(transactions),
+        has_transactions=bool(txns),
     )
 
 
-def _crcs_are_right(body: Buffer, table: np.ndarray) -> bool:
+def _crcs_match(body: Buffer, table: np.ndarray) -> bool:
     starts = (table[:, START] + CRC_START).tolist()
     places = zip(starts, table[:, END].tolist(), table[:, CRC].tolist(), strict=True)
     with memoryview(body) as view:

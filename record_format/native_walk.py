@@ -1,14 +1,14 @@
-"""The walk over a batch's records, compiled: an order of magnitude faster than the plain one.
+"""`record_walk`, compiled: an order of magnitude faster than the plain implementation.
 
 Rules that keep it honest:
 
 * Only `native.load` imports this module: numba takes a second to import.
-* The kernel indexes `data` only below `len(data)`: each index is compared first, because compiled
-  code checks none. Varints are read only by `varint`.
-* It has explicit types and is cached on disk. It releases the GIL if there is much to walk; for a
-  batch of a few microseconds it keeps it, because getting it back would take longer.
-* It mirrors `record_walk.walk_plain` step by step, problems and positions included: a change to one
-  is a change to both.
+* Compiled code checks no index, so the kernel compares each index with `len(data)` itself. Varints
+  are read only by `varint`.
+* The kernel has explicit types and is cached on disk. It releases the GIL for large batches only:
+  for one that takes a few microseconds, reacquiring the GIL would take longer.
+* It mirrors `record_walk.walk_plain` step by step, including problems and positions: change both
+  together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _I64: Final = types.int64
 
 @compiled(_I64(BYTES, _I64, _I64, _I64))
 def _skip_headers(source, length, position, end):  # type: ignore[no-untyped-def]
-    """The position after the headers, or -1 if they are not sound."""
+    """The position after the headers, or -1 if they are invalid."""
     count, position = varint(source, position, length)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
@@ -55,7 +55,7 @@ _WALK: Final = types.UniTuple(_I64, 5)(
 def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915, PLR0917
     data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
 ):
-    """(problem, record, position, least timestamp, greatest timestamp); fills `columns`."""
+    """(problem, record, position, minimum timestamp, maximum timestamp); fills `columns`."""
     source, length = pointer_to(data), len(data)
     minimum, maximum = I64_MAX, I64_MIN
     offset_delta = -1
@@ -150,7 +150,7 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     record_count, base_timestamp, last_offset_delta, dense, with_columns = request
     columns = NO_COLUMNS
     if with_columns:
-        # The plain walk's lists grow as it goes; here the caller has compared count and size.
+        # Allocated at once, since the caller has checked the count against the size of `records`.
         columns = np.empty((7, record_count), np.int64)
     compiled_walk = walk_kernel if len(records) < RELEASE_BYTES else _walk_released
     problem, record, position, minimum, maximum = compiled_walk(

@@ -1,13 +1,13 @@
-"""Which parts of a file are in memory, and reads that do not wait for the disk: the only module
-that knows which systems can tell.
+"""Queries of the OS page cache, and reads that do not block on the disk. All platform dependencies
+are in this file.
 
-* Linux: preadv2 with RWF_NOWAIT. Elsewhere, and on a file system that cannot tell, every answer is
-  "would wait": the caller then reads in a thread that may wait. Slower, but just as correct.
-* `is_resident` takes samples: read-ahead brings in runs of pages, so one byte in every 64 KiB
-  stands for the rest. A page that was evicted between two samples costs one disk read, never wrong
-  bytes.
-* `resident_bytes` maps the file to ask mincore(2), and touches no page of it: nothing is read, and
-  a file that is truncated meanwhile raises no signal.
+* On Linux: preadv2 with RWF_NOWAIT. On other systems, and on file systems without support for it,
+  everything counts as not resident: the caller then reads in a thread that may block, which is
+  slower but equally correct.
+* `is_resident` samples: readahead loads runs of pages, so one byte per 64 KiB stands for the rest.
+  If a page between two samples was evicted, that costs one disk read, never wrong bytes.
+* `resident_bytes` maps the file for mincore(2) without touching its pages: nothing is read, and a
+  concurrent truncation raises no signal.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Final, Protocol
 SAMPLE_BYTES: Final = 64 << 10
 _TOUCH_BYTES: Final = 256 << 10
 NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "preadv") else 0
-_ANY_BYTE: Final = [bytearray(1)]  # any thread may write to it: nobody reads it
+_ANY_BYTE: Final = [bytearray(1)]  # written by any thread, read by none
 _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
 
 def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
-    """As os.pread: short only where the file ends.
+    """`os.pread` from the page cache only; short only at the end of the file.
 
-    Raises BlockingIOError if some of it would have to come from the disk.
+    Raises BlockingIOError if any of it would have to be read from disk.
     """
     if not NOWAIT:
-        raise BlockingIOError(errno.EAGAIN, "this system cannot say what is in memory")
+        raise BlockingIOError(errno.EAGAIN, "no RWF_NOWAIT on this system")
     buffer, read = bytearray(size_bytes), 0
     try:
-        # A short read ends at the end of the file or of what is in memory: the next one tells.
+        # A short read ends at the end of the file or of the cached part: the next one tells which.
         while more := os.preadv(fd, [memoryview(buffer)[read:]], position + read, NOWAIT):
             read += more
             if read == size_bytes:
                 return bytes(buffer)
     except OSError as error:
         if error.errno in _CANNOT_TELL:
-            raise BlockingIOError(errno.EAGAIN, "this file system cannot say it") from error
+            raise BlockingIOError(errno.EAGAIN, "no RWF_NOWAIT on this file system") from error
         raise
     return bytes(buffer[:read])
 
 
 def is_resident(fd: int, position: int, size_bytes: int) -> bool:
-    """Whether reading these bytes of a regular file would not wait for the disk. Never blocks."""
+    """Whether these bytes of a regular file can be read without disk I/O. Never blocks."""
     if not NOWAIT:
         return False
     end = position + size_bytes
@@ -69,7 +69,7 @@ class HasFileno(Protocol):
 
 
 def prefetch(file: HasFileno, position: int, size_bytes: int) -> None:
-    """Read the bytes into the page cache. Run in a thread. Stops at the end of the file."""
+    """Read the bytes into the page cache, up to the end of the file. Blocks: run it in a thread."""
     end = position + size_bytes
     while position < end:
         data = os.pread(file.fileno(), min(_TOUCH_BYTES, end - position), position)
@@ -79,9 +79,10 @@ def prefetch(file: HasFileno, position: int, size_bytes: int) -> None:
 
 
 def resident_bytes(fd: int) -> int:
-    """How many bytes of a file are in the page cache, in whole pages except for the file's last.
+    """How many bytes of a file are in the page cache, by whole pages except for the file's last.
 
-    Linux tells only those who may write to the file; for others all of it counts. Raises OSError.
+    Linux reports residency only to processes that may write to the file; to others it reports all
+    pages as resident. Raises OSError.
     """
     size_bytes = os.fstat(fd).st_size
     return sum(

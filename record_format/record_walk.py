@@ -1,12 +1,12 @@
-"""One pass over the records of a batch: it finds everything that can be wrong with them.
+"""Checks all records of a batch in one pass, and finds where their fields are.
 
 Rules that keep it honest:
 
-* There are two walks, this plain one and the compiled one in `native_walk`; for every input, good
-  or bad, they give the same `Walk`. A test feeds both the same bytes.
-* One switch for the process decides which is in use; `native.load` throws it, once.
-* No length is used before it was compared with the record, and no record before it was compared
-  with the body.
+* There are two implementations, the plain one here and the compiled one in `native_walk`. For every
+  input, valid or not, both return the same `Walk`; a test feeds them the same bytes.
+* Which one is in use is set once per process, by `native.load`.
+* No length is used before it is checked against its enclosing record, and no record before it is
+  checked against the body.
 
 A record (Kafka's DefaultRecord; every length and delta a zig-zag varint):
 
@@ -43,7 +43,7 @@ class Problem(IntEnum):
 
 
 PROBLEM_TEXTS: Final = {
-    Problem.VARINT: "a number is truncated or too long",
+    Problem.VARINT: "a varint is truncated or too long",
     Problem.RECORD_LENGTH: "the record's length does not fit the batch",
     Problem.TIMESTAMP: "the timestamp does not fit 64 bits",
     Problem.OFFSET_DELTA: "the offset delta is out of order or out of range",
@@ -51,12 +51,12 @@ PROBLEM_TEXTS: Final = {
     Problem.VALUE_LENGTH: "the value's length does not fit the record",
     Problem.HEADERS: "the headers do not fit the record",
     Problem.RECORD_END: "the fields do not fill the record's length",
-    Problem.TRAILING: "bytes are left behind the last record",
+    Problem.TRAILING: "there are bytes after the last record",
 }
 
 
 class WalkRequest(NamedTuple):
-    """What the header says about the records. `dense`: offset deltas must be 0, 1, 2, ..."""
+    """The batch header's facts about the records. `dense`: offset deltas must be 0, 1, 2, ..."""
 
     record_count: int
     base_timestamp: int
@@ -66,7 +66,7 @@ class WalkRequest(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Where each record's fields are, by column; a start of -1 is null (or: no headers)."""
+    """The positions of each record's fields, by column; a start of -1 is null, or no headers."""
 
     timestamps: list[int]
     offset_deltas: list[int]
@@ -78,9 +78,9 @@ class Fields(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """`record` and `position` (in the uncompressed records) say where a problem was found.
+    """`record` and `position` (in the decompressed records) locate a problem.
 
-    The timestamps are base + delta; they mean nothing if there was a problem or no record.
+    Timestamps are base + delta, and undefined if there is a problem or no record.
     """
 
     problem: int
@@ -100,21 +100,23 @@ Walker = Callable[[Buffer, WalkRequest], Walk]
 
 
 def walk(records: Buffer, request: WalkRequest) -> Walk:
-    """Walk all records of a batch; `records` is exactly its uncompressed body."""
+    """Walk all records of a batch; `records` is its whole decompressed body."""
     return _in_use[0](records, request)
 
 
 def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PLR0912, PLR0915
-    """As `walk`, step by step.
+    """`walk` in plain Python.
 
-    One function, long for the sake of speed: a call per field would cost three times as much.
-    One-byte varints, as most are, are read inline.
+    One long function for speed: a call per field would take three times as long. One-byte varints,
+    the common case, are decoded inline.
     """
     data = bytes(records)
     columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])
     fields = Fields(*columns)
     last_offset_delta, base_timestamp = request.last_offset_delta, request.base_timestamp
-    step = 1 if request.dense else last_offset_delta + 1  # by how much an offset delta may rise
+    step = (
+        1 if request.dense else last_offset_delta + 1
+    )  # the greatest allowed increase of an offset delta
     with_columns = request.with_columns
     length = len(data)
     minimum, maximum = I64_MAX, I64_MIN
@@ -130,7 +132,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
             if not 0 < size <= length - position:
                 return Walk(Problem.RECORD_LENGTH, record, start)
             end = position + size
-            position += 1  # attributes: no bit of them has a meaning yet
+            position += 1  # attributes: all bits are unused
 
             before = position
             if (byte := data[position]) < 0x80:
@@ -213,7 +215,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:
-    """The position after the headers, or -1 if they are not sound."""
+    """The position after the headers, or -1 if they are invalid."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= count <= (end - position) // 2:

@@ -411,7 +411,7 @@ def test_segment_that_left_the_disk_is_not_given_from_a_file_kept_open(house):
     assert at_once is None or at_once.tier == "cold"
 
 
-@pytest.mark.skipif(not NOWAIT, reason="this system cannot say what is in memory")
+@pytest.mark.skipif(not NOWAIT, reason="no RWF_NOWAIT on this system")
 def test_cached_cold_reads_need_no_thread_and_say_the_same(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)

@@ -120,7 +120,7 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
     assert refused.value.position == len(batch(0, b"a"))
 
 
-@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
 def test_what_must_not_wait_reads_nothing_from_the_disk(tmp_path: Path) -> None:
     whole = fetched(tmp_path / "log", batch(0, b"x" * 60_000))
     size, fd = whole.size_bytes, whole.slices[0].file.fd

@@ -53,8 +53,8 @@ def test_a_header_that_is_cut_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layout", "position", "value", "says"),
     [
-        (">b", 16, 1, "magic 1"),
-        (">b", 16, 3, "magic 3"),
+        (">b", 16, 1, "magic is 1"),
+        (">b", 16, 3, "magic is 3"),
         (">i", 8, HEADER_SIZE - 12 - 1, "shorter"),
         (">i", 8, -1, "shorter"),
         (">i", 8, -(2**31), "shorter"),
@@ -113,7 +113,7 @@ def test_a_flipped_bit_is_noticed_unless_it_lies_before_the_checksummed_part() -
 
 def test_a_batch_that_is_cut_fails_its_check() -> None:
     for size in range(HEADER_SIZE, len(BATCH)):
-        with pytest.raises(CorruptBatch, match="are there"):
+        with pytest.raises(CorruptBatch, match="are left"):
             check_crc(BATCH[:size], parse_header(BATCH[:size]))
 
 

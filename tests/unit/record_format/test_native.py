@@ -86,7 +86,7 @@ def small_package(root: Path) -> Path:
     """`record_format` with empty files in place of most."""
     package = root / "record_format"
     package.mkdir()
-    for name in ("__init__", *compiled._TAKEN_FROM):
+    for name in ("__init__", *compiled._INLINED_FROM):
         (package / f"{name}.py").touch()
     shutil.copy(PROJECT / "record_format/compiled.py", package)
     return package
@@ -140,4 +140,4 @@ def test_all_files_are_known_that_kernels_take_something_of() -> None:
                 taken.update(one.name for one in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module.startswith("record_format."):
                 taken.add(node.module.partition(".")[2])
-    assert taken - IN_PLAIN_PYTHON == set(compiled._TAKEN_FROM)
+    assert taken - IN_PLAIN_PYTHON == set(compiled._INLINED_FROM)

@@ -14,14 +14,14 @@ def fd(tmp_path):
     os.close(opened)
 
 
-@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
 def test_what_was_just_written_is_read_without_waiting(fd):
     assert pread_nowait(fd, 10, 5) == bytes(range(5, 15))
     assert pread_nowait(fd, 10, 95) == bytes(range(95, 100)), "short at the file's end"
     assert pread_nowait(fd, 10, 100) == b""
 
 
-@pytest.mark.skipif(not page_cache.NOWAIT, reason="this system cannot say what is in memory")
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
 def test_what_comes_into_memory_between_two_looks_is_no_end_of_the_file(fd, monkeypatch):
     look = os.preadv
 
