@@ -97,7 +97,10 @@ async def get_manifest(context: Context, exchange: Exchange) -> Response:
 def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
     cold = partition.cold
     if cold is None:
-        raise UnknownManifestVersion(f"{partition}: this broker has no object store")
+        raise UnknownManifestVersion(
+            f"{partition} is on local disk alone: the broker has no object store, or its topic "
+            "says remote.storage.enable=false"
+        )
     version = None if isinstance(query.version, UnsetType) else query.version
     with partition.reporting_defunct():
         manifest = cold.version(version)

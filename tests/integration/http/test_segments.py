@@ -157,6 +157,12 @@ def test_the_manifest_in_force_and_its_versions_are_shown(api: Api) -> None:
     problem(api.get(paths(topic) + "/manifest?version=99999"), 404, "unknown-manifest-version")
 
 
+def test_a_topic_that_stays_local_says_why_it_has_no_manifest(api: Api) -> None:
+    topic = api.topic(remote_storage_enable=False)
+    refused = problem(api.get(paths(topic) + "/manifest"), 404, "unknown-manifest-version")
+    assert "remote.storage.enable=false" in refused["detail"]
+
+
 def test_offsets_are_told_also_by_time(api: Api) -> None:
     topic = api.topic(retention_ms=-1)
     api.produce(topic, {"value": "a", "timestamp": 1000}, {"value": "b", "timestamp": 2000})
