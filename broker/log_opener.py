@@ -347,15 +347,15 @@ def _tell_of_recovery(opened: PartitionLog) -> None:
             checked_bytes=report.checked_bytes,
             rewritten_bytes=report.rewritten_bytes,
         )
-    if report.cut_reason:
+    if report.truncate_reason:
         log.warning(
             "log was cut",
             partition=str(opened),
-            file=report.cut_file,
-            position=report.cut_position,
-            cut_bytes=report.cut_bytes,
+            file=report.truncated_file,
+            position=report.truncated_position,
+            cut_bytes=report.truncated_bytes,
             removed_segments=report.removed_segments,
-            reason=report.cut_reason,
+            reason=report.truncate_reason,
         )
 
 

@@ -107,7 +107,7 @@ class CheckedBatch:
         """The header with the batch's position in `chunk`."""
         return self.header.at(self.start)
 
-    def placed(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
+    def with_location(self, bad: CorruptBatch, *, file: str = "") -> CorruptBatch:
         """An error in its records, with the batch's position in the file."""
         return bad.with_location(
             file=file, position=self.header.position, offset=self.header.base_offset
@@ -164,5 +164,5 @@ def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
     try:
         check_crc(batch.chunk, batch.header_in_chunk())
     except CorruptBatch as bad:
-        raise batch.placed(bad) from None
+        raise batch.with_location(bad) from None
     return batch

@@ -51,14 +51,16 @@ def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> C
     if not start <= first_dirty <= items[-1].base_offset:
         first_dirty = start
     sealed = items[:-1]
-    dirty = [one for one in sealed if one.end.next_offset > first_dirty]
+    dirty = [segment for segment in sealed if segment.end.next_offset > first_dirty]
     ready = _ready(state, dirty, now_ms=now_ms)
-    clean_bytes = sum(one.end.size_bytes for one in sealed if one.end.next_offset <= first_dirty)
+    clean_bytes = sum(
+        segment.end.size_bytes for segment in sealed if segment.end.next_offset <= first_dirty
+    )
     return Cleanable(
         first_dirty_offset=first_dirty,
         end_offset=ready[-1].end.next_offset if ready else first_dirty,
         clean_bytes=clean_bytes,
-        dirty_bytes=sum(one.end.size_bytes for one in ready),
+        dirty_bytes=sum(segment.end.size_bytes for segment in ready),
         oldest_dirty_ms=_oldest_ms(state, ready),
     )
 

@@ -116,7 +116,7 @@ class Cleaner:
         if reached <= first_dirty:
             raise Interrupted  # retention or a trim deleted all of it
         segments = self._state.segments.items[:-1]
-        wanted = [one for one in segments if one.base_offset < reached]
+        wanted = [segment for segment in segments if segment.base_offset < reached]
         with self._hooks.swapping() as borders:
             pass
         config = self._state.config
@@ -146,7 +146,7 @@ class Cleaner:
                         self._check_filled(first_dirty)
                         return
                 except CorruptBatch as bad:
-                    raise checked.placed(bad, file=segment.name(LOG)) from None
+                    raise checked.with_location(bad, file=segment.name(LOG)) from None
                 table.latest_offset = max(table.latest_offset, header.last_offset)
             table.latest_offset = segment.end.next_offset - 1
 
@@ -227,7 +227,7 @@ class Cleaner:
                 try:
                     kept = self._clean_batch(checked, last, upper_bound=upper_bound)
                 except CorruptBatch as bad:
-                    raise checked.placed(bad, file=segment.name(LOG)) from None
+                    raise checked.with_location(bad, file=segment.name(LOG)) from None
                 changed |= kept is None or kept.header is not last
                 if kept is not None:
                     cleaned.add(kept.header, kept.body)

@@ -96,7 +96,7 @@ class FlushTimer:
         return bool(self._due) and self._due[0][0] <= time.monotonic()
 
 
-class _Submitted(NamedTuple):
+class _Queued(NamedTuple):
     append: Append
     acks: Acks
     future: Future[AppendResult]
@@ -124,7 +124,7 @@ class GroupCommit:
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
         self._idle: threading.Condition | None = None  # created by `close`
-        self._submitted: list[_Submitted] = []
+        self._queue: list[_Queued] = []
         self._unflushed: list[_Unflushed] = []
         self._writing = self._flushing = self._flush_due = False
         self._timer_due_s = NEVER_S
@@ -144,7 +144,7 @@ class GroupCommit:
             if self._closed:
                 future.set_exception(ShuttingDown("the broker is shutting down"))
                 return future
-            self._submitted.append(_Submitted(append, acks, future, time.monotonic()))
+            self._queue.append(_Queued(append, acks, future, time.monotonic()))
             start = not self._writing
             self._writing = True
         if start:
@@ -188,12 +188,12 @@ class GroupCommit:
         """
         while True:
             with self._lock:
-                group, self._submitted = self._submitted, []
+                group, self._queue = self._queue, []
             if group:
                 self._write(group)
             with self._lock:
                 flush = self._claim_flush()
-                more = bool(self._submitted)
+                more = bool(self._queue)
                 self._writing = more
                 self._notify_if_idle()
             if flush:
@@ -203,31 +203,31 @@ class GroupCommit:
             if flush or not more:
                 return
 
-    def _write(self, group: list[_Submitted]) -> None:
+    def _write(self, group: list[_Queued]) -> None:
         began_s = time.monotonic()
         log = self._log
         try:
-            outcomes = log.append([one.append for one in group])
+            outcomes = log.append([queued.append for queued in group])
         except BaseException as bug:  # noqa: BLE001  raised by each future
-            for one in group:
-                one.future.set_exception(bug)
+            for queued in group:
+                queued.future.set_exception(bug)
             return
         self._times.write.observe(time.monotonic() - began_s)
         high_watermark = log.high_watermark
-        answered = False
+        completed = False
         unflushed: list[_Unflushed] = []
-        for one, outcome in zip(group, outcomes, strict=True):
+        for queued, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, TierlogError):
-                one.future.set_exception(outcome)
-            elif one.acks is not Acks.ALL or outcome.last_offset < high_watermark:
-                answered = True
-                one.future.set_result(outcome)
+                queued.future.set_exception(outcome)
+            elif queued.acks is not Acks.ALL or outcome.last_offset < high_watermark:
+                completed = True
+                queued.future.set_result(outcome)
             else:
-                unflushed.append(_Unflushed(outcome, one.future, one.began_s))
+                unflushed.append(_Unflushed(outcome, queued.future, queued.began_s))
         if unflushed:
             with self._lock:
                 self._unflushed += unflushed
-        if answered:
+        if completed:
             self._ensure_flush_scheduled()
 
     def _ensure_flush_scheduled(self) -> None:
@@ -290,11 +290,11 @@ class GroupCommit:
 
     def _complete(self, waiting: list[_Unflushed], outcome: int | BaseException) -> None:
         if isinstance(outcome, BaseException):
-            for one in waiting:
-                one.future.set_exception(outcome)
+            for unflushed in waiting:
+                unflushed.future.set_exception(outcome)
             return
         now_s = time.monotonic()
-        self._times.commit.observe_all([now_s - one.began_s for one in waiting])
-        for one in waiting:
-            assert one.result.last_offset < outcome
-            one.future.set_result(one.result)
+        self._times.commit.observe_all([now_s - unflushed.began_s for unflushed in waiting])
+        for unflushed in waiting:
+            assert unflushed.result.last_offset < outcome
+            unflushed.future.set_result(unflushed.result)

@@ -46,8 +46,20 @@ from record_format.errors import ConfigurationError
 from record_format.file_slice import TierRead
 from record_format.index_layouts import AbortedTxn
 
-NOT_ALLOWED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor
+
+
+def _load(state: LogState, topic_id: str, request: OpenRequest) -> RecoveryReport:
+    try:
+        found = LogFolder.open(state.folder, disk=state.disk)
+        found.check_topic_id(topic_id)
+        return load_log(state, found, request)
+    except OSError as error:
+        if error.errno in PERMISSION_ERRNOS:
+            place = error.filename or state.folder
+            raise ConfigurationError(f"{place}: {error.strerror}") from error
+        raise disk_error(state, error) from error
 
 
 class PartitionLog:
@@ -120,15 +132,7 @@ class PartitionLog:
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         with ExitStack() as on_failure:
             on_failure.callback(state.close_files)
-            try:
-                found = LogFolder.open(folder, disk=disk)
-                found.check_topic_id(topic_id)
-                report = load_log(state, found, request)
-            except OSError as error:
-                if error.errno in NOT_ALLOWED:
-                    place = error.filename or folder
-                    raise ConfigurationError(f"{place}: {error.strerror}") from error
-                raise disk_error(state, error) from error
+            report = _load(state, topic_id, request)
             log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
             if state.log_start_offset > state.log_end_offset:
                 log.truncate_fully_and_start_at(state.log_start_offset)

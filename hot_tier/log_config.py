@@ -27,14 +27,14 @@ LOCAL_FOLLOWS_TOTAL: Final = -2  # local.retention.* = -2 means: same as retenti
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One topic key. `least` and `most` are inclusive; `choices` are the only strings accepted."""
+    """One topic key. `minimum` and `maximum` are inclusive; `choices` lists all valid strings."""
 
     name: str
     kind: Kind
     default: ConfigValue
     doc: str
-    least: int | float | None = None
-    most: int | float | None = None
+    minimum: int | float | None = None
+    maximum: int | float | None = None
     choices: tuple[str, ...] = ()
 
     @property
@@ -50,8 +50,8 @@ class ConfigKey:
             joined = ", ".join(self.choices)
             return f"one or more of {joined}" if self.kind == "list" else f"one of {joined}"
         if self.kind == "double":
-            return f"a number from {self.least} to {self.most}"
-        return f"a whole number from {self.least} to {self.most}"
+            return f"a number from {self.minimum} to {self.maximum}"
+        return f"a whole number from {self.minimum} to {self.maximum}"
 
     def parse(self, value: object) -> ConfigValue:
         """The typed value of a JSON value or Kafka's text form. Raises ValueError that says what is
@@ -87,8 +87,8 @@ class ConfigKey:
 
     def _parse_number(self, value: object) -> int | float:
         number = self._number(value)
-        below = self.least is not None and number < self.least
-        above = self.most is not None and number > self.most
+        below = self.minimum is not None and number < self.minimum
+        above = self.maximum is not None and number > self.maximum
         if below or above or number != number:  # noqa: PLR0124  NaN
             raise self._refusal(value)
         return number
@@ -108,12 +108,12 @@ class ConfigKey:
             raise self._refusal(value) from None
 
 
-def _int(name: str, default: int, least: int, doc: str) -> ConfigKey:
-    return ConfigKey(name, "int", default, doc, least, INT_MAX)
+def _int(name: str, default: int, minimum: int, doc: str) -> ConfigKey:
+    return ConfigKey(name, "int", default, doc, minimum, INT_MAX)
 
 
-def _long(name: str, default: int, least: int, doc: str) -> ConfigKey:
-    return ConfigKey(name, "long", default, doc, least, LONG_MAX)
+def _long(name: str, default: int, minimum: int, doc: str) -> ConfigKey:
+    return ConfigKey(name, "long", default, doc, minimum, LONG_MAX)
 
 
 def _boolean(name: str, default: bool, doc: str) -> ConfigKey:
@@ -382,7 +382,8 @@ def _conflicts(effective: Mapping[str, ConfigValue]) -> list[FieldProblem]:
 
 
 def _conflict(effective: Mapping[str, ConfigValue], name: str, limit: str) -> FieldProblem:
-    text = f"{name} ({effective[name]}) must not be more than {limit} ({effective[limit]})"
+    value = "-1, no limit" if effective[name] == -1 else effective[name]
+    text = f"{name} ({value}) must not be more than {limit} ({effective[limit]})"
     return FieldProblem(f"config.{name}", text)
 
 

@@ -197,9 +197,9 @@ class LogState:
 
     def close_files(self) -> None:
         """Close the files that are open for writing; there are none if the open failed early."""
-        for one in (getattr(self, "active", None), *self.unflushed):
-            if one is not None:
-                one.close()
+        for active in (getattr(self, "active", None), *self.unflushed):
+            if active is not None:
+                active.close()
 
     def check_not_closed(self) -> None:
         if self.closed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hot_tier.disk import is_refusal
 from hot_tier.file_names import (
@@ -35,12 +35,19 @@ REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDE
 FIRST_REPLACED_IN_ORDER: Final = REPLACED_IN_ORDER[1:]
 
 
+class _Deleted(NamedTuple):
+    """A deleted segment: when it was renamed, and its files."""
+
+    deleted_ms: int
+    files: tuple[Path, ...]
+
+
 class Reaper:
     """The deleted files of one log that are still on disk."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._deleted: list[tuple[int, tuple[Path, ...]]] = []  # (time, paths)
+        self._deleted: list[_Deleted] = []
 
     def delete_before(self, before_offset: int) -> list[int]:
         """Rename the segments that end at or below `before_offset`; returns their base offsets."""
@@ -69,8 +76,8 @@ class Reaper:
             for segment in before.items[:count]:
                 self.rename_deleted(segment, DELETED_IN_ORDER)
         except OSError as error:
-            left = (n for n, one in enumerate(before.items[:count]) if one.path(LOG).exists())
-            state.segments = before.from_number(next(left, count))
+            kept = (n for n in range(count) if before.items[n].path(LOG).exists())
+            state.segments = before.from_number(next(kept, count))
             raise disk_error(state, error) from error
 
     def rename_deleted(
@@ -92,7 +99,7 @@ class Reaper:
                 if moved is not None:
                     moved[path] = deleted_path
             state.files.invalidate(path)  # last, so that nobody caches the old file after it
-        self._deleted.append((state.monotonic_clock(), tuple(renamed)))
+        self._deleted.append(_Deleted(state.monotonic_clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
         """Drop epochs without local records, as Kafka does.
@@ -117,17 +124,17 @@ class Reaper:
             until_ms = state.monotonic_clock() - (
                 0 if at_once else state.config.file_delete_delay_ms
             )
-            due = [one for one in self._deleted if one[0] <= until_ms]
-            self._deleted = [one for one in self._deleted if one[0] > until_ms]
+            due = [segment for segment in self._deleted if segment.deleted_ms <= until_ms]
+            self._deleted = [segment for segment in self._deleted if segment.deleted_ms > until_ms]
         failures: list[OSError] = []
-        for when, files in due:  # outside the lock: unlinking a gigabyte takes a while
+        for segment in due:  # outside the lock: unlinking a gigabyte takes a while
             try:
-                for path in files:
+                for path in segment.files:
                     state.disk.unlink(path)
             except OSError as error:
                 failures.append(error)
                 with state.lock:
-                    self._deleted.append((when, files))
+                    self._deleted.append(segment)
         if failures:
             raise failures[0]
         return len(due)

@@ -37,10 +37,10 @@ class RecoveryReport:
 
     clean: bool
     checked_bytes: int = 0
-    cut_file: str = ""
-    cut_position: int = 0
-    cut_bytes: int = 0
-    cut_reason: str = ""
+    truncated_file: str = ""
+    truncated_position: int = 0
+    truncated_bytes: int = 0
+    truncate_reason: str = ""
     removed_segments: list[int] = field(default_factory=list)
     rewritten_bytes: int = 0
 
@@ -70,10 +70,7 @@ class Recovery:
     def run(self) -> None:
         state = self._state
         items = state.segments.items
-        first = next(
-            (n for n, one in enumerate(items[:-1]) if one.end.next_offset > self._recovery_point),
-            len(items) - 1,
-        )
+        first = sum(segment.end.next_offset <= self._recovery_point for segment in items[:-1])
         if first and items[first - 1].end.next_offset == self._recovery_point:
             self._finish_seal(items[first - 1])
         state.producers = load_newest(
@@ -116,8 +113,8 @@ class Recovery:
             if number:
                 self._write_snapshot(segment.base_offset)
             limit = None if is_last else items[number + 1].base_offset
-            builder, cut = self._check(segment, limit)
-            if is_last or cut:
+            builder, truncated = self._check(segment, limit)
+            if is_last or truncated:
                 self._drop(items[number + 1 :])
                 self._activate(segment, builder)
                 return
@@ -156,7 +153,7 @@ class Recovery:
             reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
         self._report.checked_bytes += position
         if reason:
-            self._cut(segment, position, next_offset=next_offset, reason=reason)
+            self._truncate_tail(segment, position, next_offset=next_offset, reason=reason)
         # A complete segment ends where the next begins, even if compaction removed its last batch.
         end_offset = next_offset if reason or limit is None else limit
         segment.end = SegmentEnd(position, end_offset)
@@ -195,7 +192,7 @@ class Recovery:
 
     def _has_records_from(self, offset: int) -> bool:
         items = self._state.segments.items
-        return any(self._has_records(one) for one in items if one.base_offset >= offset)
+        return any(self._has_records(segment) for segment in items if segment.base_offset >= offset)
 
     def _has_records(self, segment: Segment) -> bool:
         """Whether it begins with a valid batch."""
@@ -214,7 +211,9 @@ class Recovery:
                 position=header.position,
             )
 
-    def _cut(self, segment: Segment, position: int, *, next_offset: int, reason: str) -> None:
+    def _truncate_tail(
+        self, segment: Segment, position: int, *, next_offset: int, reason: str
+    ) -> None:
         path = segment.path(LOG)
         if next_offset < self._flushed_end:
             raise CorruptBatch(
@@ -229,8 +228,9 @@ class Recovery:
 
     def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
         path, report = segment.path(LOG), self._report
-        report.cut_file, report.cut_position, report.cut_reason = str(path), position, reason
-        report.cut_bytes += segment.end.size_bytes - position
+        report.truncated_file, report.truncated_position = str(path), position
+        report.truncate_reason = reason
+        report.truncated_bytes += segment.end.size_bytes - position
         fd = self._state.disk.open(path, os.O_RDWR)
         try:
             self._state.disk.truncate(fd, position)
@@ -241,11 +241,11 @@ class Recovery:
         """Remove the segments after a truncated one: the log cannot continue there."""
         for segment in items:
             self._report.removed_segments.append(segment.base_offset)
-            self._report.cut_bytes += segment.end.size_bytes
+            self._report.truncated_bytes += segment.end.size_bytes
             self._folder.remove_segment(segment.base_offset)
             self._state.files.invalidate(segment.name(LOG))  # a new segment may get the name
         state = self._state
-        kept = tuple(one for one in state.segments.items if one not in items)
+        kept = tuple(segment for segment in state.segments.items if segment not in items)
         state.segments = Segments.of(kept)
 
     def _activate(self, segment: Segment, builder: IndexBuilder) -> None:

@@ -71,7 +71,7 @@ def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> i
     gone from the disk, when the producer snapshot at its base offset was written (recovery keeps
     it), or else the partition's metadata.
     """
-    predecessor = [one.path(LOG) for one in state.segments.items[-2:-1]]
+    predecessor = [segment.path(LOG) for segment in state.segments.items[-2:-1]]
     marks = (*predecessor, segment.path(SNAPSHOT), state.folder / PARTITION_METADATA)
     last_ms = _modified_ms(segment.path(LOG))
     created_ms = next((_modified_ms(path) for path in marks if path.exists()), last_ms)

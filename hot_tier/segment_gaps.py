@@ -51,7 +51,9 @@ def gap_after(state: LogState, segment: Segment) -> Gap | None:
             if with_index_rebuild(state, segment, is_reached):
                 return None
             headers = segment.headers(state.files)
-            next_offset = max((one.next_offset for one in headers), default=segment.base_offset)
+            next_offset = max(
+                (header.next_offset for header in headers), default=segment.base_offset
+            )
     except CorruptBatch:
         return None
     return Gap(next_offset, following) if next_offset < following else None

@@ -136,7 +136,7 @@ def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:
         try:
             of_batch = min_timestamp_of(checked.chunk, checked.header_in_chunk())
         except CorruptBatch as bad:
-            raise checked.placed(bad, file=log.name) from None
+            raise checked.with_location(bad, file=log.name) from None
         if of_batch is not None and (least is None or of_batch < least):
             least = of_batch
     return count, least

@@ -149,8 +149,8 @@ def _opened(
         log_start_offset=entry.base_offset,
     )
     cut = opened.recovery
-    if cut.cut_reason or not entry.base_offset < opened.log_end_offset <= entry.next_offset:
+    if cut.truncate_reason or not entry.base_offset < opened.log_end_offset <= entry.next_offset:
         opened.close()
-        detail = cut.cut_reason or f"ends at offset {opened.log_end_offset - 1}"
-        raise CorruptDataError(detail, file=entry.log_key, position=cut.cut_position or None)
+        detail = cut.truncate_reason or f"ends at offset {opened.log_end_offset - 1}"
+        raise CorruptDataError(detail, file=entry.log_key, position=cut.truncated_position or None)
     return opened

@@ -205,7 +205,7 @@ def take_tail(
     if ends == end_offset:  # nothing was copied
         ends = closed_log.end_offset(source)
     reached = max(end_offset, old.reached(target.keys))
-    missing = copied.recovery.cut_reason or _ends_too_soon(ends, reached)
+    missing = copied.recovery.truncate_reason or _ends_too_soon(ends, reached)
     if manifest is not None and manifests.is_stale_copy(state.manifest, manifest):
         missing = missing or "it is an older copy: the bucket was written to since it was made"
     taken = f"{copied.log_end_offset - end_offset} offsets taken over"

@@ -100,7 +100,7 @@ def test_every_crash_state_opens_and_keeps_the_last_record_of_each_key(
     for number, step in enumerate(disk.steps):
         copy = copies / str(number)
         again = open_log(copy, config=CONFIG, clean=False, recovery_point=recovery_point)
-        assert not again.recovery.cut_file, step
+        assert not again.recovery.truncated_file, step
         found = records_of(again)
         assert last_of(found) == last, step
         assert all(before[record.offset] == record.value for record in found), step

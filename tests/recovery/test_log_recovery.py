@@ -94,7 +94,7 @@ def test_garbage_after_the_last_batch_is_truncated(
     good = log_file.read_bytes()
     log_file.write_bytes(good + junk)
     log = open_log(config=CONFIG, clean=False, recovery_point=120)
-    assert log.recovery.cut_bytes == len(junk)
+    assert log.recovery.truncated_bytes == len(junk)
     assert log_file.read_bytes() == good
     assert [record.value for record in records_of(log)] == written
     append_values(log, b"next")
@@ -120,7 +120,7 @@ def test_a_flipped_bit_in_any_header_byte_truncates_there(
                 assert log.log_end_offset == 120
             else:
                 assert log.log_end_offset == target.base_offset, byte
-                assert log.recovery.cut_position == target.position
+                assert log.recovery.truncated_position == target.position
             log.close()
             shutil.rmtree(copy)
 
@@ -133,7 +133,7 @@ def test_a_flipped_bit_in_the_records_truncates_there(open_log, records_of, writ
     log_file.write_bytes(bad)
     log = open_log(config=CONFIG, clean=False, recovery_point=base_offset)
     assert log.log_end_offset == headers[-2].base_offset
-    assert "checksum" in log.recovery.cut_reason
+    assert "checksum" in log.recovery.truncate_reason
     assert [record.value for record in records_of(log)] == written[: headers[-2].base_offset]
 
 
@@ -194,7 +194,7 @@ def test_a_segment_that_lost_whole_batches_at_its_end_is_truncated_too(
         assert log.log_end_offset == 120
         return
     assert log.log_end_offset == headers[-2].base_offset
-    assert f"the next begins at {bases[3]}" in log.recovery.cut_reason
+    assert f"the next begins at {bases[3]}" in log.recovery.truncate_reason
     assert log.recovery.removed_segments == bases[3:]
     assert [record.value for record in records_of(log)] == written[: log.log_end_offset]
 

@@ -74,7 +74,7 @@ def test_a_kafka_folder_serves_what_its_consumer_saw(name, clean, open_fixture, 
     recovery_point = expected["high_watermark"] if name.startswith("compacted") else 0
     log = open_fixture(name, clean=clean, recovery_point=recovery_point)
     assert log.recovery.clean == clean
-    assert not log.recovery.cut_file
+    assert not log.recovery.truncated_file
     for max_bytes in (1, 1 << 30):
         assert_same_records(records_of(log, max_bytes=max_bytes), expected_records(name))
     for one in expected_records(name):
@@ -133,7 +133,7 @@ def test_rebuilt_indexes_are_those_that_kafka_wrote(name, open_fixture, tmp_path
 
 def test_a_copy_of_a_running_brokers_folder_recovers(open_fixture, records_of, tmp_path):
     log = open_fixture("unclean-0", source=FIXTURES / "live-copy/unclean-0", clean=False)
-    assert not log.recovery.cut_file
+    assert not log.recovery.truncated_file
     assert_same_records(records_of(log), expected_records("unclean-0"))
     log.close()
     for path in (FIXTURES / "unclean-0").glob("*.*index"):

@@ -101,6 +101,11 @@ def test_conflicting_values_are_rejected(overrides):
         LogConfig.parse(overrides)
 
 
+def test_an_unlimited_local_retention_is_explained():
+    with pytest.raises(InvalidConfig, match=r"local.retention.ms \(-1, no limit\) must not be"):
+        LogConfig.parse({"retention.ms": 1000, "local.retention.ms": -1})
+
+
 def test_none_restores_a_default():
     config = LogConfig.parse({"segment.bytes": 2048, "flush.ms": 5})
     altered = config.replace({"segment.bytes": None, "retention.ms": -1})
