@@ -1,9 +1,7 @@
-"""Turns JSON and query parameters into typed structs, and what is wrong with them into named
-problems.
+"""Decodes JSON and query parameters into typed structs, and names what is wrong with them.
 
-* Unknown members and parameters are refused by name, whatever the struct; so is a parameter given
-  twice.
-* A problem's `loc` is a path into the request: `records[3].timestamp`, or the parameter's name.
+* Unknown members and parameters are refused by name, and so is a parameter given twice.
+* A problem's `loc` is a path into the request: `records[3].timestamp`, or a parameter's name.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ T = TypeVar("T")
 
 _UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
 _MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", re.DOTALL)
-_WHERE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
+_MESSAGE_AND_PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
 _IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
-# A member's name may be as long as a body: its beginning and its end are shown.
-_SAID_CHARS: Final = 500
+# A member's name may be as long as the body: a message is shortened in the middle.
+_MESSAGE_CHARS: Final = 500
 REPEATED: Final = "given more than once"
-_DEEP: Final = "nested too deeply"
+_TOO_DEEP: Final = "nested too deeply"
 _parts_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-# msgspec says the same of text that ends early and of an escape that is half of a character.
-_CUT: Final = "Input data was truncated"
-_CUT_SHORT: Final = "JSON ends too early, or an escape has half of a surrogate pair"
+# msgspec's message both for JSON that ends too early and for half of a surrogate pair.
+_TRUNCATED: Final = "Input data was truncated"
+_TRUNCATED_OR_SURROGATE: Final = "JSON ends too early, or an escape has half of a surrogate pair"
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest with the location of the first problem."""
+    """Raises InvalidRequest with the path of the first problem."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -50,8 +48,8 @@ def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
 
 
 def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """As `decode`, for small bodies that change something: a repeated member is refused (whichever
-    won, the other would be ignored), and a bad value in a map is reported with its key.
+    """As `decode`, for small bodies: a repeated member is refused, since one of its values would be
+    ignored, and an invalid value in a map is reported with its key.
     """
     with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
         _refuse_repeated(json.loads(body, object_pairs_hook=Members), "")
@@ -88,11 +86,11 @@ def _refuse_repeated(value: object, loc: str) -> None:
 def _with_key(
     error: msgspec.ValidationError, body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]
 ) -> Exception:
-    """If msgspec says `$.config[...]`: try each member alone to find out which it was."""
+    """Replace msgspec's `$.config[...]` by the key, found by decoding each member alone."""
     match = _IN_MAP.search(str(error))
     if match is None:
         return error
-    # What follows may be no JSON at all: that was not looked at yet.
+    # The rest of the body may be malformed: the decoder has not read it yet.
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         whole = _parts_of(body)
         for key, value in _parts_of(whole[match["map"]]).items():
@@ -106,8 +104,8 @@ def _with_key(
 
 
 def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> NoReturn:
-    """Raise InvalidRequest for what msgspec found. `within` is the place of the text it was given,
-    `members` are those that the object there may have.
+    """Raise InvalidRequest for an error of msgspec. `within` is the path of what was decoded,
+    `members` are the names that the object there may have.
     """
     problem = problem_of(error, within=within, members=members)
     raise InvalidRequest(
@@ -117,27 +115,28 @@ def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -
 
 def problem_of(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> FieldProblem:
     if isinstance(error, RecursionError):
-        return FieldProblem(within, _DEEP)
+        return FieldProblem(within, _TOO_DEEP)
     if isinstance(error, UnicodeDecodeError):
         return FieldProblem(within, f"not UTF-8: {error.reason} at byte {error.start}")
-    said = str(error)
-    if len(said) > 2 * _SAID_CHARS:
-        said = f"{said[:_SAID_CHARS]}…{said[-_SAID_CHARS:]}"
-    match = _WHERE.match(said)
-    assert match is not None, "the pattern takes any text"
-    message, place = match.group(1), match.group(2) or ""
-    known = f"; there are: {', '.join(members)}" if members and not place else ""
+    text = str(error)
+    if len(text) > 2 * _MESSAGE_CHARS:
+        text = f"{text[:_MESSAGE_CHARS]}…{text[-_MESSAGE_CHARS:]}"
+    match = _MESSAGE_AND_PATH.match(text)
+    assert match is not None, "the pattern matches any text"
+    message, path = match.group(1), match.group(2) or ""
+    known = f"; known members: {', '.join(members)}" if members and not path else ""
     unknown = f"unknown member{known}"
     for pattern, meaning in ((_UNKNOWN_MEMBER, unknown), (_MISSING_MEMBER, "missing")):
         found = pattern.match(message)
         if found:
-            place, message = join(place, found.group(1)), meaning
-    if message == _CUT:
-        message = _CUT_SHORT
-    return FieldProblem(join(within, place), message)
+            path, message = join(path, found.group(1)), meaning
+    if message == _TRUNCATED:
+        message = _TRUNCATED_OR_SURROGATE
+    return FieldProblem(join(within, path), message)
 
 
 def join(outer: str, inner: str) -> str:
+    """Join two paths into a request."""
     if not outer or not inner:
         return outer or inner
     return outer + inner if inner.startswith("[") else f"{outer}.{inner}"
@@ -147,7 +146,7 @@ def join(outer: str, inner: str) -> str:
 
 
 def parse_query(query_string: bytes, struct: type[T]) -> T:
-    """The parameters as `struct`; names are its fields'. Raises InvalidRequest."""
+    """Decode the parameters as `struct`, by the names of its fields. Raises InvalidRequest."""
     if not query_string:
         return struct()
     given = _split(query_string)
@@ -156,10 +155,10 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
     values: dict[str, object] = {}
     for name, text in given.items():
         kind = fields.get(name, _TEXT)
-        if not kind.takes(text):
+        if not kind.accepts(text):
             problems.append(FieldProblem(name, f"expected {kind.expected}, not {text[:64]!r}"))
         elif kind.is_integer:
-            values[name] = int(text)  # msgspec does not take leading zeros
+            values[name] = int(text)  # msgspec refuses leading zeros
     if problems:
         refuse_all(problems)
     try:
@@ -179,7 +178,7 @@ def refuse_field(loc: str, msg: str) -> NoReturn:
 
 
 def parse_natural(text: str) -> int | None:
-    """A whole number of at most 19 digits, plus leading zeros; None for any other text."""
+    """Parse a whole number of at most 19 digits, plus leading zeros; None for any other text."""
     digits = text.lstrip("0") or "0"
     return int(digits) if text.isascii() and text.isdigit() and len(digits) <= 19 else None
 
@@ -207,9 +206,9 @@ def _split(query_string: bytes) -> dict[str, str]:
 
 
 class _Kind(NamedTuple):
-    """What a parameter's text may be."""
+    """The text that a parameter accepts."""
 
-    takes: Callable[[str], object]
+    accepts: Callable[[str], object]
     expected: str
     is_integer: bool = False
 
@@ -235,4 +234,4 @@ def _kind_of(wanted: Any) -> _Kind:
     parts = [part for part in get_args(wanted) if part is not UnsetType]
     if get_origin(wanted) is Literal:
         return _Kind(frozenset(parts).__contains__, f"one of {', '.join(parts)}")
-    return _kind_of(parts[0]) if parts else _TEXT  # of `Annotated`, or of what may be unset
+    return _kind_of(parts[0]) if parts else _TEXT  # of `Annotated`, or of a union with UnsetType

@@ -1,8 +1,8 @@
-"""How often one client may ask: a token bucket for each, refilled by the clock.
+"""Rate limits: a token bucket per client.
 
-* A client that was quiet for a while may send `BURST_S` seconds' worth at once.
-* At most `CLIENTS_MAX` recent clients are remembered: the one that was quiet longest is forgotten
-  first, and starts again with a full bucket.
+* After a pause a client may send a burst of `BURST_S` seconds' worth of requests.
+* At most `CLIENTS_MAX` clients are tracked: the least recent one is evicted, and starts again with
+  a full bucket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLIENTS_MAX: Final = 10_000
 
 
 class ClientRates:
-    """On the event loop only. `per_second` None: no limit."""
+    """Used on the event loop only. `per_second` None: no limit."""
 
     def __init__(
         self, per_second: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -32,7 +32,7 @@ class ClientRates:
         return self._per_second is not None
 
     def take(self, client: str) -> None:
-        """Raises Throttled, with the time after which one more is allowed."""
+        """Count one request. Raises Throttled, with the time until the next is allowed."""
         rate = self._per_second
         if rate is None:
             return
@@ -40,14 +40,15 @@ class ClientRates:
         left, since = self._buckets.pop(client, (full, now))
         left = min(full, left + (now - since) * rate)
         if left >= 1:
-            self._remember(client, (left - 1, now))
+            self._store(client, (left - 1, now))
             return
-        self._remember(client, (left, now))
+        self._store(client, (left, now))
         raise Throttled(
-            f"more than {rate} requests a second from one client", retry_after_s=(1 - left) / rate
+            f"more than {rate} requests per second from this client",
+            retry_after_s=(1 - left) / rate,
         )
 
-    def _remember(self, client: str, bucket: tuple[float, float]) -> None:
+    def _store(self, client: str, bucket: tuple[float, float]) -> None:
         self._buckets[client] = bucket
         if len(self._buckets) > CLIENTS_MAX:
             self._buckets.popitem(last=False)

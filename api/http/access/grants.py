@@ -18,14 +18,14 @@ class Scope(StrEnum):
 
 
 class Grant(NamedTuple):
-    """`name`: the token's; `topics`: the prefix that every topic's name must have."""
+    """`name`: of the token; `topics`: the prefix that every topic's name must have."""
 
     name: str
     scopes: frozenset[Scope]
     topics: str = ""
 
     def check_scopes(self, scopes: tuple[Scope, ...]) -> None:
-        """Any one of them suffices. Raises Forbidden."""
+        """Raises Forbidden unless the token has one of `scopes`."""
         if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
             named = " or ".join(scopes)
             raise Forbidden(f"this call needs a token with the scope {named}")
@@ -34,9 +34,9 @@ class Grant(NamedTuple):
         return topic.startswith(self.topics)
 
     def check_topic(self, topic: str) -> None:
-        """Raises Forbidden, whether the topic exists or not."""
+        """Raises Forbidden, whether or not the topic exists."""
         if not self.sees_topic(topic):
-            raise Forbidden(f"this token is for topics that begin with {self.topics!r}")
+            raise Forbidden(f"this token is limited to topics that begin with {self.topics!r}")
 
 
 EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required

@@ -1,7 +1,7 @@
-"""Against DNS rebinding: without tokens, only loopback names are answered.
+"""Protection against DNS rebinding: without tokens, only requests to loopback names are accepted.
 
-A page of a foreign site whose name was made to resolve to 127.0.0.1 still sends its own name in
-`Host` and `Origin`. A request without either (HTTP/1.0) does not come from a browser.
+A page of another site whose name resolves to 127.0.0.1 still sends that name in `Host` and
+`Origin`. A request without either (HTTP/1.0) does not come from a browser.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
     host = exchange.header(b"host")
     if host is not None and not _is_allowed(f"//{host}", settings.allowed_hosts):
         raise ForeignHost(
-            f"Host {host[:200]!r} is not a loopback name: a broker without tokens answers no other"
+            f"Host {host[:200]!r} is not a loopback name: without tokens no other is accepted"
         )
     origin = exchange.header(b"origin")
     if origin is not None and not _is_allowed(origin, settings.allowed_hosts):
@@ -30,7 +30,7 @@ def check_host(exchange: Exchange, settings: HttpSettings) -> None:
 
 
 def _name_of(url: str) -> str:
-    """Empty if it is more than a host and a port, which is invalid (RFC 9110, 7.2)."""
+    """The host name; empty if there is more than a host and a port (invalid; RFC 9110, 7.2)."""
     try:
         parts = urlsplit(url)
         name = (parts.hostname or "").rstrip(".")
@@ -39,7 +39,7 @@ def _name_of(url: str) -> str:
     return "" if "@" in parts.netloc or parts.path or parts.query or parts.fragment else name
 
 
-@lru_cache(maxsize=256)  # the same few come with every request
+@lru_cache(maxsize=256)  # every request has one of the same few
 def _is_allowed(url: str, allowed_hosts: tuple[str, ...]) -> bool:
     name = _name_of(url)
     return name in allowed_hosts or name.endswith(".localhost") or is_loopback(name)

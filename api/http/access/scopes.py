@@ -1,8 +1,8 @@
-"""Which scopes each call needs, in one table: any one of those named is enough.
+"""Which scopes each call needs, in one table: any one of those listed is enough.
 
-* A call that is not in the table needs `admin`: a forgotten row closes a door, never opens one.
-* `whole`: the call is about all topics at once, so a token with a prefix of topics may not make it.
-  The others are checked by the topic in their path, or topic by topic in their handlers.
+* A call that is not in the table needs `admin`: a forgotten row denies access, never grants it.
+* `whole`: the call is about all topics at once, so a token with a topic prefix may not make it.
+  Other calls are checked by the topic in their path, or topic by topic in their handlers.
 * HEAD is treated as GET.
 * Whoever may produce to a topic may describe it, as with Kafka, where Write implies Describe: a
   producer has to know the partitions.
@@ -28,8 +28,8 @@ class Need:
         self.scopes, self.whole = scopes, whole
 
 
-# The pages of the console and of the documentation, and their scripts, hold no data, and must be
-# there to ask for a token.
+# The pages of the console and of the documentation, and their scripts, contain no data, and have to
+# be served without a token so that they can ask for one.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in CONSOLE_NAMES))
 _DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_NAMES))
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))

@@ -1,13 +1,13 @@
-"""The tokens file: who may call, by the hashes of the tokens.
+"""The tokens file: the hashes of the tokens, and what each may do.
 
     {"format_version": 1,
      "tokens": [{"name", "hash": "sha256:<64 hex>", "scopes": [...], "topics", "created_ms"}]}
 
 * A token is 256 random bits, so one round of SHA-256 is as good as a slow hash. It is shown once
-  and kept nowhere; neither it nor its hash is ever logged.
-* Only the command line writes the file: as a whole, by a rename, readable by its owner alone.
-* `TokensFile` follows the file. If it cannot be read, or has vanished, nobody is let in: a broker
-  that has once required tokens never stops requiring them.
+  and not stored; neither it nor its hash is ever logged.
+* Only the command line writes the file: as a whole, by a rename, readable by its owner only.
+* `TokensFile` reloads the file. If it cannot be read, or was deleted, all requests are refused: a
+  broker that has required tokens never stops requiring them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOPICS: Final = re.compile(r"[a-zA-Z0-9._-]{0,249}\Z", re.ASCII)
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`topics`: the prefix; empty for all."""
+    """`topics`: the prefix of topic names; empty for all."""
 
     name: str
     hash: str
@@ -74,10 +74,11 @@ def read_entries(path: Path) -> tuple[TokenEntry, ...]:
     try:
         document = typed_json.decode(data, _Document)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path} is not a file of tokens: {error}") from error
+        raise ConfigurationError(f"{path} is not a tokens file: {error}") from error
     if document.format_version != FORMAT_VERSION:
         raise ConfigurationError(
-            f"{path}: format version {document.format_version}; {FORMAT_VERSION} is known"
+            f"{path}: unknown format version {document.format_version}; only {FORMAT_VERSION} is "
+            "supported"
         )
     return document.tokens
 
@@ -91,10 +92,10 @@ def create_token(
     """
     if not _NAME.match(name):
         raise ConfigurationError(
-            f"a token's name has 1 to 64 characters of A-Z a-z 0-9 . _ @ -, not {name!r}"
+            f"a token's name has 1 to 64 of the characters A-Z a-z 0-9 . _ @ -, not {name!r}"
         )
     if not _TOPICS.match(topics):
-        raise ConfigurationError(f"no topic begins with {topics!r}")
+        raise ConfigurationError(f"no topic's name can begin with {topics!r}")
     if not scopes:
         raise ConfigurationError("a token needs at least one scope: read, produce or admin")
     token = _PREFIX + secrets.token_urlsafe(32)
@@ -105,18 +106,18 @@ def create_token(
         topics=topics,
         created_ms=now_ms,
     )
-    with _changing(path) as entries:
+    with _editing(path) as entries:
         if any(known.name == name for known in entries):
             raise ConfigurationError(f"token {name!r} already exists: revoke it first")
         if len(entries) >= MAX_TOKENS:
-            raise ConfigurationError(f"at most {MAX_TOKENS} tokens are kept")
+            raise ConfigurationError(f"the limit of {MAX_TOKENS} tokens is reached: revoke some")
         entries.append(entry)
     return token
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Takes effect within milliseconds. Raises ConfigurationError if there is no such token."""
-    with _changing(path) as entries:
+    """Remove a token; running brokers refuse it within milliseconds. Raises ConfigurationError."""
+    with _editing(path) as entries:
         kept = [entry for entry in entries if entry.name != name]
         if len(kept) == len(entries):
             raise ConfigurationError(f"there is no token {name!r}")
@@ -124,8 +125,8 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[list[TokenEntry]]:
-    """The entries, to be changed in place; written if the block succeeds. One at a time."""
+def _editing(path: Path) -> Iterator[list[TokenEntry]]:
+    """Yields the entries, to be changed in place, under a lock; written if the block succeeds."""
     _make_folder(path.parent)
     lock = _open(path.with_name(path.name + ".lock"), path.parent)
     try:
@@ -139,7 +140,7 @@ def _changing(path: Path) -> Iterator[list[TokenEntry]]:
 
 
 def _make_folder(path: Path) -> None:
-    """If root makes it, its owner is that of the folder that it is in."""
+    """Create a folder; if root creates it, it gets the owner of its parent."""
     if not path.exists():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -148,17 +149,17 @@ def _make_folder(path: Path) -> None:
             os.chown(path, owner.st_uid, owner.st_gid)
 
 
-def _open(path: Path, owners: Path) -> int:
-    """An empty file for its owner alone; if root makes it, the owner is that of `owners`."""
+def _open(path: Path, owner_of: Path) -> int:
+    """Create or truncate a file with mode 0600; root gives it the owner of `owner_of`."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     if os.geteuid() == 0:
-        owner = owners.stat()
+        owner = owner_of.stat()
         os.fchown(fd, owner.st_uid, owner.st_gid)
     return fd
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace the file; if root writes it, its owner stays the same, or is the folder's."""
+    """Replace the file; if root writes it, it keeps its owner, or gets that of the folder."""
     temporary = path.with_name(path.name + ".tmp")
     fd = _open(temporary, path if path.exists() else path.parent)
     try:
@@ -172,23 +173,23 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class TokensFile:
-    """The file as a running broker follows it: read whenever it has changed."""
+    """The tokens of a running broker: the file is read again whenever it has changed."""
 
     def __init__(self, path: Path, *, required: bool) -> None:
         self._path, self._name = path, str(path)
         self._seen: tuple[int, int, int] | None = None
         self._entries: tuple[TokenEntry, ...] = ()
-        self._told = ""  # last logged: why it cannot be read
+        self._logged = ""  # why the file cannot be read, as last logged
         self.required = required
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the file again if it is not the one that was read last."""
+        """Read the file again if it has changed."""
         try:
             now = os.stat(self._name)  # noqa: PTH116  every request asks, and a Path takes longer
         except OSError as error:
             if self.required and self._seen is not None:
-                log.error("tokens file is gone: nobody is let in", error=error.strerror)
+                log.error("tokens file is gone: all requests are refused", error=error.strerror)
             elif not isinstance(error, FileNotFoundError):
                 self.required = True
             self._seen, self._entries = None, ()
@@ -202,16 +203,16 @@ class TokensFile:
         except (ConfigurationError, OSError) as error:
             self._entries = ()
             if isinstance(error, OSError):
-                self._seen = None  # the disk, or a lack of descriptors: it may work next time
-            if str(error) != self._told:
-                log.error("tokens file cannot be read: nobody is let in", error=str(error))
-            self._told = str(error)
+                self._seen = None  # a disk error or a lack of descriptors may be transient
+            if str(error) != self._logged:
+                log.error("tokens file cannot be read: all requests are refused", error=str(error))
+            self._logged = str(error)
         else:
-            self._told = ""
+            self._logged = ""
             log.info("tokens read", tokens=[entry.name for entry in self._entries])
 
     def grant_of(self, token: str) -> Grant | None:
-        """Compared with every hash in constant time, whichever matches."""
+        """Compares with every hash in constant time, even after a match."""
         presented = hash_of(token).encode()
         found: Grant | None = None
         for entry in self._entries:

@@ -13,7 +13,7 @@ from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import json_body, no_body
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET, find_time, time_of
+from api.http.fetch.positions import MAX_OFFSET, find_time, parse_timestamp
 from api.http.responses import Response, json_response
 from api.http.schemas import (
     EpochState,
@@ -69,7 +69,7 @@ async def get_offsets(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if isinstance(query.timestamp, UnsetType):
         return json_response(OffsetsState(**partition.offsets()._asdict()))
-    timestamp = time_of(query.timestamp, loc="timestamp")
+    timestamp = parse_timestamp(query.timestamp, loc="timestamp")
     found = await find_time(context, partition, timestamp)
     return json_response(OffsetAtTime(*(found or (None, None))))
 

@@ -1,14 +1,13 @@
-"""`POST /v1/fetch`: many partitions in one long poll.
+"""`POST /v1/fetch`: many partitions in wanted long poll.
 
-* A partition that refuses is answered in its place with its problem; the others continue.
-* A request waits once for a store that does not answer, or for room in the chunk cache, not once
-  for each partition: afterwards partitions that are neither local nor in memory are refused like
-  the first.
-* A partition without a given offset that is trimmed meanwhile is read from its new start.
-* The request's `max_bytes` is shared in the order of the partitions, both for what is read from the
-  log and for what is shown: a partition for which nothing is left gets an empty response at its
-  offset, and comes first if the client asks for that next time. The first partition with records
-  always gets some.
+* A partition that fails has its problem in its fetch; the others are unaffected.
+* A request waits once, not per partition, for a store that does not answer or for room in the chunk
+  cache: after that, partitions that need the store fail like the first.
+* A partition requested without an offset and trimmed meanwhile is read from its new start.
+* The request's `max_bytes` is spent in the order of the partitions, both on what is read from the
+  log and on the records in the response: a partition for which nothing is left gets no records, at
+  its offset. A client can put it first in its next request. The first partition with records always
+  gets some.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from api.http.fetch.reading import (
     work_bytes,
 )
 from api.http.fetch.record_json import Page
-from api.http.fetch.single import FetchQuery, json_object, read_on
+from api.http.fetch.single import FetchQuery, json_object, read_again
 from api.http.responses import JSON, NO_STORE, Response
 from api.http.settings import MIB
 from broker.partition import Fetched, Partition
@@ -63,38 +62,38 @@ class FetchMany(msgspec.Struct, forbid_unknown_fields=True):
     isolation: Isolation = "read_uncommitted"
 
 
-class Refused(NamedTuple):
+class FailedFetch(NamedTuple):
+    """A partition that could not be read."""
+
     topic: str
     partition: int
     error: Exception
 
 
 class PartitionFetch(NamedTuple):
-    """A partition, where it is read from (`position` is what was asked for), and what was found
-    there.
-    """
+    """A partition, where it is read from (`position` as requested), and what was read."""
 
     partition: Partition
     position: Position
     offset: int
     max_bytes: int
     fetched: Fetched | None = None
-    page_bytes: int = 0  # of `max_bytes`, what the places before it left over
+    page_bytes: int = 0  # `max_bytes`, or what the partitions before have left of the request's
 
 
-class Room:
-    """What the places before have left over of what one response may show."""
+class RecordBudget:
+    """How much the response may still hold, after the partitions before."""
 
     def __init__(self, size_bytes: int) -> None:
         self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
 
-    def fill(self, place: PartitionFetch, fetched: Fetched, *, nowait: bool) -> Page:
+    def read_page(self, fetch: PartitionFetch, fetched: Fetched, *, nowait: bool) -> Page:
         if self._bytes <= 0 or self._records <= 0:
-            return Page([], place.offset, 0)
+            return Page([], fetch.offset, 0)
         page = record_json.read_page(
             fetched,
-            offset=place.offset,
-            max_bytes=min(place.page_bytes, self._bytes),
+            offset=fetch.offset,
+            max_bytes=min(fetch.page_bytes, self._bytes),
             max_records=self._records,
             nowait=nowait,
         )
@@ -107,164 +106,168 @@ _DECODER: Final = msgspec.json.Decoder(FetchMany)
 
 
 async def fetch_many(context: Context, exchange: Exchange) -> Response:
-    wanted = await json_body(context, exchange, _DECODER)
+    request = await json_body(context, exchange, _DECODER)
     positions = [
-        parse_position(one.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
-        for index, one in enumerate(wanted.partitions)
+        parse_position(wanted.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
+        for index, wanted in enumerate(request.partitions)
     ]
-    places = [
-        await _place(context, exchange.grant, one, position, wanted)
-        for one, position in zip(wanted.partitions, positions, strict=True)
+    fetches = [
+        await _resolve(context, exchange.grant, wanted, position, request)
+        for wanted, position in zip(request.partitions, positions, strict=True)
     ]
-    with LongPoll(context, exchange, wait_ms=wanted.wait_ms) as poll:
-        places = await _read_all(context, places, wanted)
-        while not poll.over and not _is_enough(places, wanted):
-            await poll.wait(_beyonds(places))
+    with LongPoll(context, exchange, wait_ms=request.wait_ms) as poll:
+        fetches = await _read_all(context, fetches, request)
+        while not poll.over and not _is_enough(fetches, request):
+            await poll.wait(_awaited_offsets(fetches))
             context.access.recheck(exchange)
-            places = await _read_all(context, places, wanted)
-    return await _response(context, exchange, places, wanted)
+            fetches = await _read_all(context, fetches, request)
+    return await _response(context, exchange, fetches, request)
 
 
-async def _place(
+async def _resolve(
     context: Context,
     grant: Grant,
-    one: RequestedPartition,
+    wanted: RequestedPartition,
     position: Position,
-    wanted: FetchMany,
-) -> PartitionFetch | Refused:
+    request: FetchMany,
+) -> PartitionFetch | FailedFetch:
     try:
-        grant.check_topic(one.topic)
-        partition = context.broker.partition(one.topic, one.partition)
-        committed = wanted.isolation == "read_committed"
+        grant.check_topic(wanted.topic)
+        partition = context.broker.partition(wanted.topic, wanted.partition)
+        committed = request.isolation == "read_committed"
         offset = await resolve(context, partition, position, committed=committed)
     except TierlogError as error:
-        return Refused(one.topic, one.partition, error)
-    return PartitionFetch(partition, position, offset, one.max_bytes)
+        return FailedFetch(wanted.topic, wanted.partition, error)
+    return PartitionFetch(partition, position, offset, wanted.max_bytes)
 
 
 async def _read_all(
-    context: Context, places: Sequence[PartitionFetch | Refused], wanted: FetchMany
-) -> list[PartitionFetch | Refused]:
-    room, in_vain_s = wanted.max_bytes, 0.0
-    impatience: TierlogError | None = None
-    found: list[PartitionFetch | Refused] = []
-    for place in places:
-        if isinstance(place, PartitionFetch):
+    context: Context, fetches: Sequence[PartitionFetch | FailedFetch], request: FetchMany
+) -> list[PartitionFetch | FailedFetch]:
+    bytes_left, store_wait_s = request.max_bytes, 0.0
+    store_error: TierlogError | None = None
+    done: list[PartitionFetch | FailedFetch] = []
+    for fetch in fetches:
+        if isinstance(fetch, PartitionFetch):
             began_s = time.monotonic()
-            place = await _read_one(context, place, wanted, room, impatience=impatience)
-            if isinstance(place, Refused) and isinstance(place.error, STORE_ERRORS):
-                in_vain_s += time.monotonic() - began_s
-                if in_vain_s > STORE_WAIT_MAX_S:
-                    kind = Throttled if isinstance(place.error, Throttled) else StoreUnavailable
-                    impatience = kind("not waited for: the partitions before did so in vain")
-            if isinstance(place, PartitionFetch) and place.fetched is not None:
-                room -= place.fetched.size_bytes
-        found.append(place)
-    return found
+            fetch = await _read_one(context, fetch, request, bytes_left, store_error=store_error)
+            if isinstance(fetch, FailedFetch) and isinstance(fetch.error, STORE_ERRORS):
+                store_wait_s += time.monotonic() - began_s
+                if store_wait_s > STORE_WAIT_MAX_S:
+                    kind = Throttled if isinstance(fetch.error, Throttled) else StoreUnavailable
+                    store_error = kind(
+                        "not tried: reads of earlier partitions in this request waited "
+                        "for the store without success"
+                    )
+            if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
+                bytes_left -= fetch.fetched.size_bytes
+        done.append(fetch)
+    return done
 
 
 async def _read_one(
     context: Context,
-    place: PartitionFetch,
-    wanted: FetchMany,
-    room: int,
+    fetch: PartitionFetch,
+    request: FetchMany,
+    bytes_left: int,
     *,
-    impatience: TierlogError | None,
-) -> PartitionFetch | Refused:
-    """With no room left only the offsets are reported; `impatience` is raised instead of waiting
-    for the store.
+    store_error: TierlogError | None,
+) -> PartitionFetch | FailedFetch:
+    """Read up to `bytes_left`; with none left, only the offsets. If `store_error` is given, fail
+    with it instead of waiting for the store.
     """
-    page_bytes = max(1, min(place.max_bytes, room))
-    query = FetchQuery(max_bytes=page_bytes, isolation=wanted.isolation)
-    partition, position = place.partition, place.position
+    page_bytes = max(1, min(fetch.max_bytes, bytes_left))
+    query = FetchQuery(max_bytes=page_bytes, isolation=request.isolation)
+    partition, position = fetch.partition, fetch.position
     try:
-        if impatience is not None and _waits_for_store(place):
-            raise impatience
-        _, offset, fetched = await read_on(context, partition, position, place.offset, query)
+        if store_error is not None and _needs_store(fetch):
+            raise store_error
+        _, offset, fetched = await read_again(context, partition, position, fetch.offset, query)
     except TierlogError as error:
-        return Refused(partition.topic, partition.number, error)
-    if room <= 0:
+        return FailedFetch(partition.topic, partition.number, error)
+    if bytes_left <= 0:
         fetched = fetched._replace(slices=(), next_offset=offset)
-    return place._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
+    return fetch._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
 
 
-def _waits_for_store(place: PartitionFetch) -> bool:
-    partition, offset = place.partition, place.offset
+def _needs_store(fetch: PartitionFetch) -> bool:
+    partition, offset = fetch.partition, fetch.offset
     is_cold = offset < partition.offsets().local_log_start_offset
     return is_cold and partition.try_read(offset, max_bytes=1) is None
 
 
-def _is_enough(places: Sequence[PartitionFetch | Refused], wanted: FetchMany) -> bool:
-    """A refusal counts as news too: it is answered at once."""
-    found = [
-        place.fetched for place in places if isinstance(place, PartitionFetch) and place.fetched
+def _is_enough(fetches: Sequence[PartitionFetch | FailedFetch], request: FetchMany) -> bool:
+    """A failed partition is enough too: the problem is returned without waiting."""
+    read = [
+        fetch.fetched for fetch in fetches if isinstance(fetch, PartitionFetch) and fetch.fetched
     ]
-    if len(found) < len(places):
+    if len(read) < len(fetches):
         return True
-    size = sum(fetched.size_bytes for fetched in found)
-    full = any(fetched.slices and not fetched.at_end for fetched in found)
-    return size >= min(wanted.min_bytes, wanted.max_bytes) or full
+    size = sum(fetched.size_bytes for fetched in read)
+    full = any(fetched.slices and not fetched.at_end for fetched in read)
+    return size >= min(request.min_bytes, request.max_bytes) or full
 
 
-def _beyonds(places: Sequence[PartitionFetch | Refused]) -> list[AwaitedOffset]:
+def _awaited_offsets(fetches: Sequence[PartitionFetch | FailedFetch]) -> list[AwaitedOffset]:
     return [
-        AwaitedOffset(place.partition, place.fetched.high_watermark)
-        for place in places
-        if isinstance(place, PartitionFetch) and place.fetched is not None
+        AwaitedOffset(fetch.partition, fetch.fetched.high_watermark)
+        for fetch in fetches
+        if isinstance(fetch, PartitionFetch) and fetch.fetched is not None
     ]
 
 
 async def _response(
     context: Context,
     exchange: Exchange,
-    places: Sequence[PartitionFetch | Refused],
-    wanted: FetchMany,
+    fetches: Sequence[PartitionFetch | FailedFetch],
+    request: FetchMany,
 ) -> Response:
     work = 0
-    for place in places:
-        if isinstance(place, PartitionFetch) and place.fetched is not None:
-            fetched = place.fetched
-            work += work_bytes(fetched, place.offset)
-            records = max(0, fetched.next_offset - place.offset)
+    for fetch in fetches:
+        if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
+            fetched = fetch.fetched
+            work += work_bytes(fetched, fetch.offset)
+            records = max(0, fetched.next_offset - fetch.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def write(nowait: bool) -> bytes:
-        room = Room(wanted.max_bytes)
-        shown = [
-            _shown(context, exchange, place, room, wanted=wanted, nowait=nowait) for place in places
+    def render(nowait: bool) -> bytes:
+        budget = RecordBudget(request.max_bytes)
+        parts = [
+            _fetch_json(context, exchange, fetch, budget, request=request, nowait=nowait)
+            for fetch in fetches
         ]
-        return b'{"partitions":[' + b",".join(shown) + b"]}"
+        return b'{"partitions":[' + b",".join(parts) + b"]}"
 
-    return Response(200, [JSON, NO_STORE], await compute_text(context, work, write))
+    return Response(200, [JSON, NO_STORE], await compute_text(context, work, render))
 
 
-def _shown(
+def _fetch_json(
     context: Context,
     exchange: Exchange,
-    place: PartitionFetch | Refused,
-    room: Room,
+    fetch: PartitionFetch | FailedFetch,
+    budget: RecordBudget,
     *,
-    wanted: FetchMany,
+    request: FetchMany,
     nowait: bool,
 ) -> bytes:
-    if isinstance(place, Refused):
-        return _shown_error(context, exchange, place)
-    assert place.fetched is not None, "it was read"
+    if isinstance(fetch, FailedFetch):
+        return _error_json(context, exchange, fetch)
+    assert fetch.fetched is not None, "read before"
     try:
-        page = room.fill(place, place.fetched, nowait=nowait)
+        page = budget.read_page(fetch, fetch.fetched, nowait=nowait)
     except TierlogError as error:
-        refused = Refused(place.partition.topic, place.partition.number, error)
-        return _shown_error(context, exchange, refused)
-    records = record_json.write_array(page, wanted.encoding)
-    return json_object(place.partition, place.fetched, records, next_offset=page.next_offset)
+        failed = FailedFetch(fetch.partition.topic, fetch.partition.number, error)
+        return _error_json(context, exchange, failed)
+    records = record_json.write_array(page, request.encoding)
+    return json_object(fetch.partition, fetch.fetched, records, next_offset=page.next_offset)
 
 
-def _shown_error(context: Context, exchange: Exchange, refused: Refused) -> bytes:
-    problem = context.problem(exchange, refused.error)
+def _error_json(context: Context, exchange: Exchange, failed: FailedFetch) -> bytes:
+    problem = context.problem(exchange, failed.error)
     return msgspec.json.encode(
         {
-            "topic": refused.topic,
-            "partition": refused.partition,
+            "topic": failed.topic,
+            "partition": failed.partition,
             "error": problem.document,
         }
     )

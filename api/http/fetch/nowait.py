@@ -15,13 +15,13 @@ from api.http.fetch.record_json import WouldBlock
 from api.http.fetch.single import (
     FORMS,
     FetchQuery,
-    Found,
+    ReadResult,
     batches_response,
     cache_key,
     is_cut_short,
     is_enough,
     records_response,
-    write,
+    render,
 )
 from api.http.request import media_types
 from api.http.responses import AnyResponse
@@ -46,25 +46,25 @@ def try_fetch(context: Context, exchange: Exchange) -> AnyResponse | None:
     if form == media_types.BATCHES:
         if query.record_limit is not None:
             return None
-        found = _found(exchange, partition, offset, query)
-        return None if found is None else batches_response(context, exchange, found)
+        result = _try_read(exchange, partition, offset, query)
+        return None if result is None else batches_response(context, exchange, result)
     few = query.for_few()
-    found = _found(exchange, partition, offset, few)
-    if found is None or work_bytes(found.fetched, found.offset) > IMMEDIATE_MAX_BYTES:
+    result = _try_read(exchange, partition, offset, few)
+    if result is None or work_bytes(result.fetched, result.offset) > IMMEDIATE_MAX_BYTES:
         return None
     began_s = time.perf_counter()
     try:
-        page = context.pages.get_now(
-            cache_key(found, few, form),
-            found.fetched,
-            lambda: write(found, few, form, nowait=True),
+        page = context.pages.get_sync(
+            cache_key(result, few, form),
+            result.fetched,
+            lambda: render(result, few, form, nowait=True),
         )
     except WouldBlock:
         return None
     exchange.timings.add("encode", began_s)
-    if is_cut_short(found, page, few, query):
+    if is_cut_short(result, page, few, query):
         return None
-    return records_response(context, found, page, form)
+    return records_response(context, result, page, form)
 
 
 def _offset_and_query(query_string: bytes) -> tuple[int, FetchQuery]:
@@ -76,16 +76,16 @@ def _offset_and_query(query_string: bytes) -> tuple[int, FetchQuery]:
     return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
 
 
-def _found(
+def _try_read(
     exchange: Exchange, partition: Partition, offset: int, query: FetchQuery
-) -> Found | None:
+) -> ReadResult | None:
     """What can be read without waiting for the disk or for new records."""
     began_s = time.perf_counter()
     fetched = partition.try_read(offset, max_bytes=query.max_bytes)
     if fetched is None:
         return None
-    found = Found(partition, offset, fetched)
-    if query.wait_ms and not is_enough(found, query):
+    result = ReadResult(partition, offset, fetched)
+    if query.wait_ms and not is_enough(result, query):
         return None
     exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
-    return found
+    return result

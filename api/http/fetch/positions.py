@@ -1,4 +1,4 @@
-"""Where a reader starts: `offset` (a number or a keyword) or `timestamp`, resolved to an offset."""
+"""Where a read starts: `offset` (a number or a keyword) or `timestamp`, resolved to an offset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_OFFSET: Final = 2**63 - 1
 
 
 class Position(NamedTuple):
-    """One of the three: a keyword, an offset, or a time."""
+    """Exactly one of a keyword, an offset, or a time."""
 
     keyword: str = ""
     offset: int = -1
@@ -31,14 +31,16 @@ class Position(NamedTuple):
 def parse_position(
     offset: str | int | UnsetType, timestamp: str | UnsetType, *, default: str, within: str = ""
 ) -> Position:
-    """Raises InvalidRequest. `within` is the place of the two members in a body."""
+    """Raises InvalidRequest. `within` is the path of the two members in a body."""
     if timestamp is not UNSET:
         if offset is not UNSET:
             strict_json.refuse_field(
                 strict_json.join(within, "timestamp"), "give offset or timestamp, not both"
             )
         assert isinstance(timestamp, str)
-        return Position(timestamp=time_of(timestamp, loc=strict_json.join(within, "timestamp")))
+        return Position(
+            timestamp=parse_timestamp(timestamp, loc=strict_json.join(within, "timestamp"))
+        )
     if offset is UNSET:
         return Position(keyword=default)
     text = str(offset)
@@ -48,12 +50,12 @@ def parse_position(
     if value is None or value > MAX_OFFSET:
         strict_json.refuse_field(
             strict_json.join(within, "offset"),
-            f"expected an offset from 0 or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
+            f"expected a non-negative offset or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
         )
     return Position(offset=value)
 
 
-def time_of(text: str, *, loc: str) -> int:
+def parse_timestamp(text: str, *, loc: str) -> int:
     try:
         return parse_time(text)
     except ValueError as error:
@@ -63,10 +65,10 @@ def time_of(text: str, *, loc: str) -> int:
 async def resolve(
     context: Context, partition: Partition, position: Position, *, committed: bool
 ) -> int:
-    """The offset to read from. A time past the last record resolves to the end."""
+    """The offset to read from. A time after the last record resolves to the end of the log."""
     if position.offset >= 0:
         return position.offset
-    now = partition.offsets()  # before the lookup: what comes during it is not skipped
+    now = partition.offsets()  # before the lookup: records appended during it are not skipped
     if position.timestamp >= 0:
         found = await find_time(context, partition, position.timestamp)
         if found is not None:
@@ -81,7 +83,7 @@ async def resolve(
 async def find_time(
     context: Context, partition: Partition, timestamp: int
 ) -> tuple[int, int] | None:
-    """As `Partition.offset_for_timestamp`, in a thread of the tier in which the log begins."""
+    """`Partition.offset_for_timestamp` in a thread of the tier in which the log begins."""
     look = partial(partition.offset_for_timestamp, timestamp)
     return await context.read_at(partition, partition.offsets().log_start_offset, look)
 

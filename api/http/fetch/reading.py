@@ -1,4 +1,4 @@
-"""How a call reads a partition, and the limits that all reading calls share."""
+"""Reads a partition for a call, with the limits that all reading calls share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
-_RECORD_BYTES: Final = 100  # a smaller one is as much work
+_RECORD_BYTES: Final = 100  # a smaller record is as much work to encode
 
 
 class ReadQuery(Protocol):
-    """How much a query reads, and how far: `committed` ends at the last stable offset."""
+    """How much a query reads. With `committed` it reads up to the last stable offset."""
 
     @property
     def max_bytes(self) -> int: ...
@@ -36,7 +36,7 @@ class ReadQuery(Protocol):
 
 
 async def read(context: Context, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
-    """On the loop if everything is in memory, otherwise in a thread of the tier."""
+    """Read on the event loop if everything is in memory, otherwise in a thread of the tier."""
     began_s = time.perf_counter()
     max_bytes, committed = query.max_bytes, query.committed
     fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
@@ -48,26 +48,28 @@ async def read(context: Context, partition: Partition, offset: int, query: ReadQ
 
 
 def work_bytes(fetched: Fetched, offset: int) -> int:
-    """How much work it is to write this as text: a few compressed bytes may be many records."""
+    """Estimate the work of encoding this as text: few compressed bytes may hold many records."""
     return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
 
 
-async def compute_text(context: Context, work: int, write: Callable[[bool], T]) -> T:
-    """Run a little work at once, and much work in a thread. `write` is told whether to raise
-    WouldBlock rather than wait for the disk or expand a batch (an unknown amount of work).
+async def compute_text(context: Context, work: int, render: Callable[[bool], T]) -> T:
+    """Encode records on the event loop if it is little work, otherwise in a thread.
+
+    `render(nowait)`: with True it raises WouldBlock rather than wait for the disk or decompress a
+    batch, which is an unknown amount of work.
     """
     if work <= context.settings.inline_max_bytes:
         try:
-            return await context.compute(work, lambda: write(True))
+            return await context.compute(work, lambda: render(True))
         except WouldBlock:
             pass
-    return await context.compute(UNKNOWN_SIZE, lambda: write(False))
+    return await context.compute(UNKNOWN_SIZE, lambda: render(False))
 
 
 def log_headers(
     partition: Partition, log: Fetched | Offsets, *, next_offset: int, tier: Tier
 ) -> HeaderList:
-    """What every response with a partition's records says about its log."""
+    """The headers of every response with a partition's records."""
     up_to_date = b"true" if next_offset == log.high_watermark else b"false"
     return [
         (b"log-start-offset", b"%d" % log.log_start_offset),

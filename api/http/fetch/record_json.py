@@ -1,13 +1,13 @@
-"""Records of batches as JSON: the responses of fetch, NDJSON lines and events.
+"""Encodes records as JSON: for fetch responses, NDJSON lines and server-sent events.
 
 Rules:
 
-* A page holds at least one record if there is one, and then stops at the first limit it reaches;
+* A page holds at least one record if there is one, and ends at the first limit it reaches;
   `next_offset` is where the next page begins. Its size is bounded even if a compressed batch
-  expands a thousandfold, and if records are nearly empty.
-* Control batches, aborted batches and records below the given offset are never shown.
-* A checksum is checked before a batch is opened.
-* Columns all the way: one struct per record, made and written by msgspec.
+  expands a thousandfold, or if records are nearly empty.
+* Control batches, aborted batches and records below the given offset are left out.
+* A batch's checksum is verified before it is decoded.
+* Records are processed by column; msgspec creates and encodes one struct per record.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Shown = str | Raw | None | UnsetType
 Bytes64 = bytes | UnsetType
 
 MAX_EXPANDED_BATCH: Final = 256 << 20
-# What a record takes in a batch besides its bytes, at least: counted so, what is in the log
-# uncompressed always fits.
+# The least overhead of a record in a batch: with it, a page is never smaller than the uncompressed
+# batches that were read for it.
 RECORD_BYTES: Final = 7
-PAGE_RECORDS: Final = 1_000_000  # as text each takes some hundred bytes of memory
+PAGE_RECORDS: Final = 1_000_000  # as text, each takes some hundred bytes of memory
 _LINE_BREAKS: Final = b"\r\n"
 
 
@@ -47,7 +47,7 @@ class HeaderOut(msgspec.Struct):
 
 
 class RecordOut(msgspec.Struct):
-    """`*_base64` instead of a member whose bytes are not text."""
+    """`*_base64` replaces a member whose bytes are not UTF-8."""
 
     offset: int
     timestamp: int
@@ -59,7 +59,7 @@ class RecordOut(msgspec.Struct):
 
 
 class RecordLine(msgspec.Struct):
-    """As RecordOut, for a line that stands alone."""
+    """As RecordOut, for NDJSON and events: with the partition."""
 
     partition: int
     offset: int
@@ -72,7 +72,7 @@ class RecordLine(msgspec.Struct):
 
 
 class Page(NamedTuple):
-    """Records, batch by batch, the offset after them, and their size as `max_bytes` counts it."""
+    """Records by batch, the offset after them, and their size as `max_bytes` counts it."""
 
     batches: list[Columns]
     next_offset: int
@@ -89,7 +89,7 @@ _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
 class WouldBlock(Exception):
-    """Bytes would have to come from the disk, or a batch be expanded to an unknown size."""
+    """Bytes would have to be read from disk, or a batch decompressed to an unknown size."""
 
 
 def read_page(
@@ -100,12 +100,12 @@ def read_page(
     max_records: int = PAGE_RECORDS,
     nowait: bool = False,
 ) -> Page:
-    """The records from `offset` on in what was fetched. Reads files: it may block.
+    """Decode the records from `offset` on. Reads files, so it may block.
 
     `max_bytes` counts keys, values and headers, and RECORD_BYTES per record; `max_records` above
-    PAGE_RECORDS has no effect. A batch that fails its check ends the page before it; if it is the
-    first, raises CorruptBatch. With `nowait` raises WouldBlock rather than expand a batch or wait
-    for the disk.
+    PAGE_RECORDS has no effect. A corrupt batch ends the page before it; if it is the first, raises
+    CorruptBatch. With `nowait`, raises WouldBlock rather than decompress a batch or wait for the
+    disk.
     """
     max_records = min(max_records, PAGE_RECORDS)
     batches: list[Columns] = []
@@ -113,14 +113,15 @@ def read_page(
     next_offset = max(fetched.next_offset, offset)
     try:
         for columns in _visible_columns(fetched, offset, nowait=nowait):
-            room = max_bytes - size
-            fitting, fitting_bytes = _fitting(columns, room, max_records, is_first=not batches)
-            if fitting:
-                batches.append(_cut(columns, fitting))
-            size += fitting_bytes
-            max_records -= fitting
-            if fitting < len(columns.offsets):
-                next_offset = columns.offsets[fitting]
+            count, count_bytes = _fitting(
+                columns, max_bytes - size, max_records, is_first=not batches
+            )
+            if count:
+                batches.append(_first(columns, count))
+            size += count_bytes
+            max_records -= count
+            if count < len(columns.offsets):
+                next_offset = columns.offsets[count]
                 break
     except CorruptBatch:
         if not batches:
@@ -130,7 +131,7 @@ def read_page(
 
 
 def _read_now(piece: FileSlice) -> bytes:
-    """Raises WouldBlock. Only the read itself tells: some pages in memory are not all of them."""
+    """Raises WouldBlock. A residency check beforehand would not do: it only takes samples."""
     try:
         data = page_cache.pread_nowait(piece.file.fd, piece.size_bytes, piece.position)
     except BlockingIOError as error:
@@ -162,13 +163,13 @@ def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
 
 
 def write_array(page: Page, encoding: Encoding) -> bytes:
-    """The records as the inside of a JSON array."""
+    """The records as the elements of a JSON array, without its brackets."""
     parts = [_ENCODER.encode(list(_records(columns, encoding))) for columns in page.batches]
     return b",".join(part[1:-1] for part in parts if len(part) > 2)
 
 
 def write_lines(page: Page, *, partition: int, encoding: Encoding) -> bytes:
-    """NDJSON: one record per line, each line ended."""
+    """The records as NDJSON, each line with its line break."""
     return b"".join(
         _ENCODER.encode_lines(list(_lines(columns, partition, encoding)))
         for columns in page.batches
@@ -176,7 +177,7 @@ def write_lines(page: Page, *, partition: int, encoding: Encoding) -> bytes:
 
 
 def event_lines(page: Page, *, partition: int, encoding: Encoding) -> list[tuple[int, bytes]]:
-    """(offset, the record as a line without a line break) of each record."""
+    """(offset, line without a line break) of each record."""
     return [
         (line.offset, _ENCODER.encode(line))
         for columns in page.batches
@@ -210,13 +211,15 @@ def _in_file(error: CorruptBatch, piece: FileSlice) -> CorruptBatch:
     )
 
 
-def _fitting(columns: Columns, room: int, most: int, *, is_first: bool) -> tuple[int, int]:
-    """(how many of the records fit, their bytes); at least one if it is the first."""
+def _fitting(
+    columns: Columns, max_bytes: int, max_records: int, *, is_first: bool
+) -> tuple[int, int]:
+    """(the number of records that fit, their bytes); at least one record of the first batch."""
     sizes = _sizes(columns)
     count, total = len(sizes), sum(sizes)
-    if total > room:
-        count = sum(1 for reached in accumulate(sizes) if reached <= room)
-    count = min(count, most)
+    if total > max_bytes:
+        count = sum(1 for running in accumulate(sizes) if running <= max_bytes)
+    count = min(count, max_records)
     if is_first and sizes:
         count = max(count, 1)
     return count, total if count == len(sizes) else sum(sizes[:count])
@@ -235,7 +238,7 @@ def _sizes(columns: Columns) -> list[int]:
     return sizes
 
 
-def _cut(columns: Columns, count: int) -> Columns:
+def _first(columns: Columns, count: int) -> Columns:
     if count == len(columns.offsets):
         return columns
     return Columns(
@@ -258,7 +261,7 @@ def _lines(columns: Columns, partition: int, encoding: Encoding) -> Iterable[Rec
 def _members(
     columns: Columns, encoding: Encoding, *, one_line: bool
 ) -> tuple[Iterable[object], ...]:
-    """The members of all records, by column, in RecordOut's order."""
+    """The members of all records by column, in RecordOut's order."""
     keys, key_bytes = _texts(columns.keys, encoding)
     values, value_bytes = _texts(columns.values, encoding)
     if encoding == "json":
@@ -280,7 +283,7 @@ def _members(
 def _texts(
     column: Sequence[bytes | None], encoding: Encoding
 ) -> tuple[Iterable[Shown], Iterable[Bytes64 | None]]:
-    """(texts, bytes): each record has exactly one; the other is UNSET and not written."""
+    """(texts, bytes): each record has exactly one; the other is UNSET and not encoded."""
     if encoding == "base64":
         return repeat(UNSET), column
     try:
@@ -317,7 +320,7 @@ def _document(item: bytes, text: Shown, *, one_line: bool) -> Shown:
     except (msgspec.DecodeError, RecursionError):
         return text
     if one_line and (b"\n" in item or b"\r" in item):
-        # Inside a JSON string a line break is always escaped, so these are between tokens.
+        # JSON escapes line breaks inside strings, so these are whitespace between tokens.
         return Raw(bytes(raw).translate(None, _LINE_BREAKS))
     return raw
 

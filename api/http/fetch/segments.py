@@ -1,8 +1,8 @@
-"""A segment's bytes, from either tier, as a static file server would give them.
+"""Serves a segment's bytes from either tier, as a static file server does.
 
-A cold segment is brought to disk chunk by chunk while it is sent, the first chunk before the
-response's head, so that a bucket that is down is a 503; a later fault cuts the connection, and
-never sends wrong bytes. What is open already, or in the chunk cache, is sent without a thread.
+A cold segment is downloaded chunk by chunk while it is sent. The first chunk precedes the
+response's head, so that a bucket that is down is a 503; a later error aborts the connection, and
+never sends wrong bytes. Files that are open, or in the chunk cache, are sent without a thread.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from record_format.errors import UnknownSegment
 from record_format.file_slice import FileSlice
 
 
-class _Asked(NamedTuple):
-    """Which segment is asked for, and what of it."""
+class _SegmentRequest(NamedTuple):
+    """Which segment is requested, and in which media type."""
 
     partition: Partition
     base_offset: int
     media_type: str
 
 
-class _Chosen(NamedTuple):
-    """What of it is sent, and with which head."""
+class _Selection(NamedTuple):
+    """The head of the response, and the range that is sent."""
 
     status: int
     headers: HeaderList
@@ -48,31 +48,31 @@ class _Chosen(NamedTuple):
 
 
 def try_get_segment(context: Context, exchange: Exchange) -> AnyResponse | None:
-    asked = _asked(context, exchange)
-    segment = try_open_segment(asked.partition, asked.base_offset)
+    request = _parse(context, exchange)
+    segment = try_open_segment(request.partition, request.base_offset)
     if segment is None:
         return None
-    chosen = _choose(exchange, asked, segment)
-    if isinstance(chosen, Response):
-        return chosen
-    start, end, _ = chosen.range
-    slices = try_slices_of(asked.partition, segment, start=start, end=end)
+    selection = _select(exchange, request, segment)
+    if isinstance(selection, Response):
+        return selection
+    start, end, _ = selection.range
+    slices = try_slices_of(request.partition, segment, start=start, end=end)
     if slices is None:
         return None
-    _count(context, exchange, segment, chosen.range)
-    return FileResponse(chosen.status, chosen.headers, slices)
+    _count_fetched(context, exchange, segment, selection.range)
+    return FileResponse(selection.status, selection.headers, slices)
 
 
 async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
-    asked = _asked(context, exchange)
-    partition, base_offset = asked.partition, asked.base_offset
+    request = _parse(context, exchange)
+    partition, base_offset = request.partition, request.base_offset
     segment = await context.read_at(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )
-    chosen = _choose(exchange, asked, segment)
-    if isinstance(chosen, Response):
-        return chosen
-    start, end, _ = chosen.range
+    selection = _select(exchange, request, segment)
+    if isinstance(selection, Response):
+        return selection
+    start, end, _ = selection.range
     slices = slices_of(partition, segment, start=start, end=end)
     next_slice = partial(_next_slice, slices)
     first = await context.read_at(partition, base_offset, next_slice)
@@ -82,24 +82,28 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     ) -> AsyncGenerator[tuple[FileSlice, ...], None]:
         while following is not None:
             yield (following,)
-            following = None  # released before the next is waited for
+            following = None  # released before waiting for the next
             following = await context.read_at(partition, base_offset, next_slice)
 
-    _count(context, exchange, segment, chosen.range)
-    return WindowedResponse(chosen.status, chosen.headers, end - start, windows(first))
+    _count_fetched(context, exchange, segment, selection.range)
+    return WindowedResponse(selection.status, selection.headers, end - start, windows(first))
 
 
-def _asked(context: Context, exchange: Exchange) -> _Asked:
+def _parse(context: Context, exchange: Exchange) -> _SegmentRequest:
     no_query(exchange)
     media_type = preferred(exchange.header(b"accept"), offered=(OCTETS, BATCHES))
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return _Asked(partition, exchange.number("base_offset", missing=_no_segment), media_type)
+    return _SegmentRequest(
+        partition, exchange.number("base_offset", missing=_no_segment), media_type
+    )
 
 
-def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen | Response:
+def _select(
+    exchange: Exchange, request: _SegmentRequest, segment: SegmentBytes
+) -> _Selection | Response:
     """Raises PreconditionFailed, RangeNotSatisfiable."""
-    topic_id, size_bytes = asked.partition.log.topic_id, segment.size_bytes
-    etag = segment.etag or f'"{topic_id}-{asked.base_offset}-{size_bytes:x}"'
+    topic_id, size_bytes = request.partition.log.topic_id, segment.size_bytes
+    etag = segment.etag or f'"{topic_id}-{request.base_offset}-{size_bytes:x}"'
     headers: HeaderList = [
         (b"etag", etag.encode()),
         (b"cache-control", b"private, no-cache"),
@@ -108,22 +112,24 @@ def _choose(exchange: Exchange, asked: _Asked, segment: SegmentBytes) -> _Chosen
         (b"log-tier", segment.tier.encode()),
     ]
     if not matches(exchange.header(b"if-match"), etag):
-        raise PreconditionFailed(f"If-Match: the segment is {etag} now")
+        raise PreconditionFailed(f"If-Match: the segment's ETag is {etag}")
     if not none_match(exchange.header(b"if-none-match"), etag):
         return Response(304, headers)
-    chosen = select_range(
+    selection = select_range(
         exchange.header(b"range"), exchange.header(b"if-range"), etag=etag, size_bytes=size_bytes
     )
-    headers.append((b"content-type", asked.media_type.encode()))
-    if not chosen.partial:
-        return _Chosen(200, headers, chosen)
-    shown = b"bytes %d-%d/%d" % (chosen.start, chosen.end - 1, size_bytes)
+    headers.append((b"content-type", request.media_type.encode()))
+    if not selection.partial:
+        return _Selection(200, headers, selection)
+    shown = b"bytes %d-%d/%d" % (selection.start, selection.end - 1, size_bytes)
     headers.append((b"content-range", shown))
-    return _Chosen(206, headers, chosen)
+    return _Selection(206, headers, selection)
 
 
-def _count(context: Context, exchange: Exchange, segment: SegmentBytes, sent: ByteRange) -> None:
-    if exchange.method != "HEAD":  # which reads nothing of the file
+def _count_fetched(
+    context: Context, exchange: Exchange, segment: SegmentBytes, sent: ByteRange
+) -> None:
+    if exchange.method != "HEAD":  # HEAD reads no files
         context.metrics.requests.fetched(segment.tier, sent.end - sent.start)
 
 
@@ -132,4 +138,4 @@ def _next_slice(slices: Iterator[FileSlice]) -> FileSlice | None:
 
 
 def _no_segment(base_offset: int) -> UnknownSegment:
-    return UnknownSegment(f"there is no segment that begins at offset {base_offset}")
+    return UnknownSegment(f"no segment begins at offset {base_offset}")

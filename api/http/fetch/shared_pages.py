@@ -1,13 +1,12 @@
-"""The end of a log as text, written once for all its readers.
+"""An LRU cache of records encoded as text at the end of a log, shared by all its readers.
 
-* Only pages that end where the log ended are kept: many clients read there, and each record is
-  written as text once for all of them. Readers of old records share nothing.
-* An empty page is not kept: a growing log has one at each of its ends.
-* A key holds everything that the page depends on, as values that never mean something else later
-  (the topic's id, not its name; the very bytes it was made from, since compaction replaces files).
-  The kept pages are limited in bytes; the least recently used goes first.
-* If several ask for the same page at the same time, one makes it and the others wait for it; they
-  get it even if it is too large to be kept.
+* Only pages that reach the end of the log are cached: many clients read there, and each record is
+  encoded once for all of them. Reads of older records are not shared.
+* Empty pages are not cached: a growing log would leave one at every end offset.
+* A key holds everything that a page depends on, as values that are never reused for something else
+  (the topic's id, not its name; the file ranges it was read from, since compaction replaces files).
+* Concurrent requests for the same page render it once; the others wait for it, and get it even if
+  it is too large to be cached.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from broker.partition import Fetched, Partition
 
 LIMIT_BYTES: Final = 16 << 20
 PAGE_MAX_BYTES: Final = 1 << 20
-KEY_BYTES: Final = 1 << 10  # roughly what a kept page takes besides its text
+KEY_BYTES: Final = 1 << 10  # roughly what a cached page takes besides its text
 
 Key = tuple[object, ...]
 
 
 class RenderedPage(NamedTuple):
-    """Records as text, in the form that the key names, and the offset after them."""
+    """Records encoded as the key says, and the offset after them."""
 
     content: Any
     next_offset: int
@@ -39,18 +38,18 @@ class RenderedPage(NamedTuple):
 
 
 class PendingPage:
-    """A page that is being made. `page` stays None if that failed."""
+    """A page that is being rendered. `page` stays None if that fails."""
 
     def __init__(self) -> None:
-        self.over = asyncio.Event()
+        self.done = asyncio.Event()
         self.page: RenderedPage | None = None
 
 
-Make = Callable[[], Awaitable[RenderedPage]]
+Render = Callable[[], Awaitable[RenderedPage]]
 
 
 def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object) -> Key:
-    """`form`: how the records are chosen and written."""
+    """`form`: how the records are selected and encoded."""
     source = tuple(
         (piece.file.name, os.fstat(piece.file.fd).st_ino, piece.position, piece.size_bytes)
         for piece in fetched.slices
@@ -66,55 +65,57 @@ class SharedPages:
         self._limit_bytes, self.size_bytes = limit_bytes, 0
         self._hits, self._misses = counter.labels("hit"), counter.labels("miss")
         self._pages: OrderedDict[Key, RenderedPage] = OrderedDict()
-        self._under_way: dict[Key, PendingPage] = {}
+        self._pending: dict[Key, PendingPage] = {}
 
-    async def get(self, key: Key, fetched: Fetched, make: Make) -> RenderedPage:
-        """The page, made if it is not there; kept if `fetched` reached the end of the log."""
+    async def get(self, key: Key, fetched: Fetched, render: Render) -> RenderedPage:
+        """The cached page, or a new one, cached if `fetched` reached the end of the log."""
         if not _is_shared(fetched):
-            return await make()
+            return await render()
         while True:
-            page = self._kept(key)
+            page = self._cached(key)
             if page is not None:
                 return page
-            making = self._under_way.get(key)
-            if making is None:
-                return await self._made(key, make)
-            await making.over.wait()
-            if making.page is not None:
+            pending = self._pending.get(key)
+            if pending is None:
+                return await self._rendered(key, render)
+            await pending.done.wait()
+            if pending.page is not None:
                 self._hits.inc()
-                return making.page
-            # The other attempt failed, for reasons of its own: try again here.
+                return pending.page
+            # The other request failed, perhaps for reasons of its own: try again.
 
-    def get_now(self, key: Key, fetched: Fetched, make: Callable[[], RenderedPage]) -> RenderedPage:
-        """As `get`, for a page that is made so quickly that nobody waits for another's."""
+    def get_sync(
+        self, key: Key, fetched: Fetched, render: Callable[[], RenderedPage]
+    ) -> RenderedPage:
+        """As `get`, for a page that is rendered without waiting."""
         if not _is_shared(fetched):
-            return make()
-        page = self._kept(key)
+            return render()
+        page = self._cached(key)
         if page is None:
             self._misses.inc()
-            page = make()
-            self._keep(key, page)
+            page = render()
+            self._add(key, page)
         return page
 
-    def _kept(self, key: Key) -> RenderedPage | None:
+    def _cached(self, key: Key) -> RenderedPage | None:
         page = self._pages.get(key)
         if page is not None:
             self._hits.inc()
             self._pages.move_to_end(key)
         return page
 
-    async def _made(self, key: Key, make: Make) -> RenderedPage:
+    async def _rendered(self, key: Key, render: Render) -> RenderedPage:
         self._misses.inc()
-        making = self._under_way[key] = PendingPage()
+        pending = self._pending[key] = PendingPage()
         try:
-            making.page = page = await make()
+            pending.page = page = await render()
         finally:
-            del self._under_way[key]
-            making.over.set()
-        self._keep(key, page)
+            del self._pending[key]
+            pending.done.set()
+        self._add(key, page)
         return page
 
-    def _keep(self, key: Key, page: RenderedPage) -> None:
+    def _add(self, key: Key, page: RenderedPage) -> None:
         if page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
             return
         self._pages[key] = page

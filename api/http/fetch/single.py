@@ -1,10 +1,10 @@
-"""The fetch of one partition: batches as they are on disk, or records as JSON.
+"""Fetch from one partition: batches as they are on disk, or records as JSON.
 
-* What is in memory is answered by the event loop; a thread fetches what is not.
-* Raw batches are never in this process's memory: the slices go to the socket.
+* What is in the page cache is read on the event loop, and the rest in a thread.
+* Raw batches never enter this process's memory: the file slices are sent to the socket.
 * A position other than an offset may be trimmed between its lookup and the read, or during the
-  wait: it is looked up again, while an offset that the client gave is not. A time past the last
-  record is looked up again too, as long as the request waits.
+  wait: then it is looked up again, unlike an offset given by the client. A time past the last
+  record is also looked up again as long as the request waits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FORMS: Final = (
 )
 _RAW: Final = (b"content-type", media_types.BATCHES.encode())
 _ATTEMPTS: Final = 3
-# Up to so many records are looked for in so few bytes first: one record does not need a megabyte.
+# For up to FEW_RECORDS records, FEW_BYTES are read first: one record does not need a megabyte.
 FEW_RECORDS: Final = 100
 FEW_BYTES: Final = 16 << 10
 
@@ -80,7 +80,7 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
         return self.isolation == "read_committed"
 
     def for_few(self) -> FetchQuery:
-        """The same with less to read if few records are asked for; otherwise itself."""
+        """The query with a smaller `max_bytes` if it asks for few records; otherwise itself."""
         limit = self.record_limit
         if limit is None or limit > FEW_RECORDS or self.min_bytes > 1:
             return self
@@ -91,8 +91,8 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
         return None if isinstance(self.max_records, UnsetType) else self.max_records
 
 
-class Found(NamedTuple):
-    """What was read from a partition, and the offset it was read from."""
+class ReadResult(NamedTuple):
+    """What was read from a partition, and from which offset."""
 
     partition: Partition
     offset: int
@@ -107,32 +107,34 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
-        found = await _fetch_enough(context, exchange, partition, position, query)
-        return await _filtered_batches_response(context, exchange, found, query)
+        result = await _fetch_enough(context, exchange, partition, position, query)
+        return await _filtered_batches_response(context, exchange, result, query)
     few = query.for_few()
-    found = await _fetch_enough(context, exchange, partition, position, few)
-    page = await _written(context, found, few, form)
-    if is_cut_short(found, page, few, query):
-        found, page = await _more(context, found, page, query, form)
-    return records_response(context, found, page, form)
+    result = await _fetch_enough(context, exchange, partition, position, few)
+    page = await _shared_page(context, result, few, form)
+    if is_cut_short(result, page, few, query):
+        result, page = await _more(context, result, page, query, form)
+    return records_response(context, result, page, form)
 
 
-def is_cut_short(found: Found, page: RenderedPage, few: FetchQuery, query: FetchQuery) -> bool:
-    """Whether the few bytes that were read first are not enough for what is asked for."""
+def is_cut_short(
+    result: ReadResult, page: RenderedPage, few: FetchQuery, query: FetchQuery
+) -> bool:
+    """Whether the few bytes that were read first are not enough for the query."""
     too_few = few.max_bytes < query.max_bytes and page.records < (few.record_limit or 0)
-    return too_few and page.next_offset < found.fetched.end_offset
+    return too_few and page.next_offset < result.fetched.end_offset
 
 
 async def _more(
-    context: Context, found: Found, page: RenderedPage, query: FetchQuery, form: str
-) -> tuple[Found, RenderedPage]:
-    """Read again, with all of `max_bytes`."""
+    context: Context, result: ReadResult, page: RenderedPage, query: FetchQuery, form: str
+) -> tuple[ReadResult, RenderedPage]:
+    """Read again, with the whole `max_bytes`."""
     try:
-        fetched = await read(context, found.partition, found.offset, query)
+        fetched = await read(context, result.partition, result.offset, query)
     except OffsetTrimmed:
-        return found, page  # what was there is a response
-    found = found._replace(fetched=fetched)
-    return found, await _written(context, found, query, form)
+        return result, page  # respond with what was read first
+    result = result._replace(fetched=fetched)
+    return result, await _shared_page(context, result, query, form)
 
 
 async def _fetch_enough(
@@ -141,25 +143,25 @@ async def _fetch_enough(
     partition: Partition,
     position: Position,
     query: FetchQuery,
-) -> Found:
-    found = await read_first(context, partition, position, query)
-    if query.wait_ms == 0 or is_enough(found, query):
-        return found
+) -> ReadResult:
+    result = await read_first(context, partition, position, query)
+    if query.wait_ms == 0 or is_enough(result, query):
+        return result
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
-        while not poll.over and not is_enough(found, query):
-            await poll.wait([AwaitedOffset(partition, found.fetched.high_watermark)])
+        while not poll.over and not is_enough(result, query):
+            await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
             context.access.recheck(exchange)
-            if position.timestamp >= 0 and not found.fetched.slices:
-                # New records may be older than that time: it is looked up again.
-                found = await read_first(context, partition, position, query)
+            if position.timestamp >= 0 and not result.fetched.slices:
+                # New records may be earlier than that time: it is looked up again.
+                result = await read_first(context, partition, position, query)
             else:
-                found = await read_on(context, partition, position, found.offset, query)
-    return found
+                result = await read_again(context, partition, position, result.offset, query)
+    return result
 
 
 async def read_first(
     context: Context, partition: Partition, position: Position, query: FetchQuery
-) -> Found:
+) -> ReadResult:
     for attempt in range(_ATTEMPTS):
         if position.timestamp >= 0:
             now = partition.offsets()
@@ -170,17 +172,17 @@ async def read_first(
         else:
             offset = await resolve(context, partition, position, committed=query.committed)
         try:
-            return Found(partition, offset, await read(context, partition, offset, query))
+            return ReadResult(partition, offset, await read(context, partition, offset, query))
         except OffsetTrimmed:
-            # A client that gave no offset is not told of one: the position is looked up again.
+            # A client that gave no offset gets no OffsetTrimmed: its position is looked up again.
             if position.offset >= 0 or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found:
-    """The log as it was before a time was looked up in vain: records that came since may be those
-    that are waited for, or older ones.
+def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> ReadResult:
+    """An empty read at the end of the log as it was before the lookup of a time found nothing:
+    records appended since may be later or earlier than that time.
     """
     end = end_of(now, committed=query.committed)
     fetched = Fetched(
@@ -191,29 +193,29 @@ def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> Found
         high_watermark=now.high_watermark,
         tier="hot",
     )
-    return Found(partition, end, fetched)
+    return ReadResult(partition, end, fetched)
 
 
-async def read_on(
+async def read_again(
     context: Context, partition: Partition, position: Position, offset: int, query: FetchQuery
-) -> Found:
-    """What is there now from `offset` on, to which `position` was resolved before."""
+) -> ReadResult:
+    """Read again from `offset`, to which `position` was resolved before."""
     try:
-        return Found(partition, offset, await read(context, partition, offset, query))
+        return ReadResult(partition, offset, await read(context, partition, offset, query))
     except OffsetTrimmed:
-        if position.keyword == LATEST:  # records that came since the lookup are not left out
+        if position.keyword == LATEST:  # do not skip records appended since the lookup
             position = Position(keyword=EARLIEST)
         return await read_first(context, partition, position, query)
 
 
-def is_enough(found: Found, query: FetchQuery) -> bool:
-    """A page that is full, or was cut by something other than the end of the log, is enough."""
-    size = found.fetched.size_bytes
+def is_enough(result: ReadResult, query: FetchQuery) -> bool:
+    """Whether `min_bytes` were read, or something other than the end of the log ended the read."""
+    size = result.fetched.size_bytes
     wanted = min(query.min_bytes, query.max_bytes)
-    return size >= wanted or (size > 0 and not found.fetched.at_end)
+    return size >= wanted or (size > 0 and not result.fetched.at_end)
 
 
-# --- answers ------------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------
 
 
 def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> HeaderList:
@@ -222,21 +224,21 @@ def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> Hea
 
 
 async def _filtered_batches_response(
-    context: Context, exchange: Exchange, found: Found, query: FetchQuery
+    context: Context, exchange: Exchange, result: ReadResult, query: FetchQuery
 ) -> FileResponse:
-    fetched, limit = found.fetched, query.record_limit
+    fetched, limit = result.fetched, query.record_limit
     if limit is not None or fetched.aborted:
         fetched = await context.read(
-            filter_batches, fetched, offset=found.offset, max_records=limit
+            filter_batches, fetched, offset=result.offset, max_records=limit
         )
-        found = found._replace(fetched=fetched)
-    return batches_response(context, exchange, found)
+        result = result._replace(fetched=fetched)
+    return batches_response(context, exchange, result)
 
 
-def batches_response(context: Context, exchange: Exchange, found: Found) -> FileResponse:
-    partition, offset, fetched = found
+def batches_response(context: Context, exchange: Exchange, result: ReadResult) -> FileResponse:
+    partition, offset, fetched = result
     next_offset = max(fetched.next_offset, offset)
-    if exchange.method != "HEAD":  # which reads nothing of the files
+    if exchange.method != "HEAD":  # HEAD reads no files
         records = next_offset - offset
         context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(partition, fetched, next_offset=next_offset)
@@ -244,8 +246,10 @@ def batches_response(context: Context, exchange: Exchange, found: Found) -> File
     return FileResponse(200, headers, fetched.slices)
 
 
-def records_response(context: Context, found: Found, page: RenderedPage, form: str) -> Response:
-    partition, _, fetched = found
+def records_response(
+    context: Context, result: ReadResult, page: RenderedPage, form: str
+) -> Response:
+    partition, _, fetched = result
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
     body: bytes = page.content
     if form == media_types.JSON:
@@ -255,28 +259,30 @@ def records_response(context: Context, found: Found, page: RenderedPage, form: s
     return Response(200, headers, body)
 
 
-async def _written(context: Context, found: Found, query: FetchQuery, form: str) -> RenderedPage:
-    """The records as text; shared with others at the end of the log, if possible."""
-    work = work_bytes(found.fetched, found.offset)
+async def _shared_page(
+    context: Context, result: ReadResult, query: FetchQuery, form: str
+) -> RenderedPage:
+    """Encode the records as text; at the end of the log, share the result with other readers."""
+    work = work_bytes(result.fetched, result.offset)
     return await context.pages.get(
-        cache_key(found, query, form),
-        found.fetched,
-        lambda: compute_text(context, work, partial(write, found, query, form)),
+        cache_key(result, query, form),
+        result.fetched,
+        lambda: compute_text(context, work, partial(render, result, query, form)),
     )
 
 
-def cache_key(found: Found, query: FetchQuery, form: str) -> Key:
-    """Everything that the result of `write` depends on."""
-    partition, offset, fetched = found
+def cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
+    """Everything that the result of `render` depends on."""
+    partition, offset, fetched = result
     limits = (query.committed, query.max_bytes, query.record_limit)
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def write(found: Found, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
-    """The records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
+def render(result: ReadResult, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
+    """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
     page = record_json.read_page(
-        found.fetched,
-        offset=found.offset,
+        result.fetched,
+        offset=result.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit or record_json.PAGE_RECORDS,
         nowait=nowait,
@@ -284,7 +290,7 @@ def write(found: Found, query: FetchQuery, form: str, nowait: bool) -> RenderedP
     if form == media_types.JSON:
         body = record_json.write_array(page, query.encoding)
     else:
-        number = found.partition.number
+        number = result.partition.number
         body = record_json.write_lines(page, partition=number, encoding=query.encoding)
     return RenderedPage(body, page.next_offset, len(body), page.record_count)
 
@@ -292,7 +298,7 @@ def write(found: Found, query: FetchQuery, form: str, nowait: bool) -> RenderedP
 def json_object(
     partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int
 ) -> bytes:
-    """The object around records that were written already."""
+    """The JSON object of a partition around its encoded records."""
     return b"".join(
         (
             b'{"topic":"%b","partition":%d,"records":['

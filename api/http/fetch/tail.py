@@ -1,15 +1,14 @@
-"""Server-sent events: a partition or a topic as it grows.
+"""Server-sent events: streams a partition or a topic as it grows.
 
-* A slow reader costs no memory: a page of a partition is read only after the last one went into its
-  socket.
-* After each page the loop gets its turn: what is in memory is read and written without waiting, and
-  a reader that keeps up would otherwise hold up all others.
-* An event's id says where to resume: for a partition it is the record's offset, for a topic that of
-  each partition, as `partition:offset,…`. `Last-Event-ID` takes precedence over `offset` and
-  resumes after those records.
-* A topic's tail includes partitions that the topic gains, from their first record on.
-* A fault in mid-stream is an event of its own, `error`, with the problem; then the stream ends.
-* Waiting costs no thread and no polling; readers that wait at the same place share one page.
+* A slow reader costs no memory: a page is read only after the previous one is in its socket.
+* The stream yields to the event loop after each page: pages in memory are read and sent without
+  waiting, and a reader that keeps up would otherwise starve all others.
+* An event's id says where to resume: for a partition the record's offset, for a topic that of each
+  partition, as `partition:offset,…`. `Last-Event-ID` takes precedence over `offset` and resumes
+  after those records.
+* A topic's tail includes partitions that are added to the topic, from their first record on.
+* An error in mid-stream is sent as an `error` event with the problem; then the stream ends.
+* Waiting takes no thread and no polling; readers that wait at the same offset share one page.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _HEADERS: Final[HeaderList] = [
     (b"x-accel-buffering", b"no"),
 ]
 _COMMENT: Final = b":\n\n"
-_STAND: Final = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})\Z", re.ASCII)
+_PARTITION_OFFSET: Final = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})\Z", re.ASCII)
 
 
 class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,52 +61,52 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tail:
-    """The position in each partition."""
+    """The next offset of each partition, and what to wait for."""
 
     def __init__(self, context: Context, query: TailQuery, *, topic: Topic | None) -> None:
         self._context, self._query, self._topic = context, query, topic
         self._whole_topic = topic is not None
-        self.places: dict[Partition, int] = {}
-        self._seen: dict[Partition, int] = {}  # high watermarks
+        self.next_offsets: dict[Partition, int] = {}
+        self._high_watermarks: dict[Partition, int] = {}  # as of the last read
         self.at_end = False
 
     async def start(self, partitions: list[Partition], resumed: Mapping[int, int]) -> None:
-        """Find every partition's first offset. Raises OffsetTrimmed, OffsetPastEnd, FencedError."""
+        """Resolve where each partition starts. Raises OffsetTrimmed, OffsetPastEnd, FencedError."""
         position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
         for partition in partitions:
             offset = resumed.get(partition.number)
-            if offset is None and resumed:  # it is younger than the id: everything in it is new
+            if offset is None and resumed:  # added to the topic after that event: all of it is new
                 offset = partition.offsets().log_start_offset
             if offset is None:
                 offset = await resolve(
                     self._context, partition, position, committed=self._query.committed
                 )
             check_within(partition, offset)
-            self.places[partition] = offset
+            self.next_offsets[partition] = offset
 
     def add_new_partitions(self) -> bool:
-        """Whether the topic gained partitions: everything in them is new, and read next."""
-        if self._topic is None or len(self._topic.partitions) == len(self.places):
+        """Add partitions that the topic has gained, from their start. Returns whether there are."""
+        if self._topic is None or len(self._topic.partitions) == len(self.next_offsets):
             return False
         for _, partition in sorted(self._topic.partitions.items()):
-            self.places.setdefault(partition, partition.offsets().log_start_offset)
+            self.next_offsets.setdefault(partition, partition.offsets().log_start_offset)
         return True
 
     async def pages(self) -> AsyncGenerator[bytes, None]:
-        """A page of each partition that has something; `at_end` then says whether there is more.
+        """A page of each partition with new records. Sets `at_end` to whether nothing is left.
 
         Raises what `read` does.
         """
         self.at_end = True
-        for partition, offset in list(self.places.items()):
+        for partition, offset in list(self.next_offsets.items()):
             fetched = await read(self._context, partition, offset, self._query)
-            self._seen[partition] = fetched.high_watermark
+            self._high_watermarks[partition] = fetched.high_watermark
             if fetched.slices:
                 yield await self._events(partition, fetched, offset)
                 await asyncio.sleep(0)
-            else:  # a gap may lead up to the end
-                self.places[partition] = max(offset, fetched.next_offset)
-            self.at_end = self.at_end and self.places[partition] >= fetched.end_offset
+            else:  # there may be a gap up to the end
+                self.next_offsets[partition] = max(offset, fetched.next_offset)
+            self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
 
     async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
         query = self._query
@@ -118,7 +117,7 @@ class Tail:
             lambda: compute_text(
                 self._context,
                 work_bytes(fetched, offset),
-                partial(self._write, partition, fetched, offset),
+                partial(self._render, partition, fetched, offset),
             ),
         )
         self._context.metrics.requests.fetched(
@@ -127,13 +126,13 @@ class Tail:
         events: bytes = page.content
         if self._whole_topic:
             events = b"".join(self._event(partition, at, line) for at, line in page.content)
-        self.places[partition] = page.next_offset
+        self.next_offsets[partition] = page.next_offset
         return events
 
-    def _write(
+    def _render(
         self, partition: Partition, fetched: Fetched, offset: int, nowait: bool
     ) -> RenderedPage:
-        """What all readers at the same place are sent; for a topic's tail without the ids."""
+        """The events, the same for all readers; for a topic's tail, records without event ids."""
         query = self._query
         page = record_json.read_page(
             fetched, offset=offset, max_bytes=query.max_bytes, nowait=nowait
@@ -146,14 +145,14 @@ class Tail:
         return RenderedPage(events, page.next_offset, size_bytes, len(lines))
 
     def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
-        # Each partition's last offset that was sent; -1 is before the first.
-        self.places[partition] = offset + 1
-        stands = ",".join(f"{one.number}:{at - 1}" for one, at in self.places.items())
-        return b"id: %b\ndata: %b\n\n" % (stands.encode(), line)
+        # The last offset sent of each partition; -1 is before the first.
+        self.next_offsets[partition] = offset + 1
+        event_id = ",".join(f"{one.number}:{at - 1}" for one, at in self.next_offsets.items())
+        return b"id: %b\ndata: %b\n\n" % (event_id.encode(), line)
 
-    def beyonds(self) -> list[AwaitedOffset]:
-        """What to wait for: everything up to the high watermarks that were seen has been sent."""
-        return [AwaitedOffset(partition, seen) for partition, seen in self._seen.items()]
+    def awaited_offsets(self) -> list[AwaitedOffset]:
+        """The high watermarks up to which everything has been sent."""
+        return [AwaitedOffset(partition, seen) for partition, seen in self._high_watermarks.items()]
 
 
 async def tail_partition(context: Context, exchange: Exchange) -> AnyResponse:
@@ -173,7 +172,7 @@ async def tail_of(
     *,
     topic: Topic | None = None,
 ) -> StreamResponse:
-    """`topic`, if all of it is followed."""
+    """The stream of `partitions`, which are all of `topic` if that is given."""
     query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
@@ -183,12 +182,14 @@ async def tail_of(
         resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
     tail = Tail(context, query, topic=topic)
     await tail.start(partitions, resumed)
-    headers = _HEADERS if topic else [*_HEADERS, *_log_headers_at(*next(iter(tail.places.items())))]
+    headers = (
+        _HEADERS if topic else [*_HEADERS, *_log_headers_at(*next(iter(tail.next_offsets.items())))]
+    )
     return StreamResponse(headers, _stream(context, exchange, tail))
 
 
 def _log_headers_at(partition: Partition, offset: int) -> HeaderList:
-    """Where the stream of one partition begins."""
+    """The log headers of a stream of one partition that begins at `offset`."""
     now = partition.offsets()
     tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
     return log_headers(partition, now, next_offset=offset, tier=tier)
@@ -198,23 +199,23 @@ def parse_last_event_id(
     text: str, partitions: list[Partition], *, whole_topic: bool
 ) -> dict[int, int]:
     """Each partition's next offset. Raises InvalidRequest."""
-    stands = text.split(",") if whole_topic else [f"{partitions[0].number}:{text}"]
+    parts = text.split(",") if whole_topic else [f"{partitions[0].number}:{text}"]
     numbers = {partition.number for partition in partitions}
-    found: dict[int, int] = {}
-    for stand in stands:
-        match = _STAND.match(stand)
+    offsets: dict[int, int] = {}
+    for part in parts:
+        match = _PARTITION_OFFSET.match(part)
         if match is None or int(match.group(2)) > MAX_OFFSET:
             strict_json.refuse_field("Last-Event-ID", f"not an id of this stream: {text[:64]!r}")
         number = int(match.group(1))
-        if number not in numbers or number in found:
-            why = "named twice" if number in found else "not of this topic"
+        if number not in numbers or number in offsets:
+            why = "given twice" if number in offsets else "not in this topic"
             strict_json.refuse_field("Last-Event-ID", f"partition {number} is {why}: {text[:64]!r}")
-        found[number] = int(match.group(2)) + 1
-    return found
+        offsets[number] = int(match.group(2)) + 1
+    return offsets
 
 
 async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGenerator[bytes, None]:
-    yield _COMMENT  # so that the head of the response leaves at once
+    yield _COMMENT  # so that the head is sent immediately
     heartbeat_ms = context.settings.heartbeat_ms
     with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
         poll.listen()
@@ -231,7 +232,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
                 yield _error_event(context, exchange, error)
                 return
             if tail.at_end and not tail.add_new_partitions():
-                await poll.wait(tail.beyonds())
+                await poll.wait(tail.awaited_offsets())
             if poll.cancelled:
                 return
             if poll.over:
@@ -245,14 +246,14 @@ def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> b
 
 
 def check_within(partition: Partition, offset: int) -> None:
-    """Raise OffsetTrimmed or OffsetPastEnd, before the stream begins.
+    """Raise OffsetTrimmed or OffsetPastEnd before the stream begins.
 
-    FencedError first: this folder does not know the end of a partition that was taken over.
+    FencedError comes first: this broker does not know the end of a partition that was taken over.
     """
     partition.check_leadership()
     now = partition.offsets()
     if now.log_start_offset <= offset <= now.high_watermark:
         return
     bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
-    refuse = now.trimmed if offset < now.log_start_offset else now.past_end
-    raise refuse(f"offset {offset} of {partition} is outside the log, {bounds}")
+    error = now.trimmed if offset < now.log_start_offset else now.past_end
+    raise error(f"offset {offset} of {partition} is outside the log, {bounds}")

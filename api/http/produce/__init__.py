@@ -1,3 +1,3 @@
-"""Appending records: `calls` first, then `head` (all that does not need the body), `columns` and
+"""Appending records. Read `handlers` first, then `head` (everything but the body), `columns` and
 `repeated_members` (JSON), `partitioner`, `batches`, `append`.
 """

@@ -1,7 +1,7 @@
-"""The batches of a produce request on their way into their partitions, and the response to it.
+"""Appends the batches of a produce request to their partitions, and makes the response.
 
-* The response waits for what `acks` asks for, and no thread waits with it.
-* What was appended before a fault is reported with it.
+* The response waits for what `acks` requires; no thread is blocked meanwhile.
+* If some partitions fail, the problem reports what the others appended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from api.http.context import Context
 from api.http.http_errors import AppendedInPart
 from api.http.metrics import timings
 from api.http.produce.batches import TopicRules
-from api.http.produce.head import Request
+from api.http.produce.head import ProduceRequest
 from api.http.responses import Response, json_response
 from api.http.schemas import Accepted, PartitionResult, Produced
 from hot_tier.append import Acks, AppendResult
@@ -28,17 +28,19 @@ log = structlog.get_logger(__name__)
 
 
 async def append(
-    context: Context, request: Request, appends: Mapping[int, ProducedBatches]
+    context: Context, request: ProduceRequest, appends: Mapping[int, ProducedBatches]
 ) -> Response:
-    """The batches of each partition are one append. Raises what refused one."""
+    """Append the batches, each partition's as one append. Raises the error of a partition, as
+    AppendedInPart if others succeeded.
+    """
     name = request.topic.record.name
     acks = _acks_to_await(request, appends)
     futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
     if acks is Acks.NONE:
-        _refuse_where_nothing_is_taken(futures.values())
+        _raise_if_all_failed(futures.values())
         for number, future in futures.items():
-            _leave(context, f"{name}-{number}", appends[number], future)
+            _detach(context, f"{name}-{number}", appends[number], future)
         return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await AllCompleted(futures.values())
@@ -52,8 +54,8 @@ async def append(
     return json_response(Produced(name, results, warnings))
 
 
-def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> Acks:
-    """A condition that does not hold is reported even with acks=0: its append is awaited."""
+def _acks_to_await(request: ProduceRequest, appends: Mapping[int, ProducedBatches]) -> Acks:
+    """Await conditional appends even with acks=0, so that a failed condition is reported."""
     conditional = request.expected_offset is not None or any(
         header.producer_id >= 0 for produced in appends.values() for header in produced.headers[:1]
     )
@@ -61,7 +63,7 @@ def _acks_to_await(request: Request, appends: Mapping[int, ProducedBatches]) -> 
 
 
 def _submit(
-    request: Request, number: int, produced: ProducedBatches, acks: Acks
+    request: ProduceRequest, number: int, produced: ProducedBatches, acks: Acks
 ) -> Future[AppendResult]:
     try:
         return request.topic.partition(number).append(
@@ -73,15 +75,15 @@ def _submit(
         return refused
 
 
-def _refuse_where_nothing_is_taken(futures: Collection[Future[AppendResult]]) -> None:
-    """An append that is not awaited may fail unseen, but a full disk is known now: raised."""
-    refusals = [future.exception() for future in futures if future.done()]
-    if refusals and len(refusals) == len(futures) and all(refusals):
-        raise next(filter(None, refusals))
+def _raise_if_all_failed(futures: Collection[Future[AppendResult]]) -> None:
+    """With acks=0 a later failure is only logged, but some are known at once, as a full disk."""
+    errors = [future.exception() for future in futures if future.done()]
+    if errors and len(errors) == len(futures) and all(errors):
+        raise next(filter(None, errors))
 
 
 def _results(
-    request: Request,
+    request: ProduceRequest,
     appends: Mapping[int, ProducedBatches],
     outcomes: Iterable[AppendResult | BaseException],
 ) -> list[PartitionResult]:
@@ -90,7 +92,7 @@ def _results(
     failure: BaseException | None = None
     for number, outcome in zip(appends, outcomes, strict=True):
         if isinstance(outcome, BaseException):
-            failure = failure or _reason(request, number, outcome)
+            failure = failure or _cause(request, number, outcome)
         else:
             results.append(_result(number, outcome, appends[number].record_count))
     if failure is None:
@@ -100,8 +102,8 @@ def _results(
     raise failure
 
 
-def _reason(request: Request, number: int, error: BaseException) -> BaseException:
-    """A log that was closed because its topic was deleted meanwhile does not have a bad disk."""
+def _cause(request: ProduceRequest, number: int, error: BaseException) -> BaseException:
+    """A log may be offline because its topic was deleted, not because its disk failed."""
     if isinstance(error, LogOfflineError):
         try:
             request.topic.partition(number).check_leadership()
@@ -121,29 +123,27 @@ def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult
     )
 
 
-def _leave(
+def _detach(
     context: Context, partition: str, produced: ProducedBatches, future: Future[AppendResult]
 ) -> None:
-    """Nobody waits for an append with acks=0: its bytes count until it is written, and its failure
-    is logged.
-    """
+    """For acks=0: count the bytes as in flight until they are written, and log a failure."""
     inflight, size_bytes = context.inflight, len(produced.body)
 
-    def ended(future: Future[AppendResult]) -> None:
-        inflight.give_back(size_bytes)
+    def done(future: Future[AppendResult]) -> None:
+        inflight.release(size_bytes)
         error = future.exception()
         _count(context, [(produced, error or future.result())])
         if error is not None:
             log.warning("append with acks=0 failed", partition=partition, error=str(error))
 
-    inflight.keep(size_bytes)
-    future.add_done_callback(ended)
+    inflight.force(size_bytes)
+    future.add_done_callback(done)
 
 
 def _count(
     context: Context, outcomes: Iterable[tuple[ProducedBatches, AppendResult | BaseException]]
 ) -> None:
-    """Neither what was refused nor a repeat has been produced."""
+    """Count what was appended, without duplicates."""
     appended = [
         produced
         for produced, outcome in outcomes
@@ -153,7 +153,9 @@ def _count(
     context.metrics.produced_records.inc(sum(produced.record_count for produced in appended))
 
 
-def _warnings(request: Request, appends: Mapping[int, ProducedBatches], now_ms: int) -> list[str]:
+def _warnings(
+    request: ProduceRequest, appends: Mapping[int, ProducedBatches], now_ms: int
+) -> list[str]:
     rules = TopicRules.of(request.topic.config, now_ms=now_ms)
     expired = any(rules.is_expired(produced) for produced in appends.values())
     return ["older-than-retention"] if expired else []

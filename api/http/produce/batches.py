@@ -1,7 +1,7 @@
-"""Turns columns or raw batches into appends, by the topic's rules.
+"""Builds or checks the batches to append, by the topic's configuration.
 
-Pure: the time is a parameter. A topic that keeps the broker's time (LogAppendTime) accepts records
-of any time; otherwise the limits of `message.timestamp.*` are checked record by record.
+Pure: the time is a parameter. Under LogAppendTime records may have any timestamp; otherwise the
+limits of `message.timestamp.*` apply to each record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FEW_RECORDS: Final = 4096
 
 
 class ProducerState(NamedTuple):
-    """What an idempotent producer says about a batch: its id and epoch, and the sequence number."""
+    """The id, epoch and sequence number that an idempotent producer gives to a batch."""
 
     producer_id: int
     producer_epoch: int
@@ -47,7 +47,7 @@ _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
 class TopicRules(NamedTuple):
-    """What a topic's configuration says about a produce request that arrived at `now_ms`."""
+    """The parts of a topic's configuration that apply to a produce request, and its time."""
 
     now_ms: int
     max_message_bytes: int
@@ -73,14 +73,14 @@ class TopicRules(NamedTuple):
         )
 
     def is_expired(self, produced: ProducedBatches) -> bool:
-        """Whether retention would remove all of these records in its next round."""
+        """Whether the next retention check would delete all of these records."""
         deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
         newest = max(header.max_timestamp for header in produced.headers)
         return deletes and 0 <= newest < self.now_ms - self.retention_ms
 
 
 def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
-    """The raw batches, all checked. Raises what `check_produced` does."""
+    """Check the raw batches. Raises what `check_produced` does."""
     limits = ProduceLimits(
         max_message_bytes=rules.max_message_bytes,
         now_ms=rules.now_ms,
@@ -99,8 +99,8 @@ def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) ->
     return produced
 
 
-def is_one_plain_batch(body: bytes | bytearray) -> bool:
-    """Whether this is a single uncompressed batch of few records, which is checked quickly."""
+def is_small_uncompressed_batch(body: bytes | bytearray) -> bool:
+    """Whether this is one uncompressed batch of few records, which is checked quickly."""
     try:
         header = parse_header(body)
     except CorruptBatch:
@@ -112,19 +112,19 @@ def is_one_plain_batch(body: bytes | bytearray) -> bool:
 def build_appends(
     by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: ProducerState | None
 ) -> dict[int, ProducedBatches]:
-    """Each partition's columns as batches. Raises InvalidRecord, TooLarge."""
+    """Encode each partition's columns as batches. Raises InvalidRecord, TooLarge."""
     appends = {}
     for partition, columns in by_partition.items():
         try:
             appends[partition] = _build(columns, rules, producer or _NO_PRODUCER)
         except RecordTooLarge as error:
-            raise _named(error, columns) from None
+            raise _located(error, columns) from None
     return appends
 
 
-def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
-    """By its place in the request, which may have other partitions' records, and lines."""
-    assert error.row is not None, "one record made it too large"
+def _located(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
+    """Name the record by its place in the request, which may have records of other partitions."""
+    assert error.row is not None, "a single record is too large"
     limit, size = error.limit_bytes, error.size_bytes
     return RecordTooLarge(
         f"{columns.record(error.row)} makes a batch of {size} bytes; max.message.bytes is {limit}",
@@ -136,7 +136,7 @@ def _named(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
 def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
     if rules.needs_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
-        raise _invalid(columns.place(row, "key"), KEY_REQUIRED)
+        raise _invalid(columns.path(row, "key"), KEY_REQUIRED)
     return build_produced(
         columns.values,
         timestamps=_timestamps(columns, rules),
@@ -160,7 +160,7 @@ def _timestamps(columns: RecordColumns, rules: TopicRules) -> list[int]:
             problem = timestamp_problem(timestamp, rules)
             if problem:
                 index = timestamps.index(timestamp)
-                raise _invalid(columns.place(index, "timestamp"), problem)
+                raise _invalid(columns.path(index, "timestamp"), problem)
     return timestamps
 
 

@@ -1,13 +1,13 @@
-"""Parse a produce request's body into columns: JSON, NDJSON and one record's bytes.
+"""Parses a produce request's body into columns: JSON, NDJSON, or a single record's bytes.
 
-Rules that keep it honest:
+Rules:
 
 * Pure functions of the body: no topic, no clock, no network. A record's partition and time stay
   None if the request does not give them.
 * A JSON string is stored as its UTF-8 text, null as null, and any other value as its exact source
   text: `1.0` stays `1.0`, and members keep their order and their duplicates.
-* No object per record besides its own bytes and the parser's: this is the path of a million records
-  a second.
+* No object is created per record besides its own bytes and the parser's: this path handles a
+  million records per second.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.http import strict_json
-from api.http.produce.repeated_members import Kept, refuse_in_lines, refuse_in_object
+from api.http.produce.repeated_members import (
+    ParsedMembers,
+    refuse_repeated_in_lines,
+    refuse_repeated_in_object,
+)
 from api.http.request.times import parse_time
 from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords
 
 Content = bytes | None
-PlaceOf = Callable[[int, str], str]  # the place of a row's member in the request
+PathOf = Callable[[int, str], str]  # the path of a row's member in the request
 Member = TypeVar("Member")
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ _HeadersIn = list[HeaderIn] | dict[str, str | None] | UnsetType | None
 
 
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
-    """One record. `key` and `value` may be any JSON; `*_base64` carries bytes; never both forms."""
+    """One record. `key` and `value` may be any JSON; `*_base64` carry bytes; not both forms."""
 
     key: msgspec.Raw | UnsetType = UNSET
     key_base64: bytes | UnsetType | None = UNSET
@@ -74,18 +78,18 @@ class RecordColumns(NamedTuple):
     headers: list[Headers | None] | None = None
     timestamps: list[int | None] | None = None
     partitions: list[int | None] | None = None
-    rows: Sequence[int] | None = None  # the records' places in the request; None: in order
-    lines: Sequence[int] | None = None  # their lines; None: the request has no lines
-    has_members: bool = True  # a record is an object, not only its value
+    rows: Sequence[int] | None = None  # the records' indexes in the request; None: in order
+    lines: Sequence[int] | None = None  # their line numbers; None: the request is not NDJSON
+    has_members: bool = True  # a record is an object rather than only its value
 
-    def place(self, row: int, member: str) -> str:
-        """`records[3].key`, or `line 4.key`: where `row` was in the request."""
+    def path(self, row: int, member: str) -> str:
+        """The path of a row's member in the request: `records[3].key`, or `line 4.key`."""
         if self.has_members:
             return f"{self.record(row)}.{member}"
         return member if self.lines is None else self.record(row)
 
     def record(self, row: int) -> str:
-        """`records[3]`, or `line 4`; for a body that is one value, `record 0`."""
+        """The path of a row: `records[3]`, `line 4`, or `record 0` for a body that is one value."""
         row = row if self.rows is None else self.rows[row]
         if self.lines is not None:
             return f"line {self.lines[row]}"
@@ -104,8 +108,8 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     _check_candidates(body.count(b"{"), records_max=records_max)
     records = strict_json.decode(body, _RECORDS).records
     _check_count(len(records), records_max=records_max)
-    columns, kept = _columns(records, None)
-    refuse_in_object(body, kept, _kept_of_one)
+    columns, parsed = _columns(records, None)
+    refuse_repeated_in_object(body, parsed, _parse_one)
     return columns
 
 
@@ -118,8 +122,8 @@ def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColum
             records.append(_RECORD.decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
             strict_json.refuse(error, within=f"line {number}")
-    columns, kept = _columns(records, [number for number, _ in lines])
-    refuse_in_lines(body, lines, kept, _kept_of_one)
+    columns, parsed = _columns(records, [number for number, _ in lines])
+    refuse_repeated_in_lines(body, lines, parsed, _parse_one)
     return columns
 
 
@@ -130,7 +134,7 @@ def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     for number, line in _lines(body, records_max=records_max):
         numbers.append(number)
         try:
-            values.append(content_of(_ANY.decode(line)))
+            values.append(stored_bytes(_ANY.decode(line)))
         except (msgspec.DecodeError, RecursionError) as error:
             strict_json.refuse(error, within=f"line {number}")
     if not values:
@@ -151,16 +155,16 @@ def decode_base64(text: str, *, loc: str) -> bytes:
         strict_json.refuse_field(loc, "not base64")
 
 
-def content_of(raw: msgspec.Raw) -> Content:
-    """How a key or value with this JSON source text is stored."""
+def stored_bytes(raw: msgspec.Raw) -> Content:
+    """The bytes of a key or value with this JSON source text."""
     text = bytes(raw)
     if text[0] == _QUOTE:
         return text[1:-1] if b"\\" not in text else _TEXT.decode(text).encode()
     return None if text == b"null" else text
 
 
-class _Given(NamedTuple):
-    """Each member's column, UNSET for a record without it."""
+class _MemberColumns(NamedTuple):
+    """A column for each member, with UNSET for records without it."""
 
     keys: list[msgspec.Raw | UnsetType]
     values: list[msgspec.Raw | UnsetType]
@@ -171,7 +175,7 @@ class _Given(NamedTuple):
     partitions: list[int | UnsetType | None]
 
     @classmethod
-    def by(cls, records: Sequence[RecordIn]) -> _Given:
+    def by(cls, records: Sequence[RecordIn]) -> _MemberColumns:
         return cls(
             [record.key for record in records],
             [record.value for record in records],
@@ -182,9 +186,9 @@ class _Given(NamedTuple):
             [record.partition for record in records],
         )
 
-    def kept(self) -> Kept:
+    def parsed(self) -> ParsedMembers:
         others = [column for column in self[2:] if column.count(UNSET) < len(column)]
-        return Kept(len(self.keys), _texts(self.keys), _texts(self.values), others)
+        return ParsedMembers(len(self.keys), _texts(self.keys), _texts(self.values), others)
 
 
 def _texts(column: list[msgspec.Raw | UnsetType]) -> list[msgspec.Raw]:
@@ -196,24 +200,24 @@ def _texts(column: list[msgspec.Raw | UnsetType]) -> list[msgspec.Raw]:
     return [raw for raw in column if not isinstance(raw, UnsetType)]
 
 
-def _kept_of_one(source: bytes) -> Kept:
-    return _Given.by([_RECORD.decode(source)]).kept()
+def _parse_one(source: bytes) -> ParsedMembers:
+    return _MemberColumns.by([_RECORD.decode(source)]).parsed()
 
 
 def _columns(
     records: Sequence[RecordIn], lines: Sequence[int] | None
-) -> tuple[RecordColumns, Kept]:
-    """`lines` are the records' lines; without them a record's place is its index."""
+) -> tuple[RecordColumns, ParsedMembers]:
+    """`lines` are the records' line numbers; without them a record's path has its index."""
     if not records:
         raise _no_record()
-    given = _Given.by(records)
-    kept = given.kept()
-    values, keys = _contents(given.values, kept.values), _contents(given.keys, kept.keys)
+    given = _MemberColumns.by(records)
+    parsed = given.parsed()
+    values, keys = _contents(given.values, parsed.values), _contents(given.keys, parsed.keys)
     columns = RecordColumns(values, keys, lines=lines)
-    if kept.others:
+    if parsed.others:
         columns = _with_others(columns, given)
-    assert columns.keys is not None, "made above"
-    return (columns._replace(keys=None) if _is_empty(columns.keys) else columns), kept
+    assert columns.keys is not None, "set above"
+    return (columns._replace(keys=None) if _is_empty(columns.keys) else columns), parsed
 
 
 def _is_empty(column: list[Content]) -> bool:
@@ -221,17 +225,17 @@ def _is_empty(column: list[Content]) -> bool:
 
 
 def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]) -> list[Content]:
-    """`texts` are those of `given` that are set."""
+    """`texts` are the members of `given` that are set."""
     if not texts:
         return [None] * len(given)
     if len(texts) == len(given):
-        return list(map(content_of, texts))
-    return [None if isinstance(raw, UnsetType) else content_of(raw) for raw in given]
+        return list(map(stored_bytes, texts))
+    return [None if isinstance(raw, UnsetType) else stored_bytes(raw) for raw in given]
 
 
-def _with_others(columns: RecordColumns, given: _Given) -> RecordColumns:
-    """Add the members that most requests do not have."""
-    at = columns.place
+def _with_others(columns: RecordColumns, given: _MemberColumns) -> RecordColumns:
+    """Add the members that most requests do not use."""
+    at = columns.path
     return columns._replace(
         values=_with_bytes(columns.values, given.values_base64, given.values, at=at, name="value"),
         keys=_with_bytes(columns.keys or [], given.keys_base64, given.keys, at=at, name="key"),
@@ -242,7 +246,7 @@ def _with_others(columns: RecordColumns, given: _Given) -> RecordColumns:
 
 
 def _parsed(
-    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: PlaceOf, name: str
+    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: PathOf, name: str
 ) -> list[T] | None:
     if column.count(UNSET) == len(column):
         return None
@@ -254,7 +258,7 @@ def _with_bytes(
     base64s: Sequence[bytes | UnsetType | None],
     plain: Sequence[object],
     *,
-    at: PlaceOf,
+    at: PathOf,
     name: str,
 ) -> list[Content]:
     for row, coded in enumerate(base64s):
@@ -308,7 +312,7 @@ def _partition(given: int | UnsetType | None, loc: str) -> int | None:
 
 
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
-    """(number from 1, stripped line) of each line that is not blank."""
+    """(line number from 1, stripped line) of each line that is not blank."""
     _check_text(body, has_lines=True)
     _check_candidates(body.count(b"\n"), records_max=records_max)
     lines = [
@@ -321,7 +325,7 @@ def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, byte
 
 
 def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
-    """Source text is kept unparsed, so bytes that are not UTF-8 have to be found here."""
+    """Source text is stored unparsed, so its UTF-8 has to be checked here."""
     if body.isascii():
         return
     try:
@@ -346,6 +350,4 @@ def _check_count(count: int, *, records_max: int) -> None:
 
 
 def _no_record() -> InvalidRecord:
-    return InvalidRecord(
-        "the request has no records", problems=(FieldProblem("records", "no record"),)
-    )
+    return InvalidRecord("the request has no records", problems=(FieldProblem("records", "empty"),))

@@ -1,4 +1,4 @@
-"""The produce calls: a body becomes batches, each partition's batches one append.
+"""The handlers of the produce calls: a body becomes batches, one append per partition.
 
 * Nothing is appended before the whole body was parsed, checked and encoded for every partition.
 """
@@ -18,7 +18,7 @@ from api.http.produce.batches import (
     TopicRules,
     build_appends,
     check_batches,
-    is_one_plain_batch,
+    is_small_uncompressed_batch,
 )
 from api.http.produce.columns import (
     RecordColumns,
@@ -28,7 +28,7 @@ from api.http.produce.columns import (
     parse_values,
     single_value,
 )
-from api.http.produce.head import ProduceQuery, Request, read_head, refuse_internal
+from api.http.produce.head import ProduceQuery, ProduceRequest, read_head, refuse_internal
 from api.http.produce.partitioner import split_by_partition
 from api.http.request import bodies, media_types
 from api.http.responses import Response, json_response
@@ -39,7 +39,7 @@ from record_format.errors import UnknownPartition
 from record_format.produced import ProducedBatches
 
 _FIRST_PRODUCER_ID: Final = 2**32
-_END_PRODUCER_ID: Final = 2**53  # up to here, doubles in a JSON reader are exact
+_END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Response:
@@ -66,30 +66,30 @@ async def _produce(
         return await append(context, request, appends)
 
 
-def _work_bytes(request: Request, body: bytes | bytearray, encoding: str) -> int:
-    """How much work a body is, in bytes of JSON. What may expand to any size is not for the loop; a
-    batch that stays as it is takes less than a sixteenth of the time, and handing it to a thread
-    costs as much as checking 1 MiB of it.
+def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str) -> int:
+    """Estimate the work of a body, in bytes of JSON. A compressed body may expand to any size: it
+    goes to a thread. A raw batch that is stored unchanged takes less than a sixteenth of the time,
+    and handing it to a thread costs as much as checking 1 MiB of it.
     """
     if encoding:
         return UNKNOWN_SIZE
     if request.media_type != media_types.BATCHES:
         return len(body)
-    if not is_one_plain_batch(body):
+    if not is_small_uncompressed_batch(body):
         return UNKNOWN_SIZE
     stays = request.topic.config.compression_type in ("producer", "uncompressed")
     return len(body) // 16 if stays else len(body)
 
 
 def _prepare(
-    context: Context, request: Request, *, body: bytes | bytearray, encoding: str
+    context: Context, request: ProduceRequest, *, body: bytes | bytearray, encoding: str
 ) -> dict[int, ProducedBatches]:
-    """The batches of each partition, checked. May run in a thread."""
+    """Parse and check the body: the batches of each partition. May run in a thread."""
     settings = context.settings
     body = bodies.expand(body, encoding, max_bytes=settings.expanded_max_bytes)
     rules = TopicRules.of(request.topic.config, now_ms=settings.clock())
     if request.media_type == media_types.BATCHES:
-        assert request.partition is not None, "refused before"
+        assert request.partition is not None, "checked by `read_head`"
         produced = check_batches(
             body if isinstance(body, bytearray) else bytearray(body), rules, settings
         )
@@ -98,7 +98,7 @@ def _prepare(
     return build_appends(_by_partition(request, columns), rules, request.producer)
 
 
-def _parse(request: Request, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
+def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     if request.media_type == media_types.JSON:
         return parse_json(body, records_max=records_max)
     if request.media_type == media_types.OCTETS:
@@ -113,7 +113,7 @@ def _key(query: ProduceQuery) -> bytes | None:
     return query.key.encode() if isinstance(query.key, str) else None
 
 
-def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, RecordColumns]:
+def _by_partition(request: ProduceRequest, columns: RecordColumns) -> Mapping[int, RecordColumns]:
     topic = request.topic
     if request.partition is None:
         split = split_by_partition(
@@ -129,25 +129,25 @@ def _by_partition(request: Request, columns: RecordColumns) -> Mapping[int, Reco
     for index, chosen in enumerate(columns.partitions or ()):
         if chosen not in (None, number):
             strict_json.refuse_field(
-                columns.place(index, "partition"), f"{chosen}, but the path says partition {number}"
+                columns.path(index, "partition"), f"{chosen}, but the path says partition {number}"
             )
     return {number: columns}
 
 
 def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
-    """Raise what `Topic.partition` does, before anything is appended to any partition."""
+    """Raise what `Topic.partition` does, before anything is appended."""
     try:
         topic.partition(number)
     except UnknownPartition:
         chosen = columns.partitions or ()
-        if number not in chosen:  # a key's: the folder lacks some partitions of the topic
+        if number not in chosen:  # chosen by a key: the data folder lacks some of the partitions
             raise
-        place = columns.place(chosen.index(number), "partition")
+        place = columns.path(chosen.index(number), "partition")
         raise UnknownPartition(topic.record.name, number, place=place) from None
 
 
 async def new_producer(context: Context, exchange: Exchange) -> Response:
-    """Ids are random, so no counter can be lost with a disk. The body may be empty, or `{}`."""
+    """Producer ids are random, so no counter can be lost with a disk."""
     await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
     return json_response(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))

@@ -1,4 +1,4 @@
-"""Whatever in a produce request can be refused before a byte of its body is read."""
+"""The head of a produce request: all that can be checked before a byte of the body is read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
     key_base64: str | UnsetType = UNSET
 
 
-class Request(NamedTuple):
+class ProduceRequest(NamedTuple):
     """A produce request without its body."""
 
     topic: Topic
@@ -55,11 +55,11 @@ class Request(NamedTuple):
 def refuse_internal(topic: str) -> None:
     """Raises Forbidden by the name alone: the broker makes such a topic when it first needs it."""
     if topic.startswith(INTERNAL_PREFIX):
-        raise Forbidden(f"{topic} is internal: it cannot be written to over HTTP")
+        raise Forbidden(f"{topic} is internal: HTTP clients cannot produce to it")
 
 
-def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> Request:
-    """Raises whatever can be refused before a byte of the body is read."""
+def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:
+    """Raises InvalidRequest, UnsupportedMediaType, Forbidden, UnknownTopic."""
     topic = context.broker.topic(exchange.topic)
     query = strict_json.parse_query(exchange.scope["query_string"], ProduceQuery)
     media_type = _media_type(exchange, partition)
@@ -68,11 +68,13 @@ def read_head(context: Context, exchange: Exchange, partition: Partition | None)
     if partition is None and (producer is not None or expected_offset is not None):
         strict_json.refuse_field(
             "If-Offset-Match" if producer is None else "Producer-Id",
-            "taken only on the path of a partition",
+            "only supported on a partition's path",
         )
     if producer is not None and media_type == media_types.BATCHES:
-        strict_json.refuse_field("Producer-Id", "raw batches carry their producer themselves")
-    return Request(
+        strict_json.refuse_field(
+            "Producer-Id", "raw batches contain their producer's id, epoch and sequence"
+        )
+    return ProduceRequest(
         topic, partition, media_type, _ACKS[query.acks], query, expected_offset, producer
     )
 
@@ -82,17 +84,17 @@ def _media_type(exchange: Exchange, partition: Partition | None) -> str:
     media_type = media_types.content_type(header, accepted=_ALL_FORMS)
     if media_type == media_types.BATCHES and partition is None:
         raise UnsupportedMediaType(
-            "raw batches are taken only on the path of a partition", accepted=_RECORD_FORMS
+            "raw batches are only accepted on a partition's path", accepted=_RECORD_FORMS
         )
     return media_type
 
 
 def _check_parameters(query: ProduceQuery, media_type: str) -> None:
     if query.envelope and media_type != media_types.NDJSON:
-        strict_json.refuse_field("envelope", f"taken only with {media_types.NDJSON}")
+        strict_json.refuse_field("envelope", f"only supported with {media_types.NDJSON}")
     for name, given in (("key", query.key), ("key_base64", query.key_base64)):
         if given is not UNSET and media_type != media_types.OCTETS:
-            strict_json.refuse_field(name, f"taken only with {media_types.OCTETS}")
+            strict_json.refuse_field(name, f"only supported with {media_types.OCTETS}")
     if query.key is not UNSET and query.key_base64 is not UNSET:
         strict_json.refuse_field("key_base64", "give key or key_base64, not both")
 
@@ -119,7 +121,7 @@ def _header_number(name: bytes, text: str | None, *, most: int) -> int:
     title = name.decode().title()
     if text is None:
         strict_json.refuse_field(
-            title, "Producer-Id, Producer-Epoch and Producer-Sequence go together"
+            title, "missing: Producer-Id, Producer-Epoch and Producer-Sequence are sent together"
         )
     if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > most:
         strict_json.refuse_field(title, f"expected a whole number up to {most}, not {text[:64]!r}")

@@ -1,8 +1,8 @@
-"""To which partition a record goes that is produced to a topic.
+"""Chooses the partition of each record that is produced to a topic.
 
-Its own `partition` if given; else by murmur2 of its key, as in Kafka's clients, so that a key stays
-in one partition whoever produces; else, for records without a key, one partition per request, and
-the next partition for the next request.
+The record's own `partition` if given; otherwise by murmur2 of its key, as Kafka's clients do, so
+that a key stays in one partition whoever produces it; otherwise one partition for all records of
+the request, round robin over requests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from record_format.murmur2 import partition_for_key
 def split_by_partition(
     columns: RecordColumns, *, existing: Collection[int], count: int, turn: int
 ) -> dict[int, RecordColumns]:
-    """The records by partition, in their order. Keys are spread over `count` partitions, records
-    without a key over `existing`; a record may name a partition that is in neither.
+    """The records of each partition, in order. Keys are hashed over `count` partitions; records
+    without a key go to one of `existing`. A record may name a partition that does not exist.
     """
     targets = _targets(columns, sticky=sorted(existing)[turn % len(existing)], count=count)
     rows: dict[int, list[int]] = {}
@@ -38,7 +38,7 @@ def _targets(columns: RecordColumns, *, sticky: int, count: int) -> list[int]:
         for key in columns.keys:
             target = known.get(key)
             if target is None:
-                assert key is not None, "the sticky partition stands for it"
+                assert key is not None, "`known` has it"
                 target = known[key] = partition_for_key(key, count)
             targets.append(target)
     if columns.partitions is None:

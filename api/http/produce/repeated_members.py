@@ -1,14 +1,14 @@
-"""A record with a repeated member is refused: whichever the parser kept, the other would be lost.
+"""Refuses records with a repeated member, one of whose values would be lost.
 
-msgspec silently keeps the last one, and a parser that reports it would cost more than all the rest
-of a produce request. So what was kept is compared with what came:
+msgspec silently keeps the last value, and a parser that reports repeated members would cost more
+than the rest of a produce request. So the parsed members are compared with the source:
 
-* By length, if there are no blanks between members: the kept keys and values account for the whole
-  body; anything lost makes it longer.
-* Else by colons: each member has one, besides those in its text; anything lost adds more.
+* By length, if there is no whitespace between members: the parsed keys and values account for the
+  whole body, and a lost member makes it longer.
+* Otherwise by colons: each member has one, besides those in its text, and a lost member has more.
 
-Neither comparison passes if something was lost. If both fail, the records are read slowly, one by
-one, until one is found with a repeated member.
+Neither comparison holds if a member was lost. If both fail, the records are parsed one by one with
+the standard library until a repeated member is found.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from api.http.strict_json import REPEATED, Members
 Lines = Sequence[tuple[int, bytes]]
 
 
-# Read slowly, a record takes about a hundred times its size: in a larger one no member is named.
-_READ_SLOWLY_MAX: Final = 1 << 20
+# The standard library takes about a hundred times a record's size in memory: in a larger record the
+# repeated member is not named.
+_FIND_REPEATED_MAX_BYTES: Final = 1 << 20
 
 
-class Kept(NamedTuple):
-    """What the parser kept of `records` records: the source texts of `keys` and `values`, and the
-    columns of `others`, the other members that any record has; UNSET if one lacks it.
+class ParsedMembers(NamedTuple):
+    """The parsed members of `records` records: the source texts of `keys` and `values`, and
+    `others`, a column for each other member that any record has, with UNSET for records without it.
     """
 
     records: int
@@ -41,7 +42,7 @@ class Kept(NamedTuple):
     others: Sequence[Sequence[object]]
 
     def size_bytes(self) -> int | None:
-        """The size of the records without blanks, each with a comma; None if it cannot be known."""
+        """The size of the records without whitespace, each with a comma; None if not known."""
         if len(self.values) < self.records or self.others:
             return None
         texts = sum(map(len, self.values)) + sum(map(len, self.keys))
@@ -60,50 +61,57 @@ class _Sources(msgspec.Struct):
 _SOURCES: Final = msgspec.json.Decoder(_Sources)
 
 
-def refuse_in_object(body: bytes | bytearray, kept: Kept, of_one: Callable[[bytes], Kept]) -> None:
-    """`{"records": […]}`. `of_one` parses one record. Raises InvalidRequest naming the member."""
+def refuse_repeated_in_object(
+    body: bytes | bytearray, parsed: ParsedMembers, parse_one: Callable[[bytes], ParsedMembers]
+) -> None:
+    """For `{"records": […]}`. Raises InvalidRequest. `parse_one` parses a single record."""
     framing = len('{"records":[]}') - len(",")
-    if _is_whole(body, kept, size_bytes=len(body) - framing, colons_around=1):
+    if _is_complete(body, parsed, size_bytes=len(body) - framing, colons_around=1):
         return
     sources = map(bytes, _SOURCES.decode(body).records)
-    _read_each(((f"records[{i}]", source) for i, source in enumerate(sources)), of_one)
-    if _colons(body) > kept.colons() + 1:
+    _check_each(((f"records[{i}]", source) for i, source in enumerate(sources)), parse_one)
+    if _colons(body) > parsed.colons() + 1:
         strict_json.refuse_field("records", REPEATED)
 
 
-def refuse_in_lines(
-    body: bytes | bytearray, lines: Lines, kept: Kept, of_one: Callable[[bytes], Kept]
+def refuse_repeated_in_lines(
+    body: bytes | bytearray,
+    lines: Lines,
+    parsed: ParsedMembers,
+    parse_one: Callable[[bytes], ParsedMembers],
 ) -> None:
-    """One record per line of the body."""
+    """For one record per line. Raises InvalidRequest."""
     size = sum([len(line) for _, line in lines]) + len(lines)
-    if not _is_whole(body, kept, size_bytes=size, colons_around=0):
-        _read_each(((f"line {number}", line) for number, line in lines), of_one)
+    if not _is_complete(body, parsed, size_bytes=size, colons_around=0):
+        _check_each(((f"line {number}", line) for number, line in lines), parse_one)
 
 
-def _is_whole(
-    source: bytes | bytearray, kept: Kept, *, size_bytes: int, colons_around: int
+def _is_complete(
+    source: bytes | bytearray, parsed: ParsedMembers, *, size_bytes: int, colons_around: int
 ) -> bool:
-    """Whether nothing was lost: True is certain, False is not."""
-    if size_bytes == kept.size_bytes():
+    """True if certainly no member was lost."""
+    if size_bytes == parsed.size_bytes():
         return True
-    # A decoded text may have colons that its source does not have.
-    if kept.others and (b"\\u003a" in source or b"\\u003A" in source):
+    # Decoded text may have colons that its source has not, as \\u003a.
+    if parsed.others and (b"\\u003a" in source or b"\\u003A" in source):
         return False
-    return _colons(source) == kept.colons() + colons_around
+    return _colons(source) == parsed.colons() + colons_around
 
 
-def _read_each(sources: Iterable[tuple[str, bytes]], of_one: Callable[[bytes], Kept]) -> None:
+def _check_each(
+    sources: Iterable[tuple[str, bytes]], parse_one: Callable[[bytes], ParsedMembers]
+) -> None:
     for place, source in sources:
-        kept = of_one(source)
-        if _is_whole(source, kept, size_bytes=len(source) + len(","), colons_around=0):
+        parsed = parse_one(source)
+        if _is_complete(source, parsed, size_bytes=len(source) + len(","), colons_around=0):
             continue
-        if len(source) <= _READ_SLOWLY_MAX:
-            _read_slowly(source, place)
-        elif _colons(source) > kept.colons():
+        if len(source) <= _FIND_REPEATED_MAX_BYTES:
+            _find_repeated(source, place)
+        elif _colons(source) > parsed.colons():
             strict_json.refuse_field(place, f"a member is {REPEATED}")
 
 
-def _read_slowly(source: bytes, place: str) -> None:
+def _find_repeated(source: bytes, place: str) -> None:
     try:
         record = json.loads(source, object_pairs_hook=Members, parse_int=str, parse_float=str)
     except RecursionError as error:
@@ -125,7 +133,7 @@ def _colons(text: bytes | bytearray) -> int:
 
 
 def _in_member(member: object) -> int:
-    """The colons of a member other than key and value, including its own."""
+    """The number of colons of a member other than key and value, including its own."""
     if member is UNSET:
         return 0
     if isinstance(member, str):
@@ -135,7 +143,7 @@ def _in_member(member: object) -> int:
         return 1 + names + sum(map(_in_member, member.values()))
     if isinstance(member, list):
         return 1 + sum(map(_in_header, member))
-    return 1  # a number, null, or what was base64
+    return 1  # a number, null, or base64
 
 
 def _in_header(header: Any) -> int:

@@ -1,11 +1,11 @@
-"""A request's body, whole and uncompressed, within its limits.
+"""Receives and decompresses a request's body, within limits.
 
-* A body is refused by its Content-Length before a byte of it is read, or without one by what has
-  come; one that expands too far is refused before it has expanded.
-* What all requests hold together is bounded: beyond `inflight_max_bytes` a request is refused with
-  429, and its body is not read.
-* A client that stops sending for `body_idle_timeout_ms` is cut off, and so is one that sends a byte
-  at a time: on the whole a body must come at `body_rate_min` bytes a second or more.
+* A body that is too large is refused by its Content-Length before a byte is read, or without one
+  as soon as too much has arrived; a compressed one is refused before it has fully expanded.
+* The total size of bodies in memory is limited: beyond `inflight_max_bytes` a request is refused
+  with 429, and its body is not read.
+* A client that sends nothing for `body_idle_timeout_ms` is disconnected, and so is one that sends a
+  byte at a time: the average must be at least `body_rate_min` bytes per second.
 """
 
 from __future__ import annotations
@@ -35,56 +35,57 @@ from record_format.errors import (
 )
 
 ENCODINGS: Final = ("gzip", "zstd")
-# How much of a body must be left to be received straight into its buffer: less is usually there
-# already.
-_STRAIGHT_MIN_BYTES: Final = 32 << 10
-# A bytearray that holds whatever its memory held: to clear 64 MiB holds up the loop for tens of
-# milliseconds. Nothing of it is read before all of it was filled.
-_uncleared: Final = ctypes.pythonapi.PyByteArray_FromStringAndSize
-_uncleared.restype, _uncleared.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+# The least remainder of a body that is received directly: less has usually arrived already.
+_DIRECT_MIN_BYTES: Final = 32 << 10
+# An uninitialized bytearray: to zero 64 MiB blocks the event loop for tens of milliseconds. It is
+# read only after it was filled completely.
+_uninitialized: Final = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_uninitialized.restype = ctypes.py_object
+_uninitialized.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _MEMBERS_MAX: Final = 10_000
 _WINDOW_MAX: Final = 128 << 20
 
 
 class InflightBytes:
-    """How much all requests hold, and what they left to be written. Thread-safe."""
+    """The bytes of request bodies, and of appends that are not awaited, in memory. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._lock = limit_bytes, threading.Lock()
         self.held = 0
 
-    def take(self, size_bytes: int) -> None:
+    def acquire(self, size_bytes: int) -> None:
+        """Raises Throttled beyond the limit. A single request is always admitted."""
         with self._lock:
             if self.held and self.held + size_bytes > self._limit:
                 raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
             self.held += size_bytes
 
-    def keep(self, size_bytes: int) -> None:
-        """As `take`, of what can no longer be refused."""
+    def force(self, size_bytes: int) -> None:
+        """As `acquire`, for what can no longer be refused."""
         with self._lock:
             self.held += size_bytes
 
-    def give_back(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         with self._lock:
             self.held -= size_bytes
 
 
-class _Share:
-    """One request's share of them."""
+class _Reservation:
+    """What one request holds of the in-flight bytes."""
 
-    __slots__ = ("_all", "_held")
+    __slots__ = ("_held", "_inflight")
 
     def __init__(self, inflight: InflightBytes, size_bytes: int) -> None:
-        inflight.take(size_bytes)
-        self._all, self._held = inflight, size_bytes
+        inflight.acquire(size_bytes)
+        self._inflight, self._held = inflight, size_bytes
 
     def grow_to(self, size_bytes: int) -> None:
         if size_bytes > self._held:
-            self._all.take(size_bytes - self._held)
+            self._inflight.acquire(size_bytes - self._held)
             self._held = size_bytes
 
-    def give_back(self) -> None:
-        self._all.give_back(self._held)
+    def release(self) -> None:
+        self._inflight.release(self._held)
 
 
 @asynccontextmanager
@@ -95,38 +96,38 @@ async def received_body(
     *,
     limit: int | None = None,
 ) -> AsyncIterator[bytes | bytearray]:
-    """The body as it was sent. Its bytes count as held until the block is left.
+    """The body as it was sent. Its bytes count as in flight until the block is left.
 
     `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, TooManyOpenFiles,
     StalledBody, ClientDisconnected.
     """
     limit = settings.body_max_bytes if limit is None else limit
-    announced = _announced_size(exchange, limit)
-    share = _Share(inflight, announced)
+    content_length = _content_length(exchange, limit)
+    reservation = _Reservation(inflight, content_length)
     try:
         pace = _Pace(settings)
         part, more = await _next_part(exchange, pace)
         direct = exchange.direct_body
-        if more and direct is not None and announced - len(part) >= _STRAIGHT_MIN_BYTES:
-            body: bytes | bytearray = await _filled(direct, part, announced, pace)
+        if more and direct is not None and content_length - len(part) >= _DIRECT_MIN_BYTES:
+            body: bytes | bytearray = await _receive_direct(direct, part, content_length, pace)
         else:
-            body = await _joined(exchange, part, share, pace, more=more, limit=limit)
-        assert announced in (0, len(body)), "the server ends a body where it was announced to end"
+            body = await _receive_parts(exchange, part, reservation, pace, more=more, limit=limit)
+        assert content_length in (0, len(body)), "the server enforces Content-Length"
         yield body
     finally:
-        share.give_back()
+        reservation.release()
 
 
-async def _filled(
+async def _receive_direct(
     direct: DirectBody, part: bytes | bytearray, size_bytes: int, pace: _Pace
 ) -> bytearray:
-    """The body that begins with `part`, the rest received directly into its buffer."""
-    body: bytearray = _uncleared(None, size_bytes)
+    """Receive the rest of the body, which begins with `part`, directly into its buffer."""
+    body: bytearray = _uninitialized(None, size_bytes)
     body[: len(part)] = part
     with memoryview(body) as whole, whole[len(part) :] as rest:
         try:
             await direct.receive_into(
-                rest, idle_s=pace.idle_s, on_bytes=lambda came: pace.check(len(part) + came)
+                rest, idle_s=pace.idle_s, on_bytes=lambda size: pace.check(len(part) + size)
             )
         except TimeoutError:
             raise pace.stalled() from None
@@ -134,28 +135,28 @@ async def _filled(
             raise ClientDisconnected from None
         except OSError as error:
             raise TooManyOpenFiles(
-                f"no file descriptor left for a body: {error.strerror}"
+                f"no file descriptor left to receive the body: {error.strerror}"
             ) from error
     return body
 
 
-async def _joined(
+async def _receive_parts(
     exchange: Exchange,
     part: bytes | bytearray,
-    share: _Share,
+    reservation: _Reservation,
     pace: _Pace,
     *,
     more: bool,
     limit: int,
 ) -> bytes | bytearray:
-    """The body that begins with `part`, joined from the server's pieces."""
+    """Receive the rest of the body, which begins with `part`, from the server's messages."""
     parts, size = [part], len(part)
     while True:
         if more:
             pace.check(size)
         if size > limit:
             raise _too_large(limit, size)
-        share.grow_to(size)
+        reservation.grow_to(size)
         if not more:
             return part if len(parts) == 1 else b"".join(parts)
         part, more = await _next_part(exchange, pace)
@@ -163,7 +164,7 @@ async def _joined(
         parts.append(part)
 
 
-def _announced_size(exchange: Exchange, limit: int) -> int:
+def _content_length(exchange: Exchange, limit: int) -> int:
     text = exchange.header(b"content-length")
     if text is None or not text.isdigit():
         return 0
@@ -175,7 +176,7 @@ def _announced_size(exchange: Exchange, limit: int) -> int:
 
 def _too_large(limit: int, size: int) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the body has {size} bytes or more; at most {limit} are taken",
+        f"the body has {size} bytes or more; the limit is {limit}",
         limit_bytes=limit,
         size_bytes=size,
     )
@@ -189,7 +190,7 @@ async def _next_part(exchange: Exchange, pace: _Pace) -> tuple[bytes | bytearray
 
 
 class _Pace:
-    """Measured from the first wait: a slow line is tolerated, a trickle is not."""
+    """Checks how fast a body arrives: a slow line is tolerated, a trickle is not."""
 
     __slots__ = ("_rate", "_started", "idle_s")
 
@@ -204,7 +205,7 @@ class _Pace:
             raise StalledBody(f"the body arrived at less than {self._rate} bytes per second")
 
     def stalled(self) -> StalledBody:
-        return StalledBody(f"no byte of the body came for {self.idle_s:g} s")
+        return StalledBody(f"no byte of the body arrived for {self.idle_s:g} s")
 
 
 def encoding_of(exchange: Exchange) -> str:
@@ -214,7 +215,7 @@ def encoding_of(exchange: Exchange) -> str:
 
 
 def expand(body: bytes | bytearray, encoding: str, *, max_bytes: int) -> bytes | bytearray:
-    """The body without its Content-Encoding. Run in a thread if it is large.
+    """Decompress the body. Call in a thread if it is large.
 
     Raises InvalidRequest if it does not decode, RequestTooLarge beyond `max_bytes`.
     """
@@ -232,14 +233,14 @@ def expand(body: bytes | bytearray, encoding: str, *, max_bytes: int) -> bytes |
 
 
 def _gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """All members of a gzip stream (RFC 1952, 2.2)."""
+    """Decode all members of a gzip stream (RFC 1952, 2.2)."""
     return _decode_members(
         body, lambda: zlib.decompressobj(wbits=31), max_bytes=max_bytes, piece_bytes=16 << 10
     )
 
 
 def _unzstd(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """All frames of a zstd stream (RFC 8878)."""
+    """Decode all frames of a zstd stream (RFC 8878)."""
 
     def frame() -> _Decoder:
         return zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX).decompressobj()
@@ -262,10 +263,9 @@ def _decode_members(
     max_bytes: int,
     piece_bytes: int,
 ) -> bytes:
-    """Decode in pieces so small that none can expand to more than some tens of MiB."""
+    """Decode in pieces so small that none expands to more than some tens of MiB."""
     parts: list[bytes] = []
-    position = members = 0
-    room = max_bytes
+    position = members = size = 0
     while position < len(body) or not members:
         members += 1
         if members > _MEMBERS_MAX:
@@ -274,20 +274,16 @@ def _decode_members(
         while not decoder.eof:
             piece = bytes(body[position : position + piece_bytes])
             if not piece:
-                raise EOFError("the stream is cut")
+                raise EOFError("the stream is truncated")
             part = decoder.decompress(piece)
-            room = _checked_room(room, len(part), max_bytes)
+            size += len(part)
+            if size > max_bytes:
+                raise RequestTooLarge(
+                    f"the body expands to more than {max_bytes} bytes",
+                    limit_bytes=max_bytes,
+                    size_bytes=size,
+                )
             parts.append(part)
             position += len(piece)
         position -= len(decoder.unused_data)
     return b"".join(parts)
-
-
-def _checked_room(room: int, size: int, max_bytes: int) -> int:
-    if size > room:
-        raise RequestTooLarge(
-            f"the body expands to more than {max_bytes} bytes",
-            limit_bytes=max_bytes,
-            size_bytes=max_bytes - room + size,
-        )
-    return room - size

@@ -1,7 +1,7 @@
-"""Byte ranges and validators of a segment's bytes (RFC 9110, 13 and 14). Pure.
+"""Range and conditional requests for a segment (RFC 9110, 13 and 14). Pure.
 
-* One range is served; several in one header are answered with the whole, as RFC 9110 allows.
-* A Range that is not a byte range is ignored; one outside the segment is refused.
+* A single range is served; several get the whole segment, as RFC 9110 allows.
+* A Range that is not a valid byte range is ignored; one outside the segment is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from api.http.http_errors import RangeNotSatisfiable
 
-# More digits than any offset has, but bounded: Python refuses to read thousands.
+# More digits than any offset has, but limited: Python refuses to parse thousands.
 _RANGE: Final = re.compile(
     r"\s*bytes\s*=\s*(\d{0,100})\s*-\s*(\d{0,100})\s*\Z", re.ASCII | re.IGNORECASE
 )
@@ -19,7 +19,7 @@ _TAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
 
 class ByteRange(NamedTuple):
-    """Bytes [start, end); `partial` if the client asked for a part."""
+    """Bytes [start, end); `partial`: the response is 206."""
 
     start: int
     end: int
@@ -37,14 +37,14 @@ def select_range(
     if match is None or match.group(1) == match.group(2) == "":
         return whole
     first, last = match.groups()
-    if first == "":  # the last so many bytes
+    if first == "":  # a suffix range
         count = int(last)
         if count == 0 or size_bytes == 0:
             raise _outside(range_header, size_bytes)
         return ByteRange(max(0, size_bytes - count), size_bytes, partial=True)
     start = int(first)
     if last != "" and int(last) < start:
-        return whole  # not a valid range: ignored
+        return whole  # invalid: ignored
     if start >= size_bytes:
         raise _outside(range_header, size_bytes)
     end = size_bytes if last == "" else min(int(last) + 1, size_bytes)
@@ -52,14 +52,14 @@ def select_range(
 
 
 def matches(header: str | None, etag: str) -> bool:
-    """Whether If-Match lets the response through; False means 412. Compared strongly."""
+    """Whether If-Match holds; False means 412. Strong comparison."""
     if header is None or header.strip() == "*":
         return True
     return etag in (match.group(0) for match in _TAG.finditer(header))
 
 
 def none_match(header: str | None, etag: str) -> bool:
-    """Whether If-None-Match lets the response through; False means 304. Compared weakly."""
+    """Whether If-None-Match holds; False means 304. Weak comparison."""
     if header is None:
         return True
     if header.strip() == "*":
@@ -69,12 +69,12 @@ def none_match(header: str | None, etag: str) -> bool:
 
 
 def _if_range_holds(header: str | None, etag: str) -> bool:
-    """Compared strongly; a date never holds, because no Last-Modified is sent."""
+    """Strong comparison. A date never matches, because no Last-Modified is sent."""
     return header is None or header.strip() == etag
 
 
 def _outside(header: str, size_bytes: int) -> RangeNotSatisfiable:
     return RangeNotSatisfiable(
-        f"Range {header[:100]!r} lies outside the segment's {size_bytes} bytes",
+        f"Range {header[:100]!r} is outside the segment, which has {size_bytes} bytes",
         size_bytes=size_bytes,
     )

@@ -1,8 +1,7 @@
-"""Content-Type, Accept and Content-Encoding: what was sent, what is wanted (RFC 9110, 8.3 and
-12.5).
+"""Content-Type, Accept and Content-Encoding (RFC 9110, 8.3, 8.4 and 12.5).
 
-Media types are compared without their parameters, but a charset other than UTF-8 is refused: all
-text of this API is UTF-8.
+Media types are compared without their parameters, except that a charset other than UTF-8 is
+refused: all text of this API is UTF-8.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ EVENTS: Final = "text/event-stream"
 
 
 def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
-    """The media type sent, one of `accepted`; the first of them if the header is missing.
+    """The body's media type, one of `accepted`; the first of them if the header is missing.
 
     Raises UnsupportedMediaType.
     """
@@ -32,7 +31,7 @@ def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
     media_type = media_type.strip().lower()
     if media_type not in accepted:
         raise UnsupportedMediaType(
-            f"Content-Type {header[:200]!r} is not taken here; send one of `accepted`",
+            f"Content-Type {header[:200]!r} is not supported here; send one of `accepted`",
             accepted=accepted,
         )
     for parameter in parameters.split(";"):
@@ -40,13 +39,13 @@ def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
         value = value.strip().strip('"').lower()
         if name.strip().lower() == "charset" and value not in ("utf-8", "utf8", "us-ascii"):
             raise UnsupportedMediaType(
-                f"charset {value!r} is not taken; bodies are UTF-8", accepted=accepted
+                f"charset {value!r} is not supported; send UTF-8", accepted=accepted
             )
     return media_type
 
 
 def preferred(accept: str | None, *, offered: Sequence[str]) -> str:
-    """The offered type that the client prefers; of equals the first offered.
+    """The offered type with the highest quality; among equals, the first.
 
     Raises NotAcceptable if it accepts none.
     """
@@ -88,7 +87,7 @@ def _parse_quality(text: str) -> float:
 
 
 def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """The quality of the most specific range that matches the type."""
+    """The quality of the most specific media range that matches."""
     whole = media_type.split("/", 1)[0] + "/*"
     for wanted in (media_type, whole, "*/*"):
         matching = [quality for media_range, quality in ranges if media_range == wanted]
@@ -98,15 +97,15 @@ def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
 
 
 def content_encodings(header: str | None, *, accepted: Sequence[str]) -> list[str]:
-    """The codings in the order in which they were applied, without `identity`."""
+    """The content codings in the order in which they were applied, without `identity`."""
     names = [name.strip().lower() for name in (header or "").split(",")]
     names = ["gzip" if name == "x-gzip" else name for name in names if name not in ("", "identity")]
     for name in names:
         if name not in accepted:
             raise UnsupportedMediaType(
-                f"Content-Encoding {name[:64]!r} is not taken; send one of `accepted`",
+                f"Content-Encoding {name[:64]!r} is not supported; send one of `accepted`",
                 accepted=accepted,
             )
     if len(names) > 1:
-        raise UnsupportedMediaType("only one Content-Encoding is accepted", accepted=accepted)
+        raise UnsupportedMediaType("only one Content-Encoding is supported", accepted=accepted)
     return names

@@ -1,6 +1,6 @@
 """Times in a request: integer milliseconds since the epoch, or RFC 3339 text.
 
-Text without an offset from UTC is refused: a local time would mean something else on each machine.
+Text without a UTC offset is refused: a local time would depend on the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 MAX_TIMESTAMP: Final = 2**63 - 1
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
-# A blank before the offset is a plus sign that a query did not percent-encode.
+# A space before the offset is a plus sign that was not percent-encoded in a query.
 _RFC3339: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?(?:([Zz])|([-+ ])(\d\d):(\d\d))\Z", re.ASCII
 )
@@ -22,10 +22,10 @@ _DAY_MS: Final = timedelta(days=1) // _MILLISECOND
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since the epoch; finer fractions of RFC 3339 text are cut off, and a leap second
-    is taken as the second after it, since epoch time has none.
+    """Milliseconds since the epoch; smaller fractions are truncated, and a leap second becomes the
+    second after it, since epoch time has none.
 
-    Raises ValueError, which says what is accepted.
+    Raises ValueError with a message for the user.
     """
     if _INTEGER.match(text):
         return _checked(int(text))
@@ -44,18 +44,19 @@ def parse_time(text: str) -> int:
     ms = (moment - _EPOCH) // _MILLISECOND + int((fraction or "0")[:3].ljust(3, "0"))
     shift_ms = shift // _MILLISECOND
     utc_ms = (ms + shift_ms if sign == "-" else ms - shift_ms) + 1000 * leap
-    if leap and utc_ms % _DAY_MS >= 1000:  # RFC 3339 allows them only at the end of a UTC day
+    if leap and utc_ms % _DAY_MS >= 1000:  # only at the end of a UTC day (RFC 3339, 5.7)
         raise ValueError(_expected(text))
     return _checked(utc_ms)
 
 
 def _checked(ms: int) -> int:
     if not 0 <= ms <= MAX_TIMESTAMP:
-        raise ValueError(f"a time must be between 0 and {MAX_TIMESTAMP}, not at {ms}")
+        raise ValueError(f"a time must be between 0 and {MAX_TIMESTAMP}, not {ms}")
     return ms
 
 
 def _expected(text: str) -> str:
     return (
-        f"expected milliseconds since the epoch or RFC 3339 text with an offset, not {text[:64]!r}"
+        "expected milliseconds since the epoch or RFC 3339 text with a UTC offset, "
+        f"not {text[:64]!r}"
     )

@@ -476,7 +476,7 @@ def test_a_fetch_of_many_does_not_wait_for_the_store_again_and_again(
 ) -> None:
     from tests.fakes.faulty_object_store import FailsBefore
 
-    monkeypatch.setattr("api.http.fetch.many.IN_VAIN_MAX_S", 0)
+    monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
     down, cached, not_asked, hot = api.cold_topic(), api.cold_topic(), api.cold_topic(), api.topic()
     api.values(hot, "here")
     assert api.fetch(cached, offset="0").status_code == 200
@@ -503,8 +503,8 @@ def test_a_fetch_of_many_does_not_wait_for_room_again_and_again(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it holds what it has read: two such would keep each other waiting at each partition."""
-    monkeypatch.setattr("api.http.fetch.many.IN_VAIN_MAX_S", 0)
-    monkeypatch.setattr("cold_tier.cold_reader.ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
+    monkeypatch.setattr("cold_tier.cold_reader.SPACE_WAIT_S", 0.01)
     wanted = [{"topic": api.cold_topic(), "partition": 0, "offset": 0} for _ in range(3)]
     assert api.broker.bucket is not None
     cache = api.broker.bucket.cache
@@ -515,7 +515,7 @@ def test_a_fetch_of_many_does_not_wait_for_room_again_and_again(
     finally:
         cache.unreserve(limit_bytes)
     assert [one["error"]["code"] for one in found] == ["throttled"] * 3
-    assert "not waited for" in found[2]["error"]["detail"]
+    assert "not tried" in found[2]["error"]["detail"]
 
 
 @pytest.mark.anyio

@@ -214,7 +214,7 @@ def test_what_comes_after_a_body_stalled_is_no_request(impatient: RunningServer)
             while part := sock.recv(1 << 16):
                 answers += part
     assert statuses(answers) == [400]
-    assert b"no byte of the body came for 0.3 s" in answers
+    assert b"no byte of the body arrived for 0.3 s" in answers
 
 
 def test_a_large_body_that_comes_too_slowly_is_cut(impatient: RunningServer) -> None:

@@ -63,7 +63,7 @@ def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
         while part := sock.recv(10_000):
             answer += part
     assert answer.startswith(b"HTTP/1.1 400")
-    assert b"no byte of the body came" in answer
+    assert b"no byte of the body arrived" in answer
 
 
 def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:

@@ -178,4 +178,4 @@ def test_a_member_that_is_unknown_is_answered_with_those_that_there_are(
 ) -> None:
     answer = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})
     (error,) = problem(answer, 400, "invalid-request")["errors"]
-    assert error == {"loc": "value", "msg": f"unknown member; there are: {known}"}
+    assert error == {"loc": "value", "msg": f"unknown member; known members: {known}"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.http.produce.batches import is_one_plain_batch
+from api.http.produce.batches import is_small_uncompressed_batch
 from record_format import codecs
 from record_format.encode import encode_batch
 
@@ -12,8 +12,8 @@ def batch(count: int = 3, codec: int = codecs.NONE) -> bytes:
 
 
 def test_one_batch_that_is_not_compressed_is() -> None:
-    assert is_one_plain_batch(batch())
-    assert is_one_plain_batch(bytearray(batch(4096)))
+    assert is_small_uncompressed_batch(batch())
+    assert is_small_uncompressed_batch(bytearray(batch(4096)))
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_one_batch_that_is_not_compressed_is() -> None:
     ids=["empty", "no-batch", "cut", "more", "a-compressed-one-behind", "compressed", "many"],
 )
 def test_all_else_is_not(body: bytes) -> None:
-    assert not is_one_plain_batch(body)
+    assert not is_small_uncompressed_batch(body)
