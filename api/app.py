@@ -1,4 +1,4 @@
-"""The application: FastAPI with the broker's calls in it, and the console's."""
+"""Assembles the application: FastAPI with the API's calls, its documentation and the console."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DESCRIPTION = (
 
 
 def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
-    """The API over an open broker. The caller closes the broker after the app's shutdown."""
+    """Create the application of an open broker. The caller closes the broker after its shutdown."""
     context = Context(broker, settings)
     console = Console(context)
 
@@ -36,28 +36,28 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
         await console.stop()
         context.close()
 
-    shown = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` does not exist yet
+    openapi_call = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` does not exist yet
     app = TierlogApp(
         context,
-        CallTable((*CALLS, *DOCS_CALLS, shown, *console.calls())),
+        CallTable((*CALLS, *DOCS_CALLS, openapi_call, *console.calls())),
         title="tierlog",
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,  # the front door serves it, as it serves everything
+        openapi_url=None,  # served by our own dispatch, like everything
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.context = context
     app.router.routes.extend(CallRoute(call) for call in CALLS)
-    made = app.openapi
-    app.openapi = lambda: openapi.completed(made(), CALLS)  # type: ignore[method-assign]
+    generate = app.openapi
+    app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]
     return app
 
 
 class CallRoute(APIRoute):
-    """A call as FastAPI knows it, for its document."""
+    """A call as a route of FastAPI, from which it generates its document."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(
@@ -74,4 +74,4 @@ class CallRoute(APIRoute):
 
 
 async def _endpoint(request: Request) -> Response:
-    raise AssertionError(f"{request.url.path}: the front door answers")
+    raise AssertionError(f"{request.url.path}: `dispatch` serves all requests")

@@ -1,1 +1,1 @@
-"""The console: a read-only page made of HTML fragments. Read `pages` first."""
+"""The web console: a read-only page made of HTML fragments. Read `pages` first."""

@@ -1,4 +1,4 @@
-"""How far each group has read: what the page on groups shows. May wait: run in a thread."""
+"""The data of the page on consumer groups. May wait: run in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUPS_SHOWN: Final = 200
 
 
 class GroupLine(NamedTuple):
-    """`offsets`: in topics that the token sees, the largest lag first."""
+    """`offsets`: in topics visible to the token, by falling lag."""
 
     name: str
     offsets: list[OffsetState]
@@ -23,7 +23,7 @@ class GroupLine(NamedTuple):
 
 
 def group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
-    """At most GROUPS_SHOWN plus one, which says that there are more."""
+    """At most GROUPS_SHOWN, plus one to indicate that there are more."""
     lines = (
         GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
         for name, offsets in groups.all_groups()

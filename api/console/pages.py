@@ -1,9 +1,9 @@
-"""The console's calls: one page, and the fragments that it swaps in.
+"""The console's calls: one page, and the HTML fragments that it swaps in.
 
-* It only reads. Whatever changes something is a call of the API, made by a tool.
-* A fragment's path is the page's own address after `#`: `/console/topics/flights` is shown at
-  `/#/topics/flights`.
-* The page itself contains no facts, so it needs no token; it asks for one and sends it with every
+* The console is read-only. Changes are made with the CLI or the API.
+* A fragment's path is the part of the page's address after `#`: `/console/topics/flights` is shown
+  at `/#/topics/flights`.
+* The page itself contains no data, so it needs no token; it asks for one and sends it with every
   request for a fragment.
 """
 
@@ -111,7 +111,7 @@ class Console:
         facts: dict[str, Any] = {"report": None}
         if not exchange.grant.topics:
             facts = await self._facts(context)
-        return fragment("overview.html", **facts, **listed, **_try(exchange))
+        return fragment("overview.html", **facts, **listed, **_server_flag(exchange))
 
     async def summary(self, context: Context, _: Exchange) -> Response:
         return fragment("summary.html", **await self._facts(context))
@@ -121,7 +121,7 @@ class Console:
         return json_response(series(self._sampler.samples, after_ms=query.after_ms))
 
     async def _facts(self, context: Context) -> dict[str, Any]:
-        """As of the last sample: showing the page does not sum over all partitions."""
+        """As of the last sample, so that showing the page does not sum up all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
         troubles = [problems.shorten_paths(one) for one in (*reasons, *degraded)]
@@ -139,11 +139,13 @@ async def shell(_: Context, __: Exchange) -> Response:
 
 async def topics(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
-    return fragment("topics.html", **await _listed(context, exchange, query), **_try(exchange))
+    return fragment(
+        "topics.html", **await _listed(context, exchange, query), **_server_flag(exchange)
+    )
 
 
 async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> dict[str, Any]:
-    """A page of the topics that the token sees."""
+    """A page of the topics visible to the token."""
     live = [
         topic
         for topic in topic_pages.live_topics(context.broker)
@@ -155,8 +157,8 @@ async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> d
     return {"topics": found, "filter": query.filter, "topic_count": len(live)}
 
 
-def _try(exchange: Exchange) -> dict[str, Any]:
-    """What to type on an empty broker, with the address that the browser uses."""
+def _server_flag(exchange: Exchange) -> dict[str, Any]:
+    """The CLI's `--server` flag for the examples on an empty broker, by the browser's address."""
     host = exchange.header(b"host") or _DEFAULT_HOSTS[0]
     flag = ""
     if host not in _DEFAULT_HOSTS or exchange.scope.get("scheme") == "https":
@@ -182,12 +184,12 @@ async def store(context: Context, _: Exchange) -> Response:
 
 
 def priced_by(prices: PriceTable) -> str | None:
-    """Whose prices the costs are based on; None if nothing costs anything."""
+    """The source of the prices; None if all are zero."""
     if prices == FREE:
         return None
     if prices == PriceTable():
         return "the list prices of S3 Standard in us-east-1"
-    return "the prices that this broker was told"
+    return "the prices in this broker's settings"
 
 
 def _hit_rate(report: StorageReport) -> float | None:
@@ -235,13 +237,13 @@ async def topic_tail(context: Context, exchange: Exchange) -> Response:
 
 
 async def _head(context: Context, partition: Partition, tab: str) -> dict[str, Any]:
-    """What every tab of a partition shows at its top."""
+    """The values for the top of every tab of a partition."""
     line = await context.read(topic_pages.partition_line, partition)
     return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
 
 
 async def records(context: Context, exchange: Exchange) -> Response:
-    """A refusal is shown beside the form that caused it."""
+    """An error is shown next to the form that caused it."""
     query = strict_json.parse_query(exchange.scope["query_string"], RecordsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "records")

@@ -1,8 +1,8 @@
 """A page of records from either tier, for people to read.
 
-* It begins at an offset, a keyword, or a time; a time without an offset from UTC is taken as UTC
-  (the API refuses it; a person sees how it was understood).
-* `latest` shows the newest page, not the empty end. Offsets that a restore left out are skipped.
+* It begins at an offset, a keyword, or a time. A time without a UTC offset is taken as UTC: the API
+  refuses it, but here the user sees how it was interpreted.
+* `latest` shows the newest page, not the empty end. Offsets that a restore skipped are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta
 
-from api.console.record_text import Shown, shown, summary, visible
+from api.console.record_text import DisplayText, full_text, summary, visible
 from api.http.context import Context
 from api.http.fetch import record_json
 from api.http.fetch.positions import EARLIEST, LATEST, parse_position, resolve
@@ -38,17 +38,17 @@ class RecordsQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 class HeaderLine(NamedTuple):
     name: str
-    value: Shown
+    value: DisplayText
 
 
 class RecordLine(NamedTuple):
     offset: int
     timestamp: int
     tier: Tier
-    key: Shown
-    value: Shown
-    opened_key: Shown
-    opened_value: Shown
+    key: DisplayText
+    value: DisplayText
+    opened_key: DisplayText
+    opened_value: DisplayText
     headers: list[HeaderLine]
 
 
@@ -90,7 +90,7 @@ def _gaps(partition: Partition) -> Sequence[OffsetGap]:
 
 
 def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
-    """The start of the `limit` offsets before `offset`, or before the gap that precedes it."""
+    """The first of the `limit` offsets before `offset`, or before a gap that ends at `offset`."""
     for gap in gaps:
         if gap.start_offset < offset <= gap.end_offset:
             offset = gap.start_offset
@@ -98,7 +98,7 @@ def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
 
 
 def in_utc(text: str) -> str:
-    """A date, or a time without an offset, as RFC 3339 in UTC; anything else unchanged."""
+    """A date, or a time without a UTC offset, as RFC 3339 in UTC; anything else unchanged."""
     if _DATE.match(text):
         return f"{text}T00:00:00Z"
     match = _LOCAL.match(text)
@@ -120,8 +120,8 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
             tier="hot" if at >= local_start else "cold",
             key=summary(key),
             value=summary(value),
-            opened_key=shown(key),
-            opened_value=shown(value),
+            opened_key=full_text(key),
+            opened_value=full_text(value),
             headers=[
                 HeaderLine(visible(name), summary(content, max_text=MAX_HEADER))
                 for name, content in headers
@@ -134,7 +134,7 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
     return RecordPage(
         lines=lines,
         offset=offset,
-        tier=_tier_of(lines) or fetched.tier,  # more may have been fetched than is shown
+        tier=_tier_of(lines) or fetched.tier,  # more may have been read than is shown
         previous_offset=max(start, before) if offset > start else None,
         next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
     )

@@ -1,9 +1,9 @@
-"""Bytes of a record as text for a page. Records are hostile input.
+"""Converts a record's bytes to text for a page. Records are hostile input.
 
-* The result is plain text; the template escapes it. Nothing here makes markup.
-* Characters that are invisible, would reverse the text around them, or have no look of their own
-  (controls, bidirectional overrides, zero widths, tags, private use) are shown by name instead.
-* Everything is truncated: a page stays small whatever the records hold.
+* The result is plain text, which the template escapes; nothing here creates markup.
+* Characters that are invisible, reorder the text around them, or have no glyph (controls,
+  bidirectional overrides, zero widths, tags, private use) are replaced by their code point.
+* Everything is truncated: a page stays small whatever the records contain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 MAX_TEXT: Final = 32 << 10  # characters of one value on a page
-MAX_PRETTY_BYTES: Final = 64 << 10  # larger JSON is shown as it was sent
+MAX_PRETTY_BYTES: Final = 64 << 10  # larger JSON is not indented
 MAX_PRETTY_DEPTH: Final = 64  # each level indents every line below it
 MAX_HEX_BYTES: Final = 512
 MAX_SUMMARY: Final = 200
@@ -24,7 +24,7 @@ _HEX_WIDTH: Final = 16
 Kind = Literal["json", "text", "binary", "null"]
 
 
-class Shown(NamedTuple):
+class DisplayText(NamedTuple):
     """`text` may be truncated; `size_bytes` is the full size."""
 
     kind: Kind
@@ -34,14 +34,14 @@ class Shown(NamedTuple):
 
 
 class _Visible(dict[int, str]):
-    """What `str.translate` puts in the place of a character."""
+    """A table for `str.translate`."""
 
     def __missing__(self, code: int) -> int | str:
         hidden = unicodedata.category(chr(code)) in _HIDDEN
         return f"⟨U+{code:04X}⟩" if hidden else code
 
 
-# Control, format, private use, not assigned, line and paragraph separator. (Unicode, table 4-4)
+# Control, format, private use, unassigned, line and paragraph separator (Unicode, table 4-4).
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Co", "Cn", "Zl", "Zp"))
 _VISIBLE: Final = _Visible(
     {code: chr(0x2400 + code) for code in range(0x20)}
@@ -56,31 +56,33 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def shown(data: bytes | None) -> Shown:
-    """A whole value: JSON indented, other text as it is, bytes as a hex dump."""
+def full_text(data: bytes | None) -> DisplayText:
+    """A whole value: JSON indented, other text unchanged, binary as a hex dump."""
     if data is None:
-        return Shown("null", "", 0)
+        return DisplayText("null", "", 0)
     text = _prefix(data)
     if text is None:
-        return Shown("binary", hex_dump(data[:MAX_HEX_BYTES]), len(data), len(data) > MAX_HEX_BYTES)
+        return DisplayText(
+            "binary", hex_dump(data[:MAX_HEX_BYTES]), len(data), len(data) > MAX_HEX_BYTES
+        )
     pretty = _pretty(data)
     kind: Kind = "text" if pretty is None else "json"
     text = text if pretty is None else pretty
     cut = len(text) > MAX_TEXT or len(data) > 4 * MAX_TEXT
-    return Shown(kind, visible(text[:MAX_TEXT]), len(data), cut)
+    return DisplayText(kind, visible(text[:MAX_TEXT]), len(data), cut)
 
 
-def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> Shown:
+def summary(data: bytes | None, *, max_text: int = MAX_SUMMARY) -> DisplayText:
     """A value on one line, for a list."""
     if data is None:
-        return Shown("null", "", 0)
+        return DisplayText("null", "", 0)
     text = _prefix(data)
     if text is None:
         most = max_text // 4
-        return Shown("binary", data[:most].hex(" "), len(data), len(data) > most)
+        return DisplayText("binary", data[:most].hex(" "), len(data), len(data) > most)
     line = visible(_BLANKS.sub(" ", text[: 2 * max_text]))
     cut = len(line) > max_text or len(text) > 2 * max_text
-    return Shown("text", line[:max_text], len(data), cut)
+    return DisplayText("text", line[:max_text], len(data), cut)
 
 
 def hex_dump(data: bytes) -> str:
@@ -94,8 +96,8 @@ def hex_dump(data: bytes) -> str:
 
 
 def _prefix(data: bytes) -> str | None:
-    """The beginning as text, without a character split by the cut. None if it is not text: not
-    UTF-8, or with a NUL, as in git and grep; a number in eight bytes often has several.
+    """The beginning as text, up to a whole character. None for binary: not UTF-8, or with a NUL (as
+    git and grep decide), which an 8-byte integer often has.
     """
     head = data[: 4 * MAX_TEXT]
     if b"\0" in head:
@@ -109,7 +111,7 @@ def _prefix(data: bytes) -> str | None:
 
 
 def _pretty(data: bytes) -> str | None:
-    """Indented, numbers as in the source; None if it is not JSON, or too large or too deep."""
+    """Indented, with numbers as in the source; None if it is not JSON, or too large or too deep."""
     if len(data) > MAX_PRETTY_BYTES or data[:1] not in (b"{", b"[", b" ", b"\n", b"\t", b"\r"):
         return None
     if _depth(data) > MAX_PRETTY_DEPTH:
@@ -122,7 +124,7 @@ def _pretty(data: bytes) -> str | None:
 
 
 def _depth(data: bytes) -> int:
-    """An upper bound: brackets inside strings count too."""
+    """An upper bound of the nesting: brackets inside strings count too."""
     depth = deepest = 0
     for match in _BRACKETS.finditer(data):
         depth += 1 if match.group() in b"[{" else -1

@@ -1,10 +1,10 @@
-"""HTML from templates, and the headers that every response of the console carries.
+"""Renders HTML templates, with the headers of every response of the console.
 
-* Templates escape everything they get; nothing here or in them marks text as safe.
-* The page may load scripts, styles and answers only from this server, and no inline scripts or
-  styles: what slips through the escaping does not run. Fragments are marked by a header, and the
-  page swaps in nothing without it: a response of the API, whose bytes clients choose, is not a
-  fragment.
+* Templates escape all values; neither they nor this module mark text as safe.
+* The Content-Security-Policy allows scripts, styles and requests only from and to this server, and
+  nothing inline: markup that escaped escaping would not run. Fragments have a header of their own,
+  without which the page does not swap them in: an API response, whose bytes clients choose, is
+  never taken for a fragment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_DATE_MS: Final = 253_402_300_799_999  # the end of the year 9999
 
 @cache
 def environment() -> Environment:
-    """Made at the first request to the console: most brokers never need it."""
+    """Created at the first request to the console: most brokers never need it."""
     made = Environment(
         loader=PackageLoader("api.console", "templates"),
         autoescape=True,
@@ -87,14 +87,14 @@ def _three_digits(number: float, unit: str) -> str:
 
 
 def grouped(number: int) -> str:
-    """Thousands separated by a narrow space. Not of offsets, which are pasted into commands, nor of
-    what stands in a row with them.
+    """Thousands separated by a narrow space. Not for offsets, which users paste into commands, nor
+    for numbers next to them.
     """
     return f"{number:,}".replace(",", "\u202f")
 
 
 def moment(timestamp: int | None) -> str:
-    """UTC to the millisecond; a dash for Kafka's "no timestamp" and for None."""
+    """UTC to the millisecond; a dash for None and for -1, Kafka's "no timestamp"."""
     if timestamp is None or timestamp < 0:
         return "–"
     if timestamp > _MAX_DATE_MS:
@@ -104,7 +104,7 @@ def moment(timestamp: int | None) -> str:
 
 
 def object_moment(modified_ms: int) -> str:
-    """When a store wrote it: without milliseconds where it told none, as S3."""
+    """When an object was written, without milliseconds if the store reports none, as S3."""
     return moment(modified_ms).replace(".000Z", "Z")
 
 

@@ -1,10 +1,10 @@
-"""Throughput and lag over the last hour: a ring of samples, taken whether anybody looks or not.
+"""Throughput and lag over the last hour: a ring buffer of samples, taken in the background.
 
 * Bounded: `RING` samples of a few numbers. A request reads the ring and measures nothing.
-* Sampling takes at most a hundredth of the time: a broker whose tens of thousands of partitions
+* Sampling takes at most one percent of the time: a broker whose tens of thousands of partitions
   take 100 ms to sum up is sampled every 10 s.
-* Samples hold totals; rates are computed from neighbours on request, so that a late or missing
-  sample makes no false peak.
+* Samples hold totals; rates are computed on request from adjacent samples, so that a late or
+  missing sample causes no false peak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from record_format.errors import TierlogError
 log = structlog.get_logger(__name__)
 
 RING: Final = 720
-_LEAST_REST: Final = 99  # times the time that a sample took
+_PAUSE_FACTOR: Final = 99  # the least pause between samples, as a multiple of their duration
 
 
 class Sample(NamedTuple):
@@ -55,8 +55,8 @@ class Series(msgspec.Struct):
 
 
 def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
-    """What was measured after `after_ms`; all of it where that is yet to come: the clock was ahead.
-    The very first sample has no rate: it is left out.
+    """The samples after `after_ms`; all of them if that is in the future, because the clock was set
+    back. The very first sample has no rate and is left out.
     """
     if samples and after_ms > samples[-1].at_ms:
         after_ms = -1
@@ -99,10 +99,10 @@ class Sampler:
                 log.warning("no sample for the console", error=str(error))
             except Exception:
                 log.exception("no sample for the console: a bug")
-            await asyncio.sleep(max(self._interval_s, self._worked_s * _LEAST_REST))
+            await asyncio.sleep(max(self._interval_s, self._worked_s * _PAUSE_FACTOR))
 
     async def take(self) -> StorageReport:
-        """Sum up the partitions in a thread, and remember."""
+        """Sum up the partitions in a thread, and add a sample."""
         report, self._worked_s = await self._context.read(self._timed_report)
         metrics = self._context.metrics
         fetched = dict(metrics.requests.fetched_bytes)
@@ -110,7 +110,7 @@ class Sampler:
         self.report = report
         now_ms = self._context.settings.clock()
         while self.samples and self.samples[-1].at_ms > now_ms:
-            self.samples.pop()  # taken while the clock was ahead
+            self.samples.pop()  # taken before the clock was set back
         self.samples.append(
             Sample(
                 at_ms=now_ms,
@@ -125,7 +125,7 @@ class Sampler:
         return report
 
     def _timed_report(self) -> tuple[StorageReport, float]:
-        """The report and the CPU time it took: waiting does not count."""
+        """The report and the CPU time it took, without waiting."""
         started = time.thread_time()
         report = self._context.broker.storage_report()
         return report, time.thread_time() - started

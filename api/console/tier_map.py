@@ -1,11 +1,11 @@
 """Where a partition's offsets are, drawn to scale: one lane for the disk, one for the bucket.
 
 * Pure: facts in, rectangles out. An axis is `WIDTH` units wide, whatever the offsets.
-* An offset in both tiers is in both lanes; nothing has a third colour.
-* Everything is visible: an extent is never narrower than `LEAST_WIDTH`, be it one record in
+* An offset in both tiers is in both lanes; there is no third color.
+* Everything is visible: an extent is never narrower than `LEAST_WIDTH`, even for one record among
   billions, and never reaches beyond the axis.
-* Long holes are not to scale: a restore leaves out a billion offsets, and a tenth of the offsets
-  that exist shows that as well.
+* Long holes are not to scale: a restore may skip a billion offsets, so a hole takes at most a tenth
+  of the width of the offsets that exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Offsets along a line. `left_out`: the ends of long holes."""
+    """Offsets along a line. `left_out`: the parts of long holes that are not drawn."""
 
     start_offset: int
     end_offset: int
@@ -62,7 +62,7 @@ class Axis(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What each tier has. Without a bucket `bucket_end_offset` is the log start."""
+    """The offsets in each tier. Without a bucket, `bucket_end_offset` is the log start."""
 
     log_start_offset: int
     local_log_start_offset: int
@@ -81,7 +81,7 @@ class TierMap(NamedTuple):
 
 
 def tier_map(places: Places, axis: Axis) -> TierMap:
-    """Both lanes. Recorded gaps, which were never written, are holes in the bucket's lane."""
+    """Both lanes. Gaps recorded in the manifest are holes in the bucket's lane."""
     local_start = max(places.local_log_start_offset, places.log_start_offset)
     disk = axis.extent(local_start, places.log_end_offset)
     bucket_end = min(places.bucket_end_offset, places.log_end_offset)

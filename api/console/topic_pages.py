@@ -1,5 +1,4 @@
-"""What the pages on topics and partitions show, collected from the broker. May wait for disk or
-bucket: run in a thread.
+"""The data of the pages on topics and partitions. May wait for disk or bucket: run in a thread.
 
 * Bounded: a page of topics, of partitions, of segments, of versions; never all of them.
 """
@@ -32,7 +31,7 @@ LANES: Final = 4  # partitions drawn in a topic's line
 
 
 class Trouble(NamedTuple):
-    """Why a partition does not serve, and the short word for it."""
+    """Why a partition is not served, and a short label for it."""
 
     mark: str
     reason: str
@@ -48,8 +47,8 @@ class PartitionLine(NamedTuple):
 
 
 class TopicLine(NamedTuple):
-    """`maps`: of the first partitions, on one axis; `more`: how many others there are. `marks`: why
-    how many do not serve.
+    """`maps`: of the first partitions, on one axis; `more`: the number of the others. `marks`: why
+    partitions are not served, and how many.
     """
 
     name: str
@@ -89,7 +88,7 @@ class SegmentPage(NamedTuple):
 
 
 class ManifestPage(NamedTuple):
-    """`changes`: from the previous version, if that still exists. `versions`: newest first."""
+    """`changes`: since the previous version, if that still exists. `versions`: newest first."""
 
     manifest: Manifest
     in_force: int
@@ -100,7 +99,7 @@ class ManifestPage(NamedTuple):
 
 
 def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
-    """Those whose names contain `wanted`, ignoring case; `topics` are sorted."""
+    """A page of the topics whose names contain `wanted`, ignoring case; `topics` are sorted."""
     wanted = wanted.casefold()
     found = [topic for topic in topics if wanted in topic.record.name.casefold()]
     pages = max(1, -(-len(found) // TOPICS_A_PAGE))
@@ -159,7 +158,7 @@ def partition_page(topic: Topic, *, page: int) -> PartitionPage:
 
 
 def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionLine:
-    """On its own axis if none is given."""
+    """A partition's line, on its own axis if none is given."""
     places = _places(partition)
     return PartitionLine(
         number=partition.number,
@@ -189,7 +188,7 @@ def _places(partition: Partition) -> Places:
 
 
 def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
-    """Looks up one more than shown: it says where the next page begins."""
+    """One segment more than shown is looked up, to know where the next page begins."""
     found = list(islice(peek_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
     shown = found[:SEGMENTS_A_PAGE]
     axis = Axis.over((one.base_offset, one.last_offset + 1) for one in shown)
@@ -242,12 +241,12 @@ def changes(before: Manifest, after: Manifest) -> list[str]:
         found.append(f"pages {len(before.pages)} → {len(after.pages)}")
     if (after.removed, after.removed_pages) != (before.removed, before.removed_pages):
         waiting = len(after.removed) + len(after.removed_pages)
-        found.append(f"objects that wait to be deleted, or pages of them: {waiting}")
-    return found or ["nothing that shows here"]
+        found.append(f"objects, or pages of them, waiting for deletion: {waiting}")
+    return found or ["no visible changes"]
 
 
 def live_topics(broker: Broker) -> list[Topic]:
-    """By name, without those that were deleted meanwhile."""
+    """All topics by name, except those deleted meanwhile."""
     found = []
     for one in broker.list_topics():
         with suppress(UnknownTopic):

@@ -1,7 +1,7 @@
-"""Files of our own package, and whatever else stays the same while a broker runs, with a strong
-ETag.
+"""Serves files of our package, and other content that is constant while a broker runs, with a
+strong ETag.
 
-Files are found by name in a table: a path is never built from a request.
+Files are looked up by name in a table: a path is never built from a request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tagged(body: bytes) -> Tagged:
 def tagged_response(
     exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
 ) -> Response:
-    """A browser asks each time, and is told if its copy is still the same."""
+    """The content, or 304 if the browser's copy is current; it revalidates each time."""
     headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
     if not none_match(exchange.header(b"if-none-match"), content.etag):
         return Response(304, headers)

@@ -1,11 +1,11 @@
-"""Every call of the API, in one table: path, handler, parameters, bodies, answers, refusals."""
+"""All calls of the API, in one table: path, handler, parameters, bodies, responses, problems."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from api.http import schemas
-from api.http.admin import groups, partitions, running, topics
+from api.http.admin import groups, operations, partitions, topics
 from api.http.admin.verify import VerifyQuery, verify
 from api.http.calls import Body, Call, OtherResponse
 from api.http.fetch import many
@@ -33,7 +33,7 @@ READING: Final = (
     "cold-object-corrupt",
     "corrupt-log",
     "store-unavailable",
-    "disk-full",  # no room for chunks from the bucket
+    "disk-full",  # no space for chunks from the bucket
 )
 WRITING: Final = (
     *NO_PARTITION,
@@ -43,7 +43,7 @@ WRITING: Final = (
     "log-offline",
     "disk-full",
 )
-# What the first read of the groups' offsets may meet, in either tier.
+# Of a call on groups that has to load their offsets from the log first.
 REBUILDING: Final = (
     "leadership-lost",
     "cold-object-missing",
@@ -68,14 +68,14 @@ _NOT_READY: Final = {
 _LINES_EXAMPLE: Final = '{"carrier":"UA"}\n{"carrier":"AA"}\n'
 _LOG_HEADERS: Final = {
     "Log-Start-Offset": "the earliest offset that can be read",
-    "Log-High-Watermark": "consumers read below it",
-    "Log-Next-Offset": "ask for this next",
+    "Log-High-Watermark": "consumers read up to, but not including, this offset",
+    "Log-Next-Offset": "the offset for the next fetch",
     "Log-Up-To-Date": "true if the next offset is the high watermark",
     "Log-Tier": "hot, cold or mixed",
     "Log-Topic-Id": "id of the topic; a topic re-created under the same name has another",
 }
 _SEGMENT_HEADERS: Final = {
-    "ETag": "of topic id, size and checksum",
+    "ETag": "derived from topic id, size and checksum",
     "Accept-Ranges": "bytes",
     "Vary": "Accept",
     "Log-Tier": "hot or cold",
@@ -165,9 +165,9 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         body[BATCHES] = Body(schema=BINARY)
         headers |= {
             "If-Offset-Match": "append only if the log ends at exactly this offset",
-            "Producer-Id": "of an idempotent producer, with the next two",
-            "Producer-Epoch": "of the producer",
-            "Producer-Sequence": "of the first record",
+            "Producer-Id": "the id of an idempotent producer; requires the next two headers",
+            "Producer-Epoch": "the producer's epoch",
+            "Producer-Sequence": "the sequence number of the first record",
         }
         problems = (
             *WRITING,
@@ -182,14 +182,14 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         handler=produce_to_partition if to_partition else produce_to_topic,
         tag="records",
         summary="Produce to a partition" if to_partition else "Produce to a topic",
-        description="`acks`: answer at once (0), once appended (1), or once flushed (all, -1).",
+        description="`acks`: respond immediately (0), once appended (1) or once flushed (all, -1).",
         query=ProduceQuery,
         headers=headers,
         body=body,
         response={JSON: Body(schema=schemas.Produced)},
         other_responses={
             202: OtherResponse(
-                "`acks=0`: accepted, not awaited",
+                "`acks=0`: the records were accepted, their append is not awaited",
                 {JSON: Body(schema=schemas.Accepted)},
             )
         },
@@ -208,7 +208,7 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
             "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
         ),
         query=TailQuery,
-        headers={"Last-Event-ID": "the id of the last event: resumes after it"},
+        headers={"Last-Event-ID": "the id of the last event received; resumes after it"},
         response={EVENTS: Body(schema={"type": "string"})},
         response_headers={} if whole_topic else _LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
@@ -230,7 +230,7 @@ _RECORD_CALLS: Final = (
             "instead: milliseconds or RFC 3339. HEAD returns only the headers."
         ),
         query=FetchQuery,
-        headers={"Last-Event-ID": "for an event stream, as for a tail"},
+        headers={"Last-Event-ID": "for an event stream, as for `tail`"},
         response={
             JSON: Body(schema=schemas.FetchedPartition),
             NDJSON: Body(schema=LINES),
@@ -313,7 +313,7 @@ _LOG_CALLS: Final = (
                 {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
                 {**_SEGMENT_HEADERS, "Content-Range": "bytes first-last/size"},
             ),
-            304: OtherResponse("the ETag is the client's", headers=_SEGMENT_HEADERS),
+            304: OtherResponse("the client's copy is current", headers=_SEGMENT_HEADERS),
         },
         problems=(*READING, "unknown-segment", "range-not-satisfiable", "precondition-failed"),
     ),
@@ -365,7 +365,8 @@ _LOG_CALLS: Final = (
         tag="log",
         summary="Check both tiers of a topic against the manifest",
         description=(
-            "The response lists the problems, each with its object or file. One runs at a time."
+            "The response lists the problems, each with its object or file. Only one verification "
+            "runs at a time."
         ),
         query=VerifyQuery,
         response={JSON: Body(schema=VerifyReport)},
@@ -381,9 +382,9 @@ _GROUP_CALLS: Final = (
         handler=groups.commit_offsets,
         tag="groups",
         summary="Commit the offsets that a group reads next",
-        description="Durable once answered. Partitions that are not named keep their offsets. "
-        "With a topic's id (`topic_id`, as in `Log-Topic-Id`) a commit is refused if the name is "
-        "another topic's by now.",
+        description="The commit is durable when the call returns. Partitions that are not listed "
+        "keep their offsets. With `topic_id` (as in `Log-Topic-Id`) a commit is refused if the "
+        "topic was deleted and re-created meanwhile.",
         body={
             JSON: Body(
                 schema=groups.OffsetsToCommit,
@@ -422,11 +423,11 @@ _GROUP_CALLS: Final = (
     ),
 )
 
-_RUNNING_CALLS: Final = (
+_OPERATIONS_CALLS: Final = (
     Call(
         method="GET",
         path="/healthz",
-        handler=running.healthz,
+        handler=operations.healthz,
         tag="running it",
         summary="The process is alive",
         response={JSON: Body(schema=schemas.Alive)},
@@ -434,7 +435,7 @@ _RUNNING_CALLS: Final = (
     Call(
         method="GET",
         path="/readyz",
-        handler=running.readyz,
+        handler=operations.readyz,
         tag="running it",
         summary="Every partition is served",
         response={JSON: Body(schema=schemas.Ready)},
@@ -448,7 +449,7 @@ _RUNNING_CALLS: Final = (
     Call(
         method="GET",
         path="/metrics",
-        handler=running.metrics,
+        handler=operations.metrics,
         tag="running it",
         summary="Prometheus metrics",
         response={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
@@ -456,7 +457,7 @@ _RUNNING_CALLS: Final = (
     Call(
         method="GET",
         path="/v1/storage",
-        handler=running.storage,
+        handler=operations.storage,
         tag="running it",
         summary="Bytes and segments by tier, offload lag, cache, requests to the store",
         response={JSON: Body(schema=StorageReport)},
@@ -468,5 +469,5 @@ CALLS: Final = (
     *_RECORD_CALLS,
     *_LOG_CALLS,
     *_GROUP_CALLS,
-    *_RUNNING_CALLS,
+    *_OPERATIONS_CALLS,
 )

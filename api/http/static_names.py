@@ -1,5 +1,5 @@
-"""The names of the files that the pages load, and their media types: of the console, and of the
-documentation. Anybody may read them. A leaf: it imports nothing.
+"""The static files of the console and of the documentation, with their media types. They are
+served without a token. This module imports nothing.
 """
 
 from __future__ import annotations

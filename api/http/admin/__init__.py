@@ -1,1 +1,1 @@
-"""Calls that move no records: topics, partitions, groups, a check of a topic, the broker itself."""
+"""Calls that carry no records: on topics, partitions and groups, verification, operations."""

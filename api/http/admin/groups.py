@@ -1,6 +1,6 @@
-"""Calls on groups: how far each has read. All wait for a flush or a lock, so all run in a thread.
+"""Calls on consumer groups. All wait for a flush or a lock, so all run in a thread.
 
-A token that is limited to a prefix of topics sees, commits and deletes only offsets of such topics.
+A token with a topic prefix sees, commits and deletes only offsets of topics with that prefix.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
 async def commit_offsets(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
     wanted = await json_body(context, exchange, _COMMIT)
-    if len(wanted.offsets) > context.settings.records_max:
-        strict_json.refuse_field("offsets", f"at most {context.settings.records_max} in a request")
+    if (count := len(wanted.offsets)) > context.settings.records_max:
+        limit = context.settings.records_max
+        strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")
     for one in wanted.offsets:
         exchange.grant.check_topic(one.topic)
     offsets = [
@@ -93,7 +94,7 @@ async def delete_group(context: Context, exchange: Exchange) -> Response:
 
 
 def _group(exchange: Exchange) -> str:
-    """The name in the path. It may be any text, but not bytes that are not text."""
+    """The name in the path: any text, but only UTF-8."""
     raw = (exchange.scope.get("raw_path") or b"").split(b"?")[0].split(b"/")
     name = exchange.params["group"]
     if len(raw) > 3:

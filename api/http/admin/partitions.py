@@ -1,4 +1,4 @@
-"""Calls on one partition that move no records: offsets, lists of segments, the manifest, trim."""
+"""Calls on a partition that carry no records: offsets, segments, manifest, trim, offload."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def list_segments(context: Context, exchange: Exchange) -> Response:
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
-    """Looks up one more than was asked for, to know where the next page begins."""
+    """One segment more than requested is looked up, to know where the next page begins."""
     found = list(islice(iter_segments(partition, from_offset=query.from_offset), query.limit + 1))
     following = found[query.limit].base_offset if len(found) > query.limit else None
     shown = [SegmentState(**segment._asdict()) for segment in found[: query.limit]]
@@ -149,12 +149,12 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
 async def trim(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
-        raise Forbidden(f"{exchange.topic} is internal: it cannot be trimmed over HTTP")
+        raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot trim it")
     wanted = await json_body(context, exchange, _TRIM)
     log_start = await context.write_cold(
         context.broker.trim, exchange.topic, partition.number, wanted.before_offset
     )
-    context.watermarks.wake_all(partition)  # a long poll may be waiting at an offset that is gone
+    context.watermarks.wake_all(partition)  # a long poll may be waiting at a trimmed offset
     return json_response(Trimmed(log_start))
 
 

@@ -1,4 +1,4 @@
-"""The five calls on topics. Calls that write to disk run in a thread."""
+"""The five calls on topics. Those that write to disk run in a thread."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _ALTER: Final = msgspec.json.Decoder(AlterTopic)
 async def create_topic(context: Context, exchange: Exchange) -> Response:
     wanted = await json_body(context, exchange, _CREATE)
     exchange.grant.check_topic(wanted.name)
-    if wanted.name.startswith(INTERNAL_PREFIX):  # nobody could write to it, or delete it
-        raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are internal")
+    if wanted.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
+        raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
     created = await context.write(
         context.broker.create_topic,
         wanted.name,
@@ -69,12 +69,12 @@ async def get_topic(context: Context, exchange: Exchange) -> Response:
 
 
 async def alter_topic(context: Context, exchange: Exchange) -> Response:
-    context.broker.topic(exchange.topic)  # an unknown topic is reported before the body is checked
+    context.broker.topic(exchange.topic)  # UnknownTopic precedes errors of the body
     wanted = await json_body(context, exchange, _ALTER)
     if exchange.topic == CONSUMER_OFFSETS:
-        _check_offsets_are_kept(wanted)
+        _check_keeps_offsets(wanted)
     if wanted.config is UNSET and wanted.partitions is UNSET:
-        strict_json.refuse_field("", "give config or partitions to change")
+        strict_json.refuse_field("", "nothing to change: give config or partitions")
     altered = await context.write(
         context.broker.alter_topic,
         exchange.topic,
@@ -82,32 +82,32 @@ async def alter_topic(context: Context, exchange: Exchange) -> Response:
         partitions=None if isinstance(wanted.partitions, UnsetType) else wanted.partitions,
     )
     if wanted.partitions is not UNSET:
-        _show_to_tails(context, exchange.topic)
+        _wake_tails(context, exchange.topic)
     return json_response(_shown(altered))
 
 
-def _show_to_tails(context: Context, name: str) -> None:
-    """Wake the tails of the topic that wait: they include the partitions that it gained."""
+def _wake_tails(context: Context, name: str) -> None:
+    """Wake the tails of the topic, so that they include its new partitions."""
     for partition in list(context.broker.topic(name).partitions.values()):
         context.watermarks.wake_all(partition)
 
 
-def _check_offsets_are_kept(wanted: AlterTopic) -> None:
-    """Raises Forbidden for a change that would lose offsets that groups have committed."""
+def _check_keeps_offsets(wanted: AlterTopic) -> None:
+    """Raises Forbidden for a change that would lose the groups' committed offsets."""
     if wanted.partitions is not UNSET:
         raise Forbidden(
-            f"{CONSUMER_OFFSETS}: with more partitions its groups would move and be lost"
+            f"{CONSUMER_OFFSETS}: partitions cannot be added, since groups are found by their hash"
         )
     config = {} if isinstance(wanted.config, UnsetType) else wanted.config
     if config.get("cleanup.policy", "compact") != "compact":
         raise Forbidden(
-            f"{CONSUMER_OFFSETS}: its cleanup.policy stays compact, or offsets would expire"
+            f"{CONSUMER_OFFSETS}: cleanup.policy has to be compact, or offsets would expire"
         )
 
 
 async def delete_topic(context: Context, exchange: Exchange) -> Response:
     if context.broker.topic(exchange.topic).record.internal:
-        raise Forbidden(f"{exchange.topic} is internal: it cannot be deleted over HTTP")
+        raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot delete it")
     await context.write(context.broker.delete_topic, exchange.topic)
     return Response(204, [])
 

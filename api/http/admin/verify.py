@@ -1,4 +1,4 @@
-"""`POST /v1/topics/{topic}/verify`: what it finds wrong is the response, not an error."""
+"""`POST /v1/topics/{topic}/verify`: the problems found are the response, not an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def verify(context: Context, exchange: Exchange) -> Response:
 
 
 def _shown(found: Problem) -> Problem:
-    """A local file as other problems show one: without this machine's paths."""
+    """Shorten the path of a local file, as in problem documents."""
     if found.file is None:
         return found
     file = short_path(found.file)

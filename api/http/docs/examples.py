@@ -1,6 +1,6 @@
-"""An example of each response, for the OpenAPI document: by the name of its type.
+"""An example of each response for the OpenAPI document, by the name of its type.
 
-A leaf. A test checks that each fits its schema, and that none is missing.
+A test checks that each matches its schema, and that none is missing.
 """
 
 from __future__ import annotations

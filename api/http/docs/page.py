@@ -1,10 +1,11 @@
-"""`/openapi.json`, and the same as a page at `/docs`, by a Swagger UI that is in our package.
+"""Serves `/openapi.json`, and at `/docs` the same as a page, with a bundled Swagger UI.
 
-* Nothing is loaded from elsewhere, and the page's policy forbids it: it works without a network.
-* The page and its files hold nothing but what anybody can read in our package, and a browser sends
-  no token for them: they are open, and the page asks for the token that the document needs.
-* `swagger_ui/` holds the needed files of swagger-ui-dist 5.35.0 (Apache-2.0, its licence beside
-  them), unchanged except for the stylesheet's reference to a source map.
+* Nothing is loaded from elsewhere, and the page's Content-Security-Policy forbids it: it works
+  without a network.
+* The page and its files contain only what is public in our package, and a browser sends no token
+  for them, so they are open; the page asks for the token that the document needs.
+* `swagger_ui/` has the necessary files of swagger-ui-dist 5.35.0 (Apache-2.0, with its license),
+  unchanged except for the stylesheet's reference to a source map.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def docs_page(_: Context, __: Exchange) -> Response:
 
 
 def document_call(document: Callable[[], dict[str, Any]]) -> Call:
-    """`document` makes what is shown; it is called once, for the first reader."""
+    """`document` is called once, at the first request."""
 
     @cache
     def written() -> Tagged:

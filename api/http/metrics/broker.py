@@ -1,7 +1,7 @@
-"""What the broker counts, sampled when Prometheus asks.
+"""The broker's metrics, collected at each scrape.
 
-Nothing is kept here: a scrape reads the broker's own counts, touches neither disk nor bucket, and
-costs nothing between scrapes. Run in a thread: with thousands of partitions it takes a while.
+A scrape reads the broker's own counters; it touches neither disk nor bucket, and nothing is spent
+between scrapes. Run in a thread: with thousands of partitions it takes a while.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BrokerMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: the table names them, and the broker cannot be asked before it is open."""
+        """Nothing: the table has the names, and the broker cannot be read before it is open."""
         return ()
 
     def collect(self) -> Iterator[Family]:

@@ -1,5 +1,5 @@
-"""Counts that are kept elsewhere, in the form of Prometheus' client; texts and labels are the
-table's.
+"""Metric families of the Prometheus client for values that are counted elsewhere; help texts and
+labels are from the table.
 """
 
 from __future__ import annotations

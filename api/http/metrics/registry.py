@@ -1,7 +1,7 @@
-"""What the HTTP side counts, for Prometheus; the broker's own counts are in `broker`.
+"""The Prometheus registry and the metrics of the HTTP server; the broker's metrics are in `broker`.
 
-* Names, labels and texts come from `table`.
-* Each app has its own registry, so that two of them in one process do not mix.
+* Names, labels and help texts are from `table`.
+* Each application has its own registry, so that two in one process do not mix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from api.http.metrics.request_tallies import RequestTallies
+from api.http.metrics.request_counts import RequestCounts
 from api.http.metrics.table import BY_NAME
 from api.http.problems import INTERNAL, TABLE
 
@@ -30,7 +30,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 class HttpMetrics:
     def __init__(self) -> None:
-        # Otherwise each count has a second series, with the time of its first one.
+        # Otherwise each counter has a second series, with the time at which it was created.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -38,16 +38,16 @@ class HttpMetrics:
         GCCollector(registry=self.registry)
         self.errors = self._counter("tierlog_http_errors_total")
         for kind in (*TABLE.values(), INTERNAL):
-            self.errors.labels(kind.code)  # from 0 on: the first of a code is a rise as well
+            self.errors.labels(kind.code)  # starts at 0, so that the first error is an increase
         self.under_way = self._gauge("tierlog_http_requests_in_progress")
         self.produced_records = self._counter("tierlog_produced_records_total")
         self.produced_bytes = self._counter("tierlog_produced_bytes_total")
         self.shared_pages = self._counter("tierlog_http_shared_pages_total")
-        self.requests = RequestTallies()
+        self.requests = RequestCounts()
         self.register(self.requests)
 
     def sample(self, name: str, value_of: Callable[[], float]) -> None:
-        """A gauge whose value is computed when it is shown."""
+        """A gauge whose value is computed at each scrape."""
         self._gauge(name).set_function(value_of)
 
     def register(self, collector: Collector) -> None:

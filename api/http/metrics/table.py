@@ -1,9 +1,9 @@
-"""Every metric of a broker, in one table: `/metrics` and the reference in docs/ are made from it.
+"""All metrics of a broker, in one table, from which `/metrics` and the reference in docs/ are made.
 
-* Names by Prometheus' conventions: `_total` counts since the start, `_seconds` and `_bytes` are in
+* Names follow Prometheus' conventions: `_total` counts since the start, `_seconds` and `_bytes` are
   base units.
-* Labels are bounded: a path is its template, a status its number; topics and partitions get their
-  own labels up to `TOPICS_MAX` and `PARTITIONS_MAX`, in the order of their names.
+* The cardinality of labels is bounded: paths are templates, and only the first `TOPICS_MAX` topics
+  and `PARTITIONS_MAX` partitions, by name, have labels of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """`name`: as in `/metrics`; a histogram's without `_bucket`, `_sum` and `_count`."""
+    """`name`: as in `/metrics`; of a histogram, without `_bucket`, `_sum` and `_count`."""
 
     name: str
     kind: Kind
@@ -30,7 +30,7 @@ _CALL: Final = ("method", "path")
 _STORE: Final = ("purpose", "operation")
 
 METRICS: Final = (
-    # --- the front door
+    # --- the HTTP server
     Metric(
         "tierlog_http_requests_total", "counter", "Requests answered, by status", (*_CALL, "status")
     ),
@@ -85,11 +85,11 @@ METRICS: Final = (
         "Bytes of batches and segments read for responses, by tier",
         ("tier",),
     ),
-    # --- how the broker is
+    # --- the broker
     Metric(
         "tierlog_degraded",
         "gauge",
-        "What /readyz lists as degraded: what waits, or is missing, although partitions serve",
+        "Entries that /readyz lists as degraded: down or delayed while all partitions are served",
     ),
     # --- the log
     Metric(

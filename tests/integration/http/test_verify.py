@@ -1,4 +1,4 @@
-"""`POST /v1/topics/{topic}/verify` through the front door."""
+"""`POST /v1/topics/{topic}/verify` over HTTP."""
 
 from api.http.admin import verify
 from record_format.findings import Problem, ProblemKind

@@ -10,15 +10,15 @@ from api.console.record_text import (
     MAX_PRETTY_DEPTH,
     MAX_SUMMARY,
     MAX_TEXT,
+    full_text,
     hex_dump,
-    shown,
     summary,
     visible,
 )
 
 
 def test_json_is_indented_with_its_numbers_as_they_were_sent() -> None:
-    found = shown(b'{"a":[1,2.50],"n":12345678901234567890}')
+    found = full_text(b'{"a":[1,2.50],"n":12345678901234567890}')
     assert found.kind == "json"
     joined = " ".join(found.text.split())
     assert joined == '{ "a": [ 1, 2.50 ], "n": 12345678901234567890 }'
@@ -27,22 +27,22 @@ def test_json_is_indented_with_its_numbers_as_they_were_sent() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"plain", b"{not json}", b"[1,", b"<script>", b'"a"', b"12"])
 def test_what_is_no_document_is_text(data: bytes) -> None:
-    assert shown(data) == ("text", data.decode(), len(data), False)
+    assert full_text(data) == ("text", data.decode(), len(data), False)
 
 
 def test_a_number_of_eight_bytes_is_no_text() -> None:
     number = (42).to_bytes(8, "big")
     assert summary(number) == ("binary", "00 00 00 00 00 00 00 2a", 8, False)
-    assert shown(number).kind == "binary"
+    assert full_text(number).kind == "binary"
 
 
 def test_null_is_not_the_empty_text() -> None:
-    assert shown(None).kind == summary(None).kind == "null"
-    assert shown(b"").kind == summary(b"").kind == "text"
+    assert full_text(None).kind == summary(None).kind == "null"
+    assert full_text(b"").kind == summary(b"").kind == "text"
 
 
 def test_bytes_are_a_hex_dump() -> None:
-    found = shown(bytes(range(256)) * 3)
+    found = full_text(bytes(range(256)) * 3)
     assert found.kind == "binary"
     assert found.size_bytes == 768
     assert found.cut
@@ -53,12 +53,12 @@ def test_bytes_are_a_hex_dump() -> None:
 def test_deep_json_is_not_indented() -> None:
     for depth in (MAX_PRETTY_DEPTH, MAX_PRETTY_DEPTH + 1, 30_000):
         data = b"[" * depth + b"1" + b"]" * depth
-        assert shown(data).kind == ("json" if depth <= MAX_PRETTY_DEPTH else "text")
+        assert full_text(data).kind == ("json" if depth <= MAX_PRETTY_DEPTH else "text")
 
 
 def test_long_values_are_cut_and_say_their_size() -> None:
     data = b'{"a":"' + b"x" * MAX_PRETTY_BYTES + b'"}'
-    found = shown(data)
+    found = full_text(data)
     assert found.kind == "text"
     assert found.cut
     assert len(found.text) == MAX_TEXT
@@ -68,7 +68,7 @@ def test_long_values_are_cut_and_say_their_size() -> None:
 def test_a_cut_goes_through_no_character() -> None:
     for letter in ("é", "€", "😀"):
         for shift in range(4):
-            found = shown(b"x" * shift + letter.encode() * 4 * MAX_TEXT)
+            found = full_text(b"x" * shift + letter.encode() * 4 * MAX_TEXT)
             assert found.kind == "text"
             assert found.cut
 
@@ -98,7 +98,7 @@ def test_a_summary_is_one_line() -> None:
 
 @given(st.binary(max_size=2000))
 def test_any_bytes_can_be_shown(data: bytes) -> None:
-    for found in (shown(data), summary(data)):
+    for found in (full_text(data), summary(data)):
         assert found.size_bytes == len(data)
         hidden = {one for one in found.text if not one.isprintable()} - {"\n", "\t"}
         assert {unicodedata.category(one) for one in hidden} <= {"Zs"}

@@ -1,4 +1,4 @@
-"""Calls for those who run the broker: health, readiness, metrics, storage."""
+"""Calls for operators: health, readiness, metrics, storage."""
 
 from __future__ import annotations
 

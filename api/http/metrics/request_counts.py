@@ -1,5 +1,5 @@
-"""What every request counts, in plain numbers: Prometheus' own counters take longer than finding a
-batch. Written only on the event loop; a scrape reads them.
+"""Counts of every request, as plain integers: the Prometheus client's counters take longer than
+finding a batch. Written only on the event loop, read by scrapes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOUNDS_S: Final = (
 )
 
 
-class RequestTallies(Collector):
+class RequestCounts(Collector):
     def __init__(self) -> None:
         self._answered: dict[Labels, int] = {}
         self._seconds: dict[Labels, LatencyHistogram] = {}
@@ -39,7 +39,7 @@ class RequestTallies(Collector):
         self.fetched_records: dict[str, int] = {}
 
     def answered(self, method: str, path: str, status: str, *, seconds: float) -> None:
-        """Count a request. All three have few values: never text that a client made up."""
+        """Count a request. The labels have few values: never text that a client chose."""
         labels = (method, path, status)
         self._answered[labels] = self._answered.get(labels, 0) + 1
         call = (method, path)
@@ -54,7 +54,7 @@ class RequestTallies(Collector):
         self.fetched_records[tier] = self.fetched_records.get(tier, 0) + records
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the table names them."""
+        """Nothing: the table has the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
