@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from hot_tier.disk import is_refusal, refusal
+from hot_tier.disk import disk_full, is_disk_full
 from record_format.errors import DiskFull
 
 log = structlog.get_logger(__name__)
@@ -32,8 +32,8 @@ def raising_disk_full(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if is_refusal(error):
-            raise refusal(path, error) from error
+        if is_disk_full(error):
+            raise disk_full(path, error) from error
         raise
 
 

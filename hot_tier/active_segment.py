@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, suppress
 
-from hot_tier.disk import Disk, is_refusal, write_all
+from hot_tier.disk import Disk, is_disk_full, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_file import ActiveIndex
@@ -145,7 +145,7 @@ class ActiveSegment:
             self.offsets.write()
             self.times.write()
         except OSError as error:
-            if not is_refusal(error):
+            if not is_disk_full(error):
                 raise
 
     def drop_tail(self) -> None:

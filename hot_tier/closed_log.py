@@ -80,12 +80,12 @@ def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
 
 
 def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
-    """Where to cut a `.log` to move everything from `offset` on, which is above its base offset,
-    elsewhere: the position (the end of the file if it has nothing there), and the offset at which
-    the rest begins.
+    """Where to cut a `.log` at `offset`, which is above its base offset: the position (the end of
+    the file if nothing is at or above `offset`), and the offset at which the part after the cut
+    begins.
 
     Corrupt bytes do not hide the batches after them. Those after the last batch below `offset`
-    belong to the rest; whoever opens it deals with them.
+    belong to the part after the cut; whoever opens it deals with them.
     """
     try:
         first = first_batch_at(log, offset)

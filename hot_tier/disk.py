@@ -25,8 +25,8 @@ if sys.platform == "darwin":
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No space or no descriptor left: the call did nothing, and may succeed later.
-REFUSED_ERRNOS = FILE_LIMIT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
-REFUSED_RETRY_S: Final = 5.0
+DISK_FULL_ERRNOS = FILE_LIMIT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL_RETRY_S: Final = 5.0
 
 
 _spare: Final = SpareDescriptors()
@@ -111,11 +111,11 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int) -> 
         total += taken
 
 
-def is_refusal(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether the call failed for lack of space or descriptors, and so did nothing."""
-    return error.errno in REFUSED_ERRNOS
+    return error.errno in DISK_FULL_ERRNOS
 
 
-def refusal(where: object, error: OSError) -> DiskFull:
-    """The error to raise for a call that `is_refusal`."""
-    return disk_full_error(where, error, retry_after_s=REFUSED_RETRY_S)
+def disk_full(where: object, error: OSError) -> DiskFull:
+    """The error to raise for a call that failed with `is_disk_full`."""
+    return disk_full_error(where, error, retry_after_s=DISK_FULL_RETRY_S)

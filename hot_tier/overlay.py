@@ -43,6 +43,8 @@ def with_swaps_finished(folder: Path) -> Iterator[Path]:
 
 
 class OverlayDisk(Disk):
+    """Copies a link's target before the first write in place; see the module."""
+
     def open(self, path: Path, flags: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR) and path.is_symlink():
             if path.suffix == LOG:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hot_tier.disk import is_refusal
+from hot_tier.disk import is_disk_full
 from hot_tier.file_names import (
     DELETED,
     LOG,
@@ -109,7 +109,7 @@ class Reaper:
         try:
             self._state.epochs.truncate_from_start(max(offset, self._state.log_start_offset))
         except OSError as error:
-            if not is_refusal(error):
+            if not is_disk_full(error):
                 raise disk_error(self._state, error) from error
 
     def reap(self, *, at_once: bool) -> int:
@@ -121,9 +121,8 @@ class Reaper:
         with state.lock:
             if state.closed:
                 return 0
-            until_ms = state.monotonic_clock() - (
-                0 if at_once else state.config.file_delete_delay_ms
-            )
+            delay_ms = 0 if at_once else state.config.file_delete_delay_ms
+            until_ms = state.monotonic_clock() - delay_ms
             due = [segment for segment in self._deleted if segment.deleted_ms <= until_ms]
             self._deleted = [segment for segment in self._deleted if segment.deleted_ms > until_ms]
         failures: list[OSError] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import is_refusal, refusal
+from hot_tier.disk import disk_full, is_disk_full
 from hot_tier.file_names import LOG, OFFSET_INDEX, PARTITION_METADATA, SNAPSHOT, TIME_INDEX
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import write_snapshot
@@ -116,6 +116,6 @@ def roll(state: LogState) -> None:
 
 def disk_error(state: LogState, error: OSError) -> TierlogError:
     """The error for a failed system call: DiskFull, or the log goes offline."""
-    if is_refusal(error):
-        return refusal(state.name, error)
+    if is_disk_full(error):
+        return disk_full(state.name, error)
     return state.go_offline(error)

@@ -23,7 +23,7 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from cold_tier.segment_indexes import load_bundle
 from hot_tier import closed_log
-from hot_tier.disk import is_refusal, refusal
+from hot_tier.disk import disk_full, is_disk_full
 from hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
@@ -129,9 +129,9 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
         with path.open("wb") as file:
             file.writelines(pieces)
     except OSError as error:
-        if not is_refusal(error):
+        if not is_disk_full(error):
             raise
-        raise refusal(path, error) from error
+        raise disk_full(path, error) from error
 
 
 def _opened(
