@@ -39,9 +39,9 @@ from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
-from hot_tier.log_config import ConfigValue
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
+from record_format.config_value import ConfigValue
 from record_format.errors import TierlogError, TopicExists, UnknownTopic
 from record_format.findings import VerifyReport
 

@@ -35,7 +35,8 @@ from broker.topics import (
     check_topic_name,
 )
 from hot_tier.durable_file import sync_folder
-from hot_tier.log_config import ConfigValue, LogConfig
+from hot_tier.log_config import LogConfig
+from record_format.config_value import ConfigValue
 from record_format.errors import (
     FieldProblem,
     InvalidPartitionCount,

@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 from hot_tier.durable_file import write_durably
-from hot_tier.log_config import ConfigValue
 from manifest.topic_objects import TopicObject
 from record_format import sealed_json
+from record_format.config_value import ConfigValue
 from record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"

@@ -22,7 +22,8 @@ from broker.damaged_partition import DamagedPartition
 from broker.partition import Partition
 from broker.tier_sizes import tier_sizes
 from broker.topic_registry import TopicRecord
-from hot_tier.log_config import ConfigValue, LogConfig
+from hot_tier.log_config import LogConfig
+from record_format.config_value import ConfigValue
 from record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
 
 MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name

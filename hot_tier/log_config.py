@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
+from record_format.config_value import ConfigValue
 from record_format.errors import FieldProblem, InvalidConfig
 from record_format.name_suggestions import did_you_mean
 
-ConfigValue = int | float | bool | str
 Kind = Literal["int", "long", "double", "boolean", "text", "list"]
 
 INT_MAX: Final = 2**31 - 1

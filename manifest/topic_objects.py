@@ -26,6 +26,7 @@ from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
 from manifest.store import random_name
 from manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
 from record_format import sealed_json
+from record_format.config_value import ConfigValue
 from record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -43,8 +44,6 @@ MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
 LOST = "its topic object is gone, which says how many partitions it has"
-
-ConfigValue = int | float | bool | str
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from broker.groups.groups import OffsetState
 from broker.topics import PartitionState, TopicSummary
-from hot_tier.log_config import ConfigValue
+from record_format.config_value import ConfigValue
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 

@@ -30,8 +30,8 @@ from broker.groups.truncations import Truncations
 from broker.groups.view import Committed, GroupView
 from broker.partition import Partition
 from broker.topics import Topic
-from hot_tier.log_config import ConfigValue
 from record_format.checkpoint_files import parse_topic_id
+from record_format.config_value import ConfigValue
 from record_format.consumer_offsets import (
     NO_EPOCH,
     TOPIC,

@@ -12,6 +12,7 @@ import msgspec
 from record_format.batch import iter_headers
 from record_format.clock import wall_clock_ms
 from record_format.codecs import NONE
+from record_format.config_value import ConfigValue
 from record_format.errors import InvalidRequest, InvalidTopicName
 from tierlog.client import responses
 from tierlog.client.exchange import Call
@@ -25,7 +26,6 @@ from tierlog.client.records import (
     to_json,
 )
 from tierlog.client.responses import (
-    ConfigValue,
     FetchedBatches,
     FetchedRecords,
     OffsetAndTimestamp,

@@ -10,13 +10,13 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from record_format import typed_json
+from record_format.config_value import ConfigValue
 from record_format.decode import Record
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.wire import Response
 
 T = TypeVar("T")
 
-ConfigValue = int | float | bool | str
 Tier = Literal["hot", "cold", "mixed"]
 
 METADATA_MAX_AGE_MS: Final = 300_000  # Kafka's metadata.max.age.ms

@@ -16,7 +16,7 @@ from api.http.responses import Response, json_response
 from api.http.schemas import DamagedState, TopicList, TopicState
 from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import TopicDescription
-from hot_tier.log_config import ConfigValue
+from record_format.config_value import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from record_format.errors import Forbidden
 
