@@ -58,3 +58,10 @@ class Bounds:
         """Every topic and partition that a map names."""
         maps = (self.offsets, self.timestamps)
         return [(topic, number) for one in maps for topic in one for number in one[topic]]
+
+
+def is_backwards(start: OffsetSpec, end: OffsetSpec) -> bool:
+    """Whether a range is known to end before it starts, without looking anything up."""
+    if isinstance(start, AtTime) or isinstance(end, AtTime):
+        return isinstance(start, AtTime) and isinstance(end, AtTime) and start > end
+    return start > end >= 0

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from cold_tier.s3_options import S3Options
 from spark_reader import option_values as read
 from spark_reader.access import Access
-from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch
+from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
 from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.s3a import S3ASettings
@@ -238,3 +238,17 @@ def _check_together(options: ReadOptions) -> None:
         raise InvalidOption("give one of the options pin and manifestVersion, not both")
     if trigger.max_offsets and trigger.min_offsets and trigger.min_offsets > trigger.max_offsets:
         raise InvalidOption("option minOffsetsPerTrigger: is above maxOffsetsPerTrigger")
+    _check_order(options.starting, options.ending)
+
+
+def _check_order(starting: Bounds, ending: Bounds) -> None:
+    """Bounds that were swapped are no empty read. Spark's Kafka source refuses them as well."""
+    if None not in (starting.timestamp, ending.timestamp):
+        if is_backwards(starting.place("", 0), ending.place("", 0)):
+            raise InvalidOption("option startingTimestamp: is later than endingTimestamp")
+        return
+    for topic, partition in (*starting.named(), *ending.named()):
+        if is_backwards(starting.place(topic, partition), ending.place(topic, partition)):
+            raise InvalidOption(
+                f"the starting options begin {topic}-{partition} behind where the ending ones end"
+            )

@@ -163,6 +163,24 @@ def test_cold_needs_a_store_and_a_stream_takes_no_end():
         parse(streaming=True, endingOffsets="latest")
 
 
+@pytest.mark.parametrize(
+    ("starting", "ending"),
+    [
+        ({"startingOffsets": '{"t": {"0": 1, "1": 8}}'}, {"endingOffsets": '{"t": {"1": 7}}'}),
+        ({"startingTimestamp": "8"}, {"endingTimestamp": "7"}),
+        ({"startingOffsetsByTimestamp": '{"t": {"1": 8}}'}, {"endingTimestamp": "7"}),
+        ({"startingTimestamp": "8"}, {"endingOffsetsByTimestamp": '{"t": {"1": 7}}'}),
+    ],
+)
+def test_a_range_that_starts_behind_its_end_is_no_empty_read(starting, ending):
+    with pytest.raises(InvalidOption, match=r"begin t-1 behind|later than ending"):
+        parse(**starting, **ending)
+    for other in ({name: text.replace("7", "8") for name, text in ending.items()}, {}):
+        parse(**starting, **other)  # from 8 to 8, and from there on
+    parse(**starting, endingOffsets='{"t": {"1": -1}}')
+    parse(**ending)
+
+
 def test_secrets_are_in_no_repr_and_no_error():
     secrets = {
         "token": "s3cret-a",
