@@ -55,7 +55,7 @@ def new_cleaned_segment(state: LogState, base_offset: int) -> Iterator[CleanedSe
 
 
 class CleanedSegment:
-    """Used by one thread. Every method raises OSError."""
+    """Used by one thread. Any method may raise OSError."""
 
     def __init__(self, state: LogState, base_offset: int) -> None:
         self._state = state

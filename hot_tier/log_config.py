@@ -131,19 +131,19 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "segment.ms",
         7 * DAY_MS,
         1,
-        "A segment is rolled when a record is this much younger than the segment's first.",
+        "A segment is rolled if a record's timestamp is more than this after its first record's.",
     ),
     _long(
         "segment.jitter.ms",
         0,
         0,
-        "Up to this much, at random, is subtracted from segment.ms, so that not all roll at once.",
+        "A random amount up to this is subtracted from segment.ms, so that rolls are spread out.",
     ),
     _int(
         "segment.index.bytes",
         10 << 20,
         24,
-        "Space reserved for each index of the active segment; a full one makes it roll.",
+        "Space reserved for each index of the active segment; a full index rolls the segment.",
     ),
     _int(
         "index.interval.bytes",
@@ -168,13 +168,13 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "local.retention.ms",
         LOCAL_FOLLOWS_TOTAL,
         -2,
-        "As retention.ms, for local segments that are in the bucket too; -2: the same value.",
+        "Like retention.ms, for local segments that are also in the bucket; -2: same value.",
     ),
     _long(
         "local.retention.bytes",
         LOCAL_FOLLOWS_TOTAL,
         -2,
-        "As retention.bytes, for local segments that are in the bucket too; -2: the same value.",
+        "Like retention.bytes, for local segments that are also in the bucket; -2: same value.",
     ),
     _boolean(
         "remote.storage.enable",
@@ -228,7 +228,7 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "max.compaction.lag.ms",
         LONG_MAX,
         1,
-        "A record is compacted after this long, whatever the dirty ratio.",
+        "A record is compacted after this long, regardless of the dirty ratio.",
     ),
     _long(
         "delete.retention.ms",
@@ -242,7 +242,7 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         0,
         "How long a deleted file stays on disk under its .deleted name.",
     ),
-    _long("flush.messages", LONG_MAX, 1, "At most this many records wait for a flush."),
+    _long("flush.messages", LONG_MAX, 1, "A flush starts once this many records are unflushed."),
     _long(
         "flush.ms",
         100,

@@ -55,9 +55,10 @@ def read(
     for segment in segments.items[number : number + MAX_SLICES]:
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
-        limits = (left_bytes, end_offset)
         try:
-            found = _read_segment(state, files, segment, next_offset, limits)
+            found = _read_segment(
+                state, files, segment, next_offset, max_bytes=left_bytes, end_offset=end_offset
+            )
         except CorruptDataError:
             if not slices:
                 raise
@@ -86,13 +87,15 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
 
 
 def _read_segment(
-    state: LogState, files: Files, segment: Segment, offset: int, limits: tuple[int, int]
+    state: LogState,
+    files: Files,
+    segment: Segment,
+    offset: int,
+    *,
+    max_bytes: int,
+    end_offset: int,
 ) -> tuple[FileSlice, int] | None:
-    """The segment's slice and the offset after it; None if it has none.
-
-    `limits`: bytes, and the offset to end at.
-    """
-    max_bytes, end_offset = limits
+    """The segment's slice and the offset after it; None if it has none."""
 
     def look_up() -> tuple[FileSlice, int] | None:
         lookup = SegmentLookup(segment, files)

@@ -144,8 +144,8 @@ def restore_older_batches(states: ProducerStates, headers: Iterable[BatchHeader]
     for producer_id, batches in older.items():
         known = states.get(producer_id)
         assert known is not None
-        together = (*batches, *known.batches)[-REMEMBERED_BATCHES:]
-        states.put(known._replace(batches=together))
+        merged = (*batches, *known.batches)[-REMEMBERED_BATCHES:]
+        states.put(known._replace(batches=merged))
 
 
 def _to_entry(producer: Producer) -> ProducerEntry:

@@ -154,8 +154,8 @@ class SegmentLookup:
             raise
         except (CorruptBatch, OSError):
             raise self._corrupt_index(entry) from None
-        ends_in = header.base_offset + header.last_offset_delta - self._segment.base_offset
-        if ends_in != relative_offset or position + header.size_bytes > end:
+        last_relative = header.base_offset + header.last_offset_delta - self._segment.base_offset
+        if last_relative != relative_offset or position + header.size_bytes > end:
             raise self._corrupt_index(entry)
         return header
 
@@ -163,7 +163,7 @@ class SegmentLookup:
         relative_offset, position = entry
         indexed = self._segment.base_offset + relative_offset
         return CorruptIndex(
-            f"no batch that ends in offset {indexed} begins at position {position}",
+            f"there is no batch at position {position} that ends at offset {indexed}",
             file=self._segment.name(OFFSET_INDEX),
         )
 

@@ -119,24 +119,24 @@ def stats_of(state: LogState, base_offset: int) -> SegmentStats:
     if number < 0 or segments.bases[number] != base_offset:
         raise UnknownSegment(f"{state.name} has no segment {base_offset}")
     segment = segments.items[number]
-    count, least = segment.record_count, segment.min_timestamp
-    if count is None or (least is None and count):
+    count, smallest = segment.record_count, segment.min_timestamp
+    if count is None or (smallest is None and count):
         size_bytes = segment.end.size_bytes
-        count, least = _count(log_reader_of(state, segment), size_bytes=size_bytes)
+        count, smallest = _count(log_reader_of(state, segment), size_bytes=size_bytes)
         if number < len(segments.items) - 1:
-            segment.record_count, segment.min_timestamp = count, least
-    return SegmentStats(count, least, largest_timestamp(state, segment))
+            segment.record_count, segment.min_timestamp = count, smallest
+    return SegmentStats(count, smallest, largest_timestamp(state, segment))
 
 
 def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:
     """(records, smallest timestamp) of all batches; None without a record. Raises CorruptBatch."""
-    count, least = 0, None
+    count, smallest = 0, None
     for checked in checked_batches(log, end=size_bytes):
         count += checked.header.record_count
         try:
             of_batch = min_timestamp_of(checked.chunk, checked.header_in_chunk())
         except CorruptBatch as bad:
             raise checked.with_location(bad, file=log.name) from None
-        if of_batch is not None and (least is None or of_batch < least):
-            least = of_batch
-    return count, least
+        if of_batch is not None and (smallest is None or of_batch < smallest):
+            smallest = of_batch
+    return count, smallest
