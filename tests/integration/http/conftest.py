@@ -1,4 +1,5 @@
 import itertools
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 from api.http.server import RunningServer, Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
+from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.openapi_document import OpenApiDocument
 from tests.fakes.served_broker import served_broker
+from tests.fakes.waiting import until
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
 NDJSON = "application/x-ndjson"
@@ -101,6 +104,18 @@ def served(
     with served_broker(root / "data", http=settings, loop=loop, tls=tls) as one:
         one.broker.create_topic("t")
         yield one.server
+
+
+def take_over(api: Api, topic: str, root: Path) -> None:
+    """Another broker, on a copy of the data folder, claims what the topic has in the bucket."""
+    api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
+    shutil.copytree(root / "data", root / "copy")
+    copy = Broker.open(
+        BrokerSettings(data_dir=root / "copy", disk_reserve_bytes=0), store=api.store
+    )
+    until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
+    copy.close()
+    api.broker.background.fence_checker.look()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from tests.integration.http.conftest import Api, api_of, problem
+from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 
 
 def paths(topic: str) -> str:
@@ -174,3 +174,14 @@ def test_offsets_are_told_also_by_time(api: Api) -> None:
         "timestamp": 1000,
     }
     assert api.get(path, params={"timestamp": 2001}).json() == {"offset": None, "timestamp": None}
+
+
+def test_a_partition_that_was_taken_over_tells_no_offsets(tmp_path: Path) -> None:
+    with api_of(tmp_path) as api:
+        topic = api.topic()
+        api.values(topic, "a", "b")
+        take_over(api, topic, tmp_path)
+        for query in ("", "?timestamp=0", "?timestamp=9999999999999"):
+            problem(api.get(paths(topic) + "/offsets" + query), 409, "leadership-lost")
+        for offset in (0, 2, 9):  # nor by a refusal that names where the log ends
+            problem(api.get(records_path(topic), params={"offset": offset}), 409, "leadership-lost")

@@ -1,5 +1,4 @@
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -8,10 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
 from tests.fakes.waiting import until, until_waiting
-from tests.integration.http.conftest import Api, api_of, problem, records_path
+from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 
 
 class Events:
@@ -119,14 +116,7 @@ def test_the_tail_of_a_partition_that_was_taken_over_is_409_at_the_start(tmp_pat
     with api_of(tmp_path) as api:
         topic = api.topic()
         api.values(topic, "a", "b", "c")
-        api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
-        shutil.copytree(tmp_path / "data", tmp_path / "copy")
-        copy = Broker.open(
-            BrokerSettings(data_dir=tmp_path / "copy", disk_reserve_bytes=0), store=api.store
-        )
-        until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
-        copy.close()
-        api.broker.background.fence_checker.look()
+        take_over(api, topic, tmp_path)
         path = f"/v1/topics/{topic}/partitions/0/tail"
         problem(api.get(path), 409, "leadership-lost")
         # Not 416: it read on from the new owner, and this one no longer knows the end.
