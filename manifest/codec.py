@@ -1,4 +1,4 @@
-"""Manifest objects as bytes: sealed JSON (`record_format.sealed_json`), one document each.
+"""Encodes and decodes manifest objects: sealed JSON (`record_format.sealed_json`).
 
 | kind            | document                                          | object                    |
 |-----------------|---------------------------------------------------|---------------------------|
@@ -6,12 +6,12 @@
 | `manifest-page` | `topic_id`, `partition`, `entries`: [entry]       | `pages/<offset>-*.json`   |
 | `removed-page`  | `topic_id`, `partition`, `removed`: [object]      | `pages/*.removed.json`    |
 
-* Keys are written relative to the partition's folder, so that an entry is small however long the
+* Stored keys are relative to the partition's folder, so that an entry is small however long the
   topic's name is; in memory they are relative to the store's prefix.
-* A decoded object is what its key says it is (topic id, partition, version) and holds the
-  invariants, or it is CorruptManifest. Unknown members are refused: adding one takes a new format
-  version.
-* Epochs, gaps and removed objects are arrays in the order of the fields in `state`.
+* Decoding raises CorruptManifest unless the content matches the object's key (topic id, partition,
+  version) and satisfies the invariants. Unknown members are refused: a new member requires a new
+  format version.
+* Epochs, gaps and removed objects are arrays, in the order of the fields in `state`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class _RemovedPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The sealed object. Pages are written first: a loose one here is our own mistake."""
+    """The sealed object. All pages must have been written."""
     folder = keys_of(manifest).folder
     written = [page for page in manifest.pages if isinstance(page, PageRef)]
-    assert len(written) == len(manifest.pages), "loose pages are spilled before the commit"
+    assert len(written) == len(manifest.pages), "pages are written before the manifest"
     pages = [_with_key(page, folder, shorten=True) for page in written]
     stored = replace(
         manifest,
@@ -74,7 +74,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manifest:
-    """The manifest under this version's key. Raises CorruptManifest, UnknownFormatVersion."""
+    """Decode the object of this version. Raises CorruptManifest, UnknownFormatVersion."""
     file = version_key(keys.versions, version)
     stored = sealed_json.decode(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
     folder = keys.folder
@@ -89,7 +89,7 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
     )
     if keys_of(manifest) != keys or manifest.version != version:
         raise CorruptManifest(
-            f"it says {keys_of(manifest).folder} version {manifest.version}", file=file
+            f"the content is of {keys_of(manifest).folder} version {manifest.version}", file=file
         )
     if (broken := violation(manifest)) is not None:
         raise CorruptManifest(broken, file=file)
@@ -97,7 +97,7 @@ def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manife
 
 
 def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
-    """A manifest whose name does not tell its version: the copy that an owner keeps."""
+    """Decode the owner's local copy, whose file name does not have the version."""
     version = sealed_json.decode(data, kind=KIND_MANIFEST, file=file, document=_Version).version
     return decode_manifest(data, keys=keys, version=version)
 
@@ -111,7 +111,7 @@ def encode_page(keys: PartitionKeys, entries: tuple[SegmentEntry, ...]) -> bytes
 def decode_page(data: bytes, *, keys: PartitionKeys, file: str) -> tuple[SegmentEntry, ...]:
     """The entries of a page object. Raises CorruptManifest, UnknownFormatVersion."""
     page = sealed_json.decode(data, kind=KIND_PAGE, file=file, document=_Page)
-    _belongs(page.topic_id, page.partition, keys=keys, file=file)
+    _check_partition(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_keys(entry, keys.folder) for entry in page.entries)
 
 
@@ -125,7 +125,7 @@ def decode_removed_page(
     data: bytes, *, keys: PartitionKeys, file: str
 ) -> tuple[RemovedObject, ...]:
     page = sealed_json.decode(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
-    _belongs(page.topic_id, page.partition, keys=keys, file=file)
+    _check_partition(page.topic_id, page.partition, keys=keys, file=file)
     return tuple(_with_key(entry, keys.folder) for entry in page.removed)
 
 
@@ -133,9 +133,11 @@ def keys_of(manifest: Manifest) -> PartitionKeys:
     return PartitionKeys(manifest.topic, manifest.topic_id, manifest.partition)
 
 
-def _belongs(topic_id: str, partition: int, *, keys: PartitionKeys, file: str) -> None:
+def _check_partition(topic_id: str, partition: int, *, keys: PartitionKeys, file: str) -> None:
     if (topic_id, partition) != (keys.topic_id, keys.partition):
-        raise CorruptManifest(f"it is of topic id {topic_id}, partition {partition}", file=file)
+        raise CorruptManifest(
+            f"the content is of topic id {topic_id}, partition {partition}", file=file
+        )
 
 
 def _rekeyed(key: str, folder: str, *, shorten: bool) -> str:

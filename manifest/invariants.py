@@ -1,9 +1,9 @@
-"""What must be true of every manifest, and of every step from one to the next.
+"""Invariants of every manifest, and of every step from one manifest to the next.
 
-* Pure: these functions find the first thing that is wrong and say it in words; the caller decides
-  which error it is (a decoded object: corrupt; a transition: refused).
-* A hole between entries is legal only where a recorded gap or compaction explains it.
-* Nothing is forgotten: an object that a step no longer names is listed as removed by that step.
+* Pure: these functions describe the first violation in words. The caller decides which error that
+  is: a decoded object is corrupt, a transition is refused.
+* Missing offsets between entries are legal only if a recorded gap or compaction explains them.
+* No object is lost: one that a step no longer references is listed as removed by that step.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ Run = PageRef | UnwrittenPage | SegmentEntry
 
 
 class InvalidTransition(TierlogError):
-    """The change does not fit the manifest it was applied to: derive it again from the newest."""
+    """The change does not apply to this manifest: derive it again from the newest one."""
 
 
 def violation(manifest: Manifest) -> str | None:
-    """The first broken rule in words, or None."""
+    """A description of the first violated invariant, or None."""
     checks = (_numbers(manifest), _epochs(manifest), _gaps(manifest), _entries(manifest))
     return next(chain.from_iterable(checks), None)
 
 
 def step_violation(before: Manifest, after: Manifest) -> str | None:
-    """The first rule that the step breaks, or None. Both sides hold `violation` already."""
-    return next(chain(_monotonic(before, after), _forgotten(before, after)), None)
+    """The first violation by the step, or None. Both manifests have passed `violation`."""
+    return next(chain(_monotonic(before, after), _dropped(before, after)), None)
 
 
 def require(manifest: Manifest) -> None:
-    """Raise InvalidTransition if a rule is broken."""
+    """Raise InvalidTransition if an invariant is violated."""
     if (broken := violation(manifest)) is not None:
         raise InvalidTransition(f"{where(manifest)}: {broken}")
 
 
 def require_step(before: Manifest, after: Manifest) -> Manifest:
-    """`after`, once it and the step to it were checked. Raises InvalidTransition."""
+    """Check `after` and the step to it, and return it. Raises InvalidTransition."""
     require(after)
     if (broken := step_violation(before, after)) is not None:
         raise InvalidTransition(f"{where(before)}: {broken}")
@@ -62,7 +62,7 @@ def uncovered(manifest: Manifest, start_offset: int, end_offset: int) -> tuple[i
 
 def _numbers(manifest: Manifest) -> Iterator[str]:
     if manifest.partition < 0 or manifest.version < 0 or manifest.leader_epoch < 0:
-        yield "a negative partition, version or epoch"
+        yield "partition, version or epoch is negative"
     if not manifest.owner:
         yield "no owner"
     if not 0 <= manifest.log_start_offset <= manifest.end_offset:
@@ -84,7 +84,7 @@ def _epochs(manifest: Manifest) -> Iterator[str]:
 def _gaps(manifest: Manifest) -> Iterator[str]:
     for gap in manifest.gaps:
         if not 0 <= gap.start_offset < gap.end_offset <= manifest.end_offset:
-            yield f"gap [{gap.start_offset}, {gap.end_offset}) is not below {manifest.end_offset}"
+            yield f"gap [{gap.start_offset}, {gap.end_offset}) ends past {manifest.end_offset}"
     for left, right in pairwise(manifest.gaps):
         if left.end_offset >= right.start_offset:
             yield f"gaps at {left.start_offset} and {right.start_offset} are not in order"
@@ -113,7 +113,7 @@ def _run(manifest: Manifest, run: Run) -> Iterator[str]:
     if run.last_offset < manifest.log_start_offset:
         yield f"the entry at {run.base_offset} lies wholly below the log start"
     if isinstance(run, UnwrittenPage):
-        yield from _loose(manifest, run)
+        yield from _unwritten_page(manifest, run)
     elif isinstance(run, PageRef):
         if run.entry_count <= 0 or run.size_bytes <= 0:
             yield f"the page at {run.base_offset} is empty"
@@ -121,7 +121,7 @@ def _run(manifest: Manifest, run: Run) -> Iterator[str]:
         yield from entry_violation(manifest, run)
 
 
-def _loose(manifest: Manifest, page: UnwrittenPage) -> Iterator[str]:
+def _unwritten_page(manifest: Manifest, page: UnwrittenPage) -> Iterator[str]:
     for entry in page.entries:
         yield from entry_violation(manifest, entry)
     for left, right in pairwise(page.entries):
@@ -132,19 +132,22 @@ def _loose(manifest: Manifest, page: UnwrittenPage) -> Iterator[str]:
 
 
 def entry_violation(manifest: Manifest, entry: SegmentEntry) -> Iterator[str]:
-    """What is wrong with one entry by itself."""
+    """Violations within a single entry."""
     if not 0 <= entry.base_offset <= entry.last_offset:
         yield f"an entry spans [{entry.base_offset}, {entry.last_offset}]"
     if entry.size_bytes <= 0 or entry.indexes_size_bytes <= 0 or entry.record_count < 0:
-        yield f"the entry at {entry.base_offset} has no bytes"
+        yield f"the entry at {entry.base_offset} has an invalid size or record count"
     if entry.chunk_table_position < 0 or entry.chunk_table_size <= 0:
         yield f"the entry at {entry.base_offset} has no chunk table"
     if entry.chunk_table_position + entry.chunk_table_size > entry.indexes_size_bytes:
-        yield f"the chunk table of the entry at {entry.base_offset} ends past its object"
+        yield f"the chunk table of the entry at {entry.base_offset} extends past its object"
     if not 0 <= entry.leader_epoch <= manifest.leader_epoch:
-        yield f"the entry at {entry.base_offset} is of epoch {entry.leader_epoch}"
+        yield (
+            f"the entry at {entry.base_offset} has epoch {entry.leader_epoch}, "
+            f"not in [0, {manifest.leader_epoch}]"
+        )
     if not entry.log_key or not entry.indexes_key or entry.log_key == entry.indexes_key:
-        yield f"the entry at {entry.base_offset} has no objects of its own"
+        yield f"the entry at {entry.base_offset} does not reference two objects"
 
 
 def _monotonic(before: Manifest, after: Manifest) -> Iterator[str]:
@@ -152,30 +155,30 @@ def _monotonic(before: Manifest, after: Manifest) -> Iterator[str]:
     if same != (after.topic, after.topic_id, after.partition):
         yield "the step changes the partition"
     if after.leader_epoch < before.leader_epoch:
-        yield f"the epoch falls from {before.leader_epoch} to {after.leader_epoch}"
+        yield f"the epoch decreases from {before.leader_epoch} to {after.leader_epoch}"
     if after.leader_epoch == before.leader_epoch and after.owner != before.owner:
         yield f"the owner changes within epoch {before.leader_epoch}"
     for name in ("log_start_offset", "end_offset", "compacted_before"):
         if getattr(after, name) < getattr(before, name):
-            yield f"{name} falls from {getattr(before, name)} to {getattr(after, name)}"
+            yield f"{name} decreases from {getattr(before, name)} to {getattr(after, name)}"
     for gap in before.gaps:
         if gap.end_offset > after.log_start_offset and not any(
             kept.start_offset <= gap.start_offset and gap.end_offset <= kept.end_offset
             for kept in after.gaps
         ):
-            yield f"the gap at {gap.start_offset} is forgotten"
+            yield f"the gap at {gap.start_offset} is dropped"
 
 
-def _forgotten(before: Manifest, after: Manifest) -> Iterator[str]:
+def _dropped(before: Manifest, after: Manifest) -> Iterator[str]:
     listed = {removed.key for removed in after.removed}
     listed.update(page.key for page in after.removed_pages)
     missing = direct_references(before) - direct_references(after) - listed
     if missing:
-        yield f"{len(missing)} objects are neither named nor removed, {min(missing)} among them"
+        yield f"{len(missing)} objects are neither referenced nor removed, such as {min(missing)}"
 
 
 def direct_references(manifest: Manifest) -> set[str]:
-    """Keys that the version itself names; what lies inside its pages is named by the pages."""
+    """Keys that the manifest itself references, not through its pages."""
     keys = {key for entry in manifest.segments for key in entry.keys}
     for page in manifest.pages:
         if isinstance(page, PageRef):

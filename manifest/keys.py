@@ -1,9 +1,9 @@
-"""Names of the objects that the manifest owns.
+"""Keys of the objects that a manifest owns.
 
-* All keys are relative to the store's prefix, and a key component stays within 255 bytes.
-* Version numbers and offsets are 20 digits, so that a LIST answers them in order.
-* A name under `segments/` and `pages/` begins with a base offset: garbage collection finds the
-  entry that would name an object without holding all names in memory.
+* All keys are relative to the store's prefix. No component of a key exceeds 255 bytes.
+* Version numbers and offsets have 20 digits, so that a LIST returns them in numeric order.
+* Names under `segments/` and `pages/` begin with a base offset: garbage collection looks up the
+  entry that would reference an object, instead of keeping all keys in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEGMENT_OR_PAGE = re.compile(r".*/(?:segments|pages)/([0-9]{20})-[^/]+")
 
 
 class PartitionKeys(NamedTuple):
-    """The folders of one partition."""
+    """The key prefixes of one partition."""
 
     topic: str
     topic_id: str
@@ -80,7 +80,7 @@ def version_of(folder: str, key: str) -> int | None:
 
 
 def base_offset_of(key: str) -> int | None:
-    """The base offset that the name of a segment object or page begins with."""
+    """The base offset in the name of a segment object or page; None for any other key."""
     match = _SEGMENT_OR_PAGE.fullmatch(key)
     return int(match[1]) if match else None
 

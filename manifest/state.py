@@ -1,11 +1,11 @@
-"""What a manifest says: which objects make up one partition.
+"""The content of a manifest: the objects that make up one partition.
 
-* Everything here is immutable; `transitions` makes new states out of old ones, nothing else does.
-* Offsets of the cold tier: entries lie in offset order, pages (older) before segments (newer), and
-  cover [log_start_offset, end_offset) except for recorded gaps and for what compaction removed.
-* `end_offset` is kept, not derived: trim may drop the last entry and compaction the last record,
-  and yet no offset below it is ever assigned again.
-* Keys in memory are relative to the store's prefix. The codec shortens them.
+* Everything here is immutable. New states are derived only by `transitions`.
+* Entries are in offset order, pages (older) before segments (newer). They cover the cold tier's
+  [log_start_offset, end_offset), except for recorded gaps and for what compaction removed.
+* `end_offset` is stored, not derived: although a trim may drop the last entry, and compaction the
+  last record, no offset below it is ever assigned again.
+* Keys in memory are relative to the store's prefix; the codec makes them relative to the partition.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sealed segment in the bucket: a `.log` object and its `.indexes` object.
 
-    `min_timestamp` None: not known, so never skipped by time. `max_timestamp` -1: no record has
-    one; `modified_ms` (when the file was last written) then determines its age, as in Kafka. The
-    chunk table is inside the `.indexes` object.
+    If `min_timestamp` is None it is unknown, and the segment is never skipped by time. If
+    `max_timestamp` is -1 no record has a timestamp, and the segment's age is that of its file
+    (`modified_ms`), as in Kafka. The chunk table is part of the `.indexes` object.
     """
 
     base_offset: int
@@ -55,11 +55,11 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def age_timestamp(self) -> int:
-        """The time that retention uses; -1 if nothing is known."""
+        """The timestamp for time-based retention; -1 if unknown."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.modified_ms
 
     def same_bytes(self, other: SegmentEntry) -> bool:
-        """The same segment, maybe uploaded twice under two names."""
+        """Whether both have the same log bytes: one segment can be uploaded under several names."""
         return (self.base_offset, self.last_offset, self.size_bytes, self.log_crc32c) == (
             other.base_offset,
             other.last_offset,
@@ -69,10 +69,10 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run of older entries in an immutable object of their own.
+    """A reference to a page: an immutable object with a run of older entries.
 
-    Only the entries from `base_offset` on are live: retention moves that and leaves the page alone.
-    `age_timestamp` is the greatest of the entries; None if one of them has none.
+    Only its entries from `base_offset` on are live: retention advances that instead of rewriting
+    the page. `age_timestamp` is the maximum of its entries'; None if one of them is unknown.
     """
 
     key: str
@@ -89,7 +89,7 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class UnwrittenPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page not yet written: only between a transition and its commit, never in the bucket."""
+    """A page without an object yet: exists only between a transition and its commit."""
 
     entries: tuple[SegmentEntry, ...]
 
@@ -123,14 +123,14 @@ class EpochStart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class OffsetGap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """[start_offset, end_offset) was never written: a restore skipped it."""
+    """[start_offset, end_offset) has no records: a restore skipped it, or they were lost."""
 
     start_offset: int
     end_offset: int
 
 
 class Reason(StrEnum):
-    """Why an object was dropped. A trim overrides pins; the others do not."""
+    """Why an object was removed from the manifest. Only a trim overrides pins."""
 
     RETENTION = "retention"
     TRIM = "trim"
@@ -144,16 +144,17 @@ class RemovedObject(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class RemovedPageKind(StrEnum):
-    """What the page lists: entries whose objects all go, or removed objects by key."""
+    """What a removed page lists: entries, all of whose objects are removed, or removed objects."""
 
     SEGMENTS = "segments"
     REMOVED = "removed"
 
 
 class RemovedPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A page whose objects go, and the page with them.
+    """A page that was removed together with all objects it lists.
 
-    `removed_ms` is the newest in it. `reason` counts for entries; removed objects carry their own.
+    `removed_ms` is the latest of theirs. `reason` applies to entries; removed objects have their
+    own.
     """
 
     key: str
@@ -164,12 +165,12 @@ class RemovedPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def own_object(self) -> RemovedObject:
-        """The page's own object."""
+        """The object that the page itself is stored in."""
         return RemovedObject(self.key, self.removed_ms, self.reason)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One version. The commit stamps `version`, `nonce` and its time, `created_ms`."""
+    """One version. `version`, `nonce` and `created_ms` are set by the commit."""
 
     topic: str
     topic_id: str
@@ -194,9 +195,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return len(self.segments) + sum(page.entry_count for page in self.pages)
 
     def find(self, offset: int) -> SegmentEntry | PageRef | UnwrittenPage | None:
-        """The entry with `offset` or the next above it (gap, compaction); the page of it; or None.
+        """The entry that contains `offset`, or else the next one; or the page of that entry.
 
-        None: at or past the end, or nothing is cold. Below the log start is the caller's to refuse.
+        None at or past the end, and if nothing is in the cold tier. The caller rejects offsets
+        below the log start.
         """
         if self.pages and offset <= self.pages[-1].last_offset:
             return self.pages[bisect_left(self.pages, offset, key=lambda page: page.last_offset)]
@@ -204,6 +206,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def first_at(entries: Sequence[SegmentEntry], offset: int) -> SegmentEntry | None:
-    """The first entry that ends at or above `offset`."""
+    """The first entry whose last offset is at or above `offset`."""
     index = bisect_left(entries, offset, key=lambda entry: entry.last_offset)
     return entries[index] if index < len(entries) else None

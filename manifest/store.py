@@ -1,15 +1,13 @@
 """The manifest of one partition in the bucket: load, claim, commit.
 
-* A commit is a transition plus the state it was derived from. A lost race reloads, checks that
-  owner and epoch are still the ones of the base (else FencedError), and applies the transition
-  again.
-* A version number may be free because it was collected: a writer that was suspended for half the
-  version retention reloads before its PUT, and checks after it that nothing newer exists. The clock
-  also counts time asleep.
-* A commit that returned is in the bucket. Before deleting anything local because of it, the caller
-  calls `confirm`, which reads it back.
-* Safe from any thread: commits of one partition queue up here; two processes are told apart by the
-  store.
+* A commit is a transition plus the state it was derived from. After a lost race it reloads, checks
+  that owner and epoch are still those of the base (else FencedError), and reapplies the transition.
+* A version number can also be free because that version was garbage-collected. So a writer that was
+  suspended for half of the version retention reloads before its PUT, and checks afterwards that
+  nothing newer exists. Its clock includes time in suspend.
+* A commit that returned is in the bucket. Before the caller deletes local data because of it, it
+  calls `confirm`, which reads the version back.
+* Thread-safe: a lock serializes the commits of one partition; conditional PUTs order processes.
 """
 
 from __future__ import annotations
@@ -74,24 +72,22 @@ from record_format.sealed_json import is_truncated
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16
-TRUNCATED_UPLOADS_MAX = 4  # by one commit: then the connection is not fit for it
-# Each commit is noted before the next: a crash keeps one from being noted, and another where that
-# one followed a commit whose request was thought lost and came late.
+TRUNCATED_UPLOADS_MAX = 4  # in one commit; then the connection is considered unusable
+# The owner records each commit locally before the next. A crash can lose one such record, and a
+# second one if a request that was given up before it arrived late.
 UNRECORDED_COMMITS_MAX = 2
-TRUNCATED_VERSIONS_MAX = (
-    1024  # in a row, by many: nobody deletes them, for their numbers were taken
-)
+TRUNCATED_VERSIONS_MAX = 1024  # in a row; they are never deleted, because their numbers are taken
 
 Transition = Callable[[Manifest], Manifest]
 
 
 def random_name() -> str:
-    """Unique enough for object names and nonces: 128 random bits."""
+    """128 random bits in hex, for object names and nonces."""
     return uuid.uuid4().hex
 
 
 class StoreOptions(NamedTuple):
-    """Time and chance; tests pass their own."""
+    """Sources of time and randomness, which tests replace."""
 
     clock: Callable[[], int]
     boot_clock: Callable[[], int] = boottime_ms
@@ -100,11 +96,11 @@ class StoreOptions(NamedTuple):
 
 
 _Times = tuple[int, int]
-"""By the steady clock and by the wall clock, in ms."""
+"""(boot clock, wall clock), in ms."""
 
 
 class ManifestStore:
-    """One partition's manifest. It is also the `PageSource` of its transitions."""
+    """One partition's manifest; also the `PageSource` of its transitions."""
 
     def __init__(
         self,
@@ -122,30 +118,30 @@ class ManifestStore:
             store, keys.versions, max_bytes=MAX_MANIFEST_BYTES, pause=options.pause
         )
         self._lock = threading.Lock()
-        # The state known to be the newest at a time: what a commit may rest on without looking
-        # again.
+        # (version, nonce, times): which state was known to be the newest, and when. A commit may
+        # rely on it while it is recent.
         self._newest: tuple[int, str, _Times] = (-1, "", (0, 0))
-        self._sent = ""  # the nonce of the version that was put last, whatever became of it
+        self._sent = ""  # the nonce of the latest PUT, whatever its outcome
 
     # --- reading ----------------------------------------------------------------------------------
 
     def load(self, *, at_least: int = 0) -> Manifest | None:
         """The manifest in force; None if the partition has none.
 
-        `at_least`: the version last seen in force. What was in force is never treated as void, so a
-        truncated object there is CorruptManifest, and a chain that ends below it is MissingObject.
+        `at_least`: the version last seen in force, which cannot be void. Raises CorruptManifest if
+        it is truncated, and MissingObject if the newest version is below it.
         """
         for _ in range(COMMIT_ATTEMPTS):
             started = self._times()
             newest = self.versions.newest(at_least=max(0, at_least - 1))
             if newest < at_least:
                 file = self.versions.key(at_least)
-                raise MissingObject("the manifest that was in force is gone", file=file)
+                raise MissingObject("the manifest version that was in force is missing", file=file)
             if newest == 0:
                 return None
             data = self.versions.read(newest)
             if data is None:
-                continue  # collected between the LIST and the GET: there are newer ones
+                continue  # deleted between LIST and GET, so there are newer ones
             manifest = self._newest_valid(newest, data, at_least=at_least)
             if manifest is not None:
                 self._newest = (manifest.version, manifest.nonce, started)
@@ -155,20 +151,21 @@ class ManifestStore:
         )
 
     def check_never_existed(self) -> None:
-        """For a caller that found no manifest: raises MissingObject if there are segments. They are
-        uploaded only once a first version is committed, so it was lost, and a new one would make
-        garbage of them.
+        """For a caller that found no manifest: raises MissingObject if there are segments.
+
+        Segments are uploaded only after a first version is committed, so the manifest was lost, and
+        a new one would turn them into garbage.
         """
         there = self.objects.list(self.keys.segments, limit=LIST_LIMIT)
         if any(base_offset_of(stat.key) is not None for stat in there):
             raise MissingObject(
-                "no manifest is there, though segments are: put its objects back from a copy, or "
-                "give up those segments by deleting them",
+                "the manifest is missing although there are segments: restore its objects from a "
+                "copy, or delete the segments to give them up",
                 file=self.keys.versions,
             )
 
     def _newest_valid(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
-        """The newest version that is not void; None if all versions from the first on are."""
+        """The newest version that is not void; None if there are only void versions."""
         lowest = max(at_least, newest - TRUNCATED_VERSIONS_MAX, 1)
         for version in range(newest, lowest - 1, -1):
             if version != newest:
@@ -177,10 +174,10 @@ class ManifestStore:
                 return decode_manifest(data, keys=self.keys, version=version)
         if at_least == 0 and lowest == 1:
             return None
-        raise CorruptManifest("no whole version is left", file=self.versions.key(newest))
+        raise CorruptManifest("there are only truncated versions", file=self.versions.key(newest))
 
     def load_version(self, version: int) -> Manifest:
-        """Raises UnknownManifestVersion if it does not exist (any more)."""
+        """Raises UnknownManifestVersion if it does not exist, or no longer."""
         data = self.versions.read(version) if version > 0 else None
         if data is None:
             raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
@@ -200,13 +197,13 @@ class ManifestStore:
         return entries
 
     def removed_objects(self, page: RemovedPage) -> tuple[RemovedObject, ...]:
-        """What a page of removed objects lists. Not cached: only garbage collection asks."""
+        """The content of a page of removed objects. Not cached: it is read rarely."""
         return decode_removed_page(
             self._page_bytes(page.key, page.crc32c), keys=self.keys, file=page.key
         )
 
     def objects_removed_with(self, page: RemovedPage) -> list[RemovedObject]:
-        """All that goes with a page, and the page, which is the last."""
+        """All objects that a removed page lists, followed by the page's own."""
         if page.kind is RemovedPageKind.REMOVED:
             inside = list(self.removed_objects(page))
         else:
@@ -220,22 +217,23 @@ class ManifestStore:
     def _page_bytes(self, key: str, crc: int) -> bytes:
         data = get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES)
         if crc32c(data) != crc:
-            raise CorruptManifest("the page is not the one that the manifest names", file=key)
+            raise CorruptManifest("the page's checksum differs from the manifest's", file=key)
         return data
 
     def find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """The entry that holds `offset`, or the next above it; None past the cold tier's end."""
+        """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
         return find_entry(manifest, offset, pages=self)
 
     def find_cached(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """As `find`, without asking the store: None also if the entry's page is not in memory."""
+        """`find` without I/O: None also if the entry's page is not cached."""
         return find_entry(manifest, offset, pages=self._cache)
 
     def iter_entries(
         self, manifest: Manifest, *, from_offset: int = 0, since_ms: int = -1
     ) -> Iterator[SegmentEntry]:
-        """Live entries that end at or above `from_offset`, oldest first; none of a page that is
-        older than `since_ms`.
+        """Live entries that end at or above `from_offset`, oldest first.
+
+        Pages whose records are all older than `since_ms` are skipped.
         """
         return iter_entries(manifest, pages=self, from_offset=from_offset, since_ms=since_ms)
 
@@ -250,11 +248,11 @@ class ManifestStore:
         gap_end: int = 0,
         before_commit: Callable[[Manifest | None], None] = lambda _: None,
     ) -> Manifest:
-        """Become the owner, by a commit; also makes a new partition's first version.
+        """Become the owner, by a commit, which for a new partition creates the first version.
 
-        `gap_end`: a first version has a gap up to there (a restore of a partition without one).
-        `before_commit`: may refuse, by raising, a claim on what is in force that would otherwise
-        succeed.
+        `gap_end`: a first version gets a gap up to there (the restore of a partition without a
+        manifest). `before_commit` is called with the manifest in force before a claim that would
+        succeed, and may raise to refuse it.
 
         Raises FencedError (see `apply_claim`), ManifestConflict, OutcomeUnknownError (claim again).
         """
@@ -263,7 +261,9 @@ class ManifestStore:
             for _ in range(COMMIT_ATTEMPTS):
                 before = self.load(at_least=at_least)
                 if before is not None and before.nonce == self._sent:
-                    return before  # its answer was lost, and what was read back arrived wrong
+                    return (
+                        before  # our PUT succeeded after all, although reading it back had failed
+                    )
                 if before is None:
                     self.check_never_existed()
                     after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
@@ -279,25 +279,24 @@ class ManifestStore:
                     return after
                 if (committed := self._publish(before or after, after)) is not None:
                     return committed
-        raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} races lost in a row")
+        raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} conflicts in a row")
 
     def check_not_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> None:
-        """Raises FencedError if `is_stale_copy`."""
+        """Raise FencedError if `is_stale_copy`."""
         if self.is_stale_copy(seen, in_force):
-            assert seen is not None, "who saw nothing is not older"
+            assert seen is not None, "a folder that recorded no version is not stale"
             raise FencedError(
-                f"{where(in_force)}: this folder noted version {seen.version}, and more was "
+                f"{where(in_force)}: this folder last recorded version {seen.version}, and more were "
                 f"committed since under its epoch {in_force.leader_epoch} than a crash explains: "
-                "it is an older copy, and more may have been acknowledged than it knows of; "
-                "`tierlog serve --take-over` goes on with it above a gap"
+                "it is an older copy, and may lack acknowledged records; "
+                "`tierlog serve --take-over` continues with it after a gap"
             )
 
     def is_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> bool:
-        """Whether a folder that noted `seen` last, and asked for the epoch in force, lacks more
-        than UNRECORDED_COMMITS_MAX commits under that epoch.
+        """Whether the folder that last recorded `seen`, and claimed the epoch in force, lacks more
+        than UNRECORDED_COMMITS_MAX commits of that epoch.
 
-        Asks the store only if the versions are further apart; a version that arrived truncated does
-        not count.
+        Reads versions only if more than that many lie between; truncated ones do not count.
         """
         if seen is None or seen.leader_epoch > in_force.leader_epoch:
             return False
@@ -314,8 +313,9 @@ class ManifestStore:
         return False
 
     def _is_same_claim(self, version: int, in_force: Manifest) -> bool | None:
-        """Whether it was committed under the epoch in force; what is not there any more, or cannot
-        be read, counts. None: it is void.
+        """Whether `version` was committed under the epoch in force; None if it is void.
+
+        A version that was deleted or cannot be read counts as such.
         """
         try:
             data = self.versions.read(version)
@@ -327,11 +327,11 @@ class ManifestStore:
         return (then.owner, then.leader_epoch) == (in_force.owner, in_force.leader_epoch)
 
     def commit(self, base: Manifest, transition: Transition) -> Manifest:
-        """Commit `transition` on top of `base` or of what came after it under the same epoch.
+        """Commit `transition` on top of `base`, or of a later version of the same epoch.
 
-        The state committed, or the one looked at if the transition finds nothing to do. Raises
-        FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable.
-        After any of them a new attempt with the same transition is safe.
+        Returns the committed state, or the current one if the transition changes nothing. Raises
+        FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable;
+        after any of them it is safe to retry with the same transition.
         """
         with self._lock:
             current = base if self._is_fresh(base) else self._reload(base)
@@ -342,13 +342,13 @@ class ManifestStore:
                 if (committed := self._publish(current, after)) is not None:
                     return committed
                 current = self._reload(base)
-        raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} races lost in a row")
+        raise ManifestConflict(f"{where(base)}: {COMMIT_ATTEMPTS} conflicts in a row")
 
     def write_merged_page(self, run: Sequence[PageRef]) -> Transition:
-        """Write the large page that a run of small ones (`mergeable_pages`) makes.
+        """Merge a run of small pages (`mergeable_pages`) into a large one, and write its object.
 
-        The transition, to be committed, puts it in their place. What is written here but never
-        committed is deleted by age.
+        Returns the transition that replaces them, for the caller to commit. If it is never
+        committed, the object is an orphan, which is deleted by age.
         """
         entries = tuple(entry for page in run for entry in live_entries(page, self))
         merged, body = build_page(self.keys, entries, unique=self._options.unique())
@@ -357,10 +357,10 @@ class ManifestStore:
         return lambda current: merge_pages(current, run, merged, now_ms=now_ms)
 
     def check_fence(self, base: Manifest) -> Manifest:
-        """The manifest in force: `base` if nothing is newer. FencedError: another owner has it.
+        """The manifest in force: `base` if nothing is newer. Raises FencedError for another owner.
 
-        One request: where `base` was the newest not long ago, what followed it is still there, and
-        a HEAD of that costs a twelfth of a LIST. Owners ask every `fence.check.ms`.
+        Takes one request: if `base` was the newest recently, its successor cannot have been deleted
+        yet, and a HEAD of that costs a twelfth of a LIST. Owners check every `fence.check.ms`.
         """
         if not self._is_fresh(base):
             return self.check_fence_by_list(base)
@@ -371,8 +371,8 @@ class ManifestStore:
         return base
 
     def check_fence_by_list(self, base: Manifest) -> Manifest:
-        """As `check_fence`, whatever the clocks say: before anything is deleted. All of them stand
-        still in a virtual machine that its host paused, or set back.
+        """`check_fence` without relying on clocks, for use before anything is deleted: all clocks
+        stop in a virtual machine that its host pauses or reverts to a snapshot.
         """
         started = self._times()
         if self.versions.newest(at_least=base.version) > base.version:
@@ -381,36 +381,36 @@ class ManifestStore:
         return base
 
     def confirm(self, manifest: Manifest) -> None:
-        """Read the version back: it is there as it was committed, and nothing newer is foreign.
+        """Verify that the version is in the bucket as committed, and no other owner has a newer one.
 
-        Called before deleting local segments that it names. Raises FencedError, CorruptManifest,
-        MissingObject.
+        Called before deleting local segments that it references. Raises FencedError,
+        CorruptManifest, MissingObject.
         """
         data = self.versions.read(manifest.version)
         if data is None:
             file = self.versions.key(manifest.version)
-            raise MissingObject("a committed manifest is gone", file=file)
-        there = decode_manifest(data, keys=self.keys, version=manifest.version)
-        if there != manifest:
-            raise FencedError(f"{where(manifest)}: another writer's version is in its place")
+            raise MissingObject("a committed manifest version is missing", file=file)
+        stored = decode_manifest(data, keys=self.keys, version=manifest.version)
+        if stored != manifest:
+            raise FencedError(f"{where(manifest)}: this version is another writer's")
         self.check_fence_by_list(manifest)
 
     def _reload(self, base: Manifest) -> Manifest:
         current = self.load(at_least=base.version)
         if current is None:
-            raise MissingObject("the manifest is gone", file=self.keys.versions)
+            raise MissingObject("the manifest is missing", file=self.keys.versions)
         if (current.owner, current.leader_epoch) != (base.owner, base.leader_epoch):
             raise FencedError(
                 f"{where(current)}: epoch {current.leader_epoch} of owner {current.owner} "
                 f"is in force, not {base.leader_epoch} of {base.owner}: another data folder "
                 f"took the partition over; {TAKE_OVER}"
             )
-        return base if current == base else current  # the versions above it may be void
+        return (
+            base if current == base else current
+        )  # the same object: versions above it may be void
 
     def _is_fresh(self, base: Manifest) -> bool:
-        """Whether `base` was the newest less than half the version retention ago, by both
-        clocks.
-        """
+        """Whether `base` was the newest less than half of the version retention ago, by both clocks."""
         version, nonce, seen = self._newest
         oldest_ms = max(abs(now - then) for now, then in zip(self._times(), seen, strict=True))
         return (version, nonce) == (base.version, base.nonce) and oldest_ms <= DAY_MS // 2
@@ -419,12 +419,12 @@ class ManifestStore:
         return self._options.boot_clock(), self._options.clock()
 
     def _publish(self, before: Manifest, after: Manifest) -> Manifest | None:
-        """PUT `after` as the version that follows `before`. None: another writer was first."""
+        """PUT `after` as the successor of `before`; None if another writer was first."""
         now_ms = self._options.clock()
         spilled = spill_overflow(after, unique=self._options.unique)
         for key, body in spilled.objects:
             self._put_page(key, body)
-        cut_now = 0
+        truncated = 0
         for version in range(before.version + 1, before.version + 1 + TRUNCATED_VERSIONS_MAX):
             stamped = replace(
                 spilled.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
@@ -435,16 +435,22 @@ class ManifestStore:
                 return None
             if created is CreateOutcome.OURS:
                 return self._confirm_newest(before, stamped, started=started)
-            cut_now += created is CreateOutcome.TRUNCATED
-            if cut_now == TRUNCATED_UPLOADS_MAX:
-                raise StoreUnavailable(f"{where(before)}: no version arrives whole")
-        raise ManifestConflict(f"{where(before)}: {TRUNCATED_VERSIONS_MAX} cut versions follow it")
+            truncated += created is CreateOutcome.TRUNCATED
+            if truncated == TRUNCATED_UPLOADS_MAX:
+                raise StoreUnavailable(
+                    f"{where(before)}: every upload of the next version is truncated"
+                )
+        raise ManifestConflict(
+            f"{where(before)}: it is followed by {TRUNCATED_VERSIONS_MAX} truncated versions"
+        )
 
     def _confirm_newest(
         self, before: Manifest, stamped: Manifest, *, started: _Times
     ) -> Manifest | None:
-        """Our PUT was first; but was its number free because it had been collected?"""
-        # The very first version has nothing to be fresh against: it always looks.
+        """After a successful PUT: `stamped`, or None if its number was free only because the version
+        that had it was deleted.
+        """
+        # Never skipped for the first version, since there is no fresh state before it.
         slow = not self._is_fresh(before)
         if slow and self.versions.newest(at_least=stamped.version) > stamped.version:
             self.versions.delete([stamped.version])
@@ -453,8 +459,8 @@ class ManifestStore:
         return stamped
 
     def _put_page(self, key: str, body: bytes) -> None:
-        """Write a page; where the store confirms no checksum, read it back before it is named."""
+        """Write a page. If the store does not confirm its checksum, read it back."""
         stat = self.objects.put(key, body)
         confirmed = stat.size_bytes == len(body) and stat.checksum is not None
         if not confirmed and get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
-            raise CorruptManifest("the store did not keep the page as it was sent", file=key)
+            raise CorruptManifest("the stored page differs from what was sent", file=key)

@@ -144,7 +144,7 @@ class TopicObjects:
                 check()
             if (written := self._publish(chain, topic, newest + 1)) is not None:
                 return written
-        raise ManifestConflict(f"topic {topic.name}: {COMMIT_ATTEMPTS} races lost in a row")
+        raise ManifestConflict(f"topic {topic.name}: {COMMIT_ATTEMPTS} conflicts in a row")
 
     def delete_versions(self, name: str, topic_id: str, *, check: Callable[[], None]) -> None:
         """The last step of a deletion: the topic leaves the bucket. `check` as in `write`."""

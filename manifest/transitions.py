@@ -1,10 +1,10 @@
-"""Every change of a manifest: a pure function from one state to the next.
+"""Every change of a manifest, as a pure function from one state to the next.
 
-* Nothing else makes a new state. No I/O, no clock, no randomness: times come in as arguments, and
-  pages through a `PageSource` (a page never changes, so reading one is looking at a value).
-* Invariants are checked before and after each; a change that does not fit raises InvalidTransition.
-* A transition may be applied again to a newer state after a lost race, and to a state in which it
-  has already happened (a lost answer): then it returns the same object.
+* New states are made only here. No I/O, clock or randomness: times are arguments, and pages come
+  from a `PageSource` (a page is immutable, so reading one is pure as well).
+* Invariants are checked before and after; a change that does not apply raises InvalidTransition.
+* A transition can be reapplied to a newer state after a lost race. Applied to a state in which it
+  has already taken effect (the response was lost), it returns that same object.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
 
 
 class PageSource(Protocol):
-    """Gives all entries of a page, including those that retention has dropped since."""
+    """Returns all entries of a page, including those that retention has since dropped."""
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
 
 
 class Claim(NamedTuple):
-    """A folder says: this partition is mine.
+    """A data folder's claim to own a partition.
 
-    `epochs`: the folder's own history since what it last saw in the bucket; the last is the claimed
-    one. `recorded`: the (owner, epoch) pairs that the folder noted itself, because it asked for
-    them or saw them in force. The claimed one is not among them until it was asked for: an older
-    copy of the folder in force may be about to ask for the same.
+    `epochs`: the folder's history since the manifest it last saw; the last one is claimed.
+    `recorded`: the (owner, epoch) pairs that the folder recorded, because it claimed them or saw
+    them in force. The claimed pair is added only when the claim is made, because an older copy of
+    the same folder could claim it too.
     """
 
     owner: str
     epochs: tuple[EpochStart, ...]
     recorded: frozenset[tuple[str, int]]
     take_over: bool = False
-    seen: Manifest | None = None  # in force, when the folder last noted it
+    seen: Manifest | None = None  # the manifest in force that the folder recorded last
 
     @property
     def epoch(self) -> int:
@@ -61,7 +61,7 @@ class Claim(NamedTuple):
 
 
 def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manifest:
-    """The state before the first version: nothing is cold, the claimant owns it."""
+    """The state before the first version: owned by the claimant, with nothing in the cold tier."""
     history: tuple[EpochStart, ...] = ()
     for start in claim.epochs:
         history = assign(history, start)
@@ -83,10 +83,10 @@ def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manif
 
 
 def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
-    """The claimant becomes the owner, under a higher epoch.
+    """Make the claimant the owner, under a higher epoch.
 
-    Raises FencedError if the owner and epoch in force are not ones that the folder recorded itself
-    (unless it takes over), and if the claimed epoch is not above the one in force.
+    Raises FencedError if the folder never recorded the owner and epoch in force (unless it takes
+    over), and if the claimed epoch is not higher than the one in force.
     """
     require(manifest)
     if not claim.take_over:
@@ -95,7 +95,7 @@ def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
         return manifest
     if claim.epoch <= manifest.leader_epoch:
         raise FencedError(
-            f"{where(manifest)}: epoch {claim.epoch} does not rise above {manifest.leader_epoch}"
+            f"{where(manifest)}: claimed epoch {claim.epoch} is not above {manifest.leader_epoch}"
         )
     history = manifest.epochs
     for start in claim.epochs:
@@ -115,10 +115,10 @@ def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> 
 
 
 def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifest:
-    """Uploaded segments join at the end, in offset order.
+    """Append uploaded segments, in offset order.
 
-    One that is already there with the same bytes (under whatever name) is left out; so is one that
-    a trim has passed meanwhile. Their objects then count as never named, and are deleted by age.
+    A segment is skipped if it is already there with the same bytes (under any key), or is below the
+    log start because of a concurrent trim. Its objects are then orphans, which are deleted by age.
     """
     require(manifest)
     fresh = [entry for entry in entries if not _already_applied(manifest, entry)]
@@ -127,7 +127,8 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
     first = fresh[0]
     if first.last_offset < manifest.end_offset:
         raise InvalidTransition(
-            f"{where(manifest)}: segment {first.base_offset} ends below {manifest.end_offset}"
+            f"{where(manifest)}: segment {first.base_offset} ends below the cold tier's end "
+            f"{manifest.end_offset}"
         )
     after = replace(
         manifest,
@@ -138,17 +139,19 @@ def add_segments(manifest: Manifest, entries: Sequence[SegmentEntry]) -> Manifes
 
 
 def _already_applied(manifest: Manifest, entry: SegmentEntry) -> bool:
-    """Nothing is to be done for `entry`: it is in, or the log start is past it."""
+    """Whether `entry` is already in the manifest, or wholly below the log start."""
     if entry.last_offset < manifest.log_start_offset:
         return True
     there = manifest.find(entry.base_offset)
-    # One so old that it lies in a page does not come again: what looks like it is refused.
+    # An entry old enough to be in a page is not uploaded again: a segment that falls into one is
+    # refused.
     return isinstance(there, SegmentEntry) and there.same_bytes(entry)
 
 
 def trim(manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int) -> Manifest:
-    """The log starts at `before_offset` (Kafka's DeleteRecords). Nothing happens if that is lower
-    than now. It may be past the end of the cold tier: then the next segment may begin below it.
+    """Advance the log start to `before_offset` (Kafka's DeleteRecords); never lowers it.
+
+    It may be past the end of the cold tier: then the next segment may begin below it.
     """
     return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.TRIM)
 
@@ -156,7 +159,7 @@ def trim(manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: i
 def drop_expired(
     manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """Retention passed everything below `before_offset`, a border between segments."""
+    """Retention: drop all segments below `before_offset`, which is a segment boundary."""
     return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.RETENTION)
 
 
@@ -199,7 +202,7 @@ def _advance(
 
 
 def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[SegmentEntry, ...]:
-    """The entries of a page that the manifest still counts."""
+    """The entries of a page that are not below its live start."""
     if isinstance(page, UnwrittenPage):
         return page.entries
     return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
@@ -230,10 +233,10 @@ def replace_segments(
     pages: PageSource,
     now_ms: int,
 ) -> Manifest:
-    """Compaction: the run of entries `old` is replaced by `new`, which lies within its offsets.
+    """Compaction: replace the consecutive entries `old` by `new`, within the same offsets.
 
-    Raises InvalidTransition if the run is not there as it was. What a trim took from its front
-    meanwhile is no obstacle.
+    Raises InvalidTransition if the entries have changed, except that a concurrent trim may have
+    removed some from the front.
     """
     after = replace_run(manifest, old, new, pages=pages, now_ms=now_ms)
     if after is manifest:
@@ -250,10 +253,10 @@ def replace_run(
     pages: PageSource,
     now_ms: int,
 ) -> Manifest:
-    """`new` in the place of the run `old`, whose objects are listed as removed.
+    """Replace the consecutive entries `old` by `new`, and list the objects of `old` as removed.
 
-    The caller explains the holes that it leaves, and checks the step. Raises InvalidTransition as
-    `replace_segments` does; done already: the same object.
+    The caller accounts for missing offsets, and checks the step. Raises InvalidTransition like
+    `replace_segments`; returns the same object if it is already done.
     """
     require(manifest)
     assert old, "a replacement replaces something"
@@ -267,7 +270,8 @@ def replace_run(
     expected = [e.log_key for e in old if e.last_offset >= manifest.log_start_offset]
     if [e.log_key for e in in_range] != expected:
         raise InvalidTransition(f"{where(manifest)}: the entries in [{start}, {end}) have changed")
-    # Nothing is left before the run: a trim went past the front of what the first was made of.
+    # With nothing before the run, `new` may begin below `start`: a trim removed entries from which
+    # its first segment was compacted.
     is_first = all(run.base_offset >= start for run in (*manifest.pages, *manifest.segments))
     if new and not ((start <= new[0].base_offset or is_first) and new[-1].next_offset <= end):
         raise InvalidTransition(
@@ -290,7 +294,7 @@ def _with_run(
     end: int,
     new: Sequence[SegmentEntry],
 ) -> Manifest:
-    """`new` in the place of [start, end): in a loose page where pages were touched, else inline."""
+    """Put `new` in place of [start, end): in an unwritten page if pages are touched, else inline."""
     inline_before = [e for e in manifest.segments if e.base_offset < start]
     inline_after = [e for e in manifest.segments if e.base_offset >= end]
     if not touched:
@@ -301,17 +305,17 @@ def _with_run(
         *(e for e in in_pages if e.base_offset >= end),
     )
     first = manifest.pages.index(touched[0])
-    loose = (UnwrittenPage(entries=entries),) if entries else ()
-    around = (*manifest.pages[:first], *loose, *manifest.pages[first + len(touched) :])
+    unwritten = (UnwrittenPage(entries=entries),) if entries else ()
+    around = (*manifest.pages[:first], *unwritten, *manifest.pages[first + len(touched) :])
     return replace(manifest, pages=around, segments=tuple(inline_after))
 
 
 def merge_pages(
     manifest: Manifest, run: Sequence[PageRef], merged: PageRef, *, now_ms: int
 ) -> Manifest:
-    """`merged`, which has the live entries of the pages `run`, in their place.
+    """Replace the pages `run` by `merged`, which has the same live entries.
 
-    If they are no longer all there as they were (retention moved on), the manifest is unchanged.
+    Nothing changes if the pages are no longer the same, because retention has advanced.
     """
     require(manifest)
     assert sum(page.entry_count for page in run) == merged.entry_count, "merging keeps every entry"
@@ -329,11 +333,11 @@ def merge_pages(
 
 
 def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
-    """A restore skips [the manifest's end, end_offset): those offsets are never written."""
+    """Record that a restore skips [end of the cold tier, end_offset): no record gets these offsets."""
     require(manifest)
     if end_offset <= manifest.end_offset:
         raise InvalidTransition(
-            f"{where(manifest)}: the gap's end {end_offset} is not past {manifest.end_offset}"
+            f"{where(manifest)}: the gap's end {end_offset} is not above {manifest.end_offset}"
         )
     gaps = list(manifest.gaps)
     gap = OffsetGap(manifest.end_offset, end_offset)
@@ -344,7 +348,7 @@ def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
 
 
 def forget_removed(manifest: Manifest, keys: Collection[str]) -> Manifest:
-    """Removed objects, and pages of them, that are gone from the bucket leave the list."""
+    """Delist removed objects and removed pages whose keys are about to be deleted."""
     require(manifest)
     removed = tuple(entry for entry in manifest.removed if entry.key not in keys)
     pages = tuple(page for page in manifest.removed_pages if page.key not in keys)

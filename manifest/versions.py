@@ -1,15 +1,15 @@
-"""A chain of versions in a bucket: `<folder>/<20-digit version>.json`, created once each.
+"""Versioned objects in a bucket: `<folder>/<20-digit version>.json`, each created once.
 
-* A version is created by a conditional PUT. Its body carries its writer's nonce, so "was that
-  mine?" is "are the bytes equal?"; a lost answer is read back, and the same bytes are sent again,
-  never others.
-* The newest version is found with few, bounded LISTs, however many versions there are and whichever
-  were collected: `start_after` answers "is there anything above n?".
+* A version is created by a conditional PUT. Its body contains its writer's nonce, so a writer that
+  got no response reads the object back, and equal bytes mean that its PUT succeeded. A retry sends
+  the same bytes, never others.
+* The newest version is found by a few bounded LISTs, regardless of how many versions there are and
+  which were deleted: LIST with `start_after` tells whether any version is above n.
 * Some stores keep the part of a PUT that arrived before the connection broke. Such a truncated
-  version is void: its writer never got an answer. Readers fall back to the version before it, and
+  version is void, since its writer got no response: readers fall back to the version before it, and
   writers skip its number.
-* This file knows that a version is sealed JSON, but not what it says. Safe from any thread; writers
-  are told apart by the store.
+* This file knows that a version is sealed JSON, but not its content. It is thread-safe; concurrent
+  writers are serialized by the store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PUT_ATTEMPTS = 4
 
 
 class Stat(Protocol):
-    """What the store says about an object. Keys are relative to the store's prefix."""
+    """An object's metadata. Keys are relative to the store's prefix."""
 
     @property
     def key(self) -> str: ...
@@ -56,11 +56,11 @@ class IncompleteUpload(Protocol):
 
 
 class ObjectStore(Protocol):
-    """What the manifest needs of an object store.
+    """The operations that this package needs of an object store.
 
     `put(if_absent=True)` raises ObjectExists, StoreUnavailable (nothing was changed) or
-    OutcomeUnknownError; `get` raises MissingObject and CorruptObject; `list` is in order of keys;
-    `folders` gives the names that lie directly below a folder and hold objects.
+    OutcomeUnknownError; `get` raises MissingObject and CorruptObject; `list` returns keys in order;
+    `folders` returns the next path component of the keys below a prefix (S3's common prefixes).
     """
 
     def put(self, key: str, body: bytes, *, if_absent: bool = False) -> Stat: ...
@@ -74,14 +74,12 @@ class ObjectStore(Protocol):
 
 
 class CreateOutcome(Enum):
-    """How a conditional PUT ended: our object is in place, or another's, or a truncated, void one,
-    which came just now or was there before.
-    """
+    """The outcome of creating a version."""
 
-    OURS = auto()
-    LOST = auto()
-    TRUNCATED = auto()
-    VOID = auto()
+    OURS = auto()  # the object is in place
+    LOST = auto()  # another writer's version is there
+    TRUNCATED = auto()  # this PUT was interrupted, and left a void version
+    VOID = auto()  # a void version was already there
 
 
 class VersionStat(NamedTuple):
@@ -91,7 +89,7 @@ class VersionStat(NamedTuple):
 
 
 class VersionChain:
-    """The versions of one object."""
+    """The versions of one object, such as a partition's manifest."""
 
     def __init__(
         self,
@@ -111,11 +109,11 @@ class VersionChain:
         return version_key(self.folder, version)
 
     def stats(self, *, after: int = 0, limit: int = LIST_LIMIT) -> list[VersionStat]:
-        """Versions above `after`, oldest first, at most `limit`; foreign names are left out."""
+        """Versions above `after`, oldest first, at most `limit`; other names are ignored."""
         return self._listed(after, limit)[0]
 
     def _listed(self, after: int, limit: int) -> tuple[list[VersionStat], bool]:
-        """What one LIST says, and whether there may be more."""
+        """The versions of one LIST, and whether there may be more."""
         listed = self._store.list(self.folder, start_after=self.key(after), limit=limit)
         numbered = ((version_of(self.folder, stat.key), stat) for stat in listed)
         stats = [
@@ -126,10 +124,10 @@ class VersionChain:
         return stats, len(listed) == limit
 
     def newest(self, *, at_least: int = 0) -> int:
-        """The number of the newest version; `at_least` if none is above it (0: none at all).
+        """The number of the newest version, or `at_least` if none is above it; 0 if there is none.
 
-        One LIST if fewer than LIST_LIMIT names are above; else a galloping search, then a binary
-        one.
+        One LIST if fewer than LIST_LIMIT keys are above `at_least`; otherwise an exponential search
+        followed by a binary search.
         """
         low, high, step = at_least, None, LIST_LIMIT
         after = low
@@ -156,20 +154,20 @@ class VersionChain:
             return None
 
     def create(self, version: int, body: bytes) -> CreateOutcome:
-        """Create the version if it is not there. Raises OutcomeUnknownError, StoreUnavailable.
+        """Create the version unless it exists. Raises OutcomeUnknownError, StoreUnavailable.
 
-        After OutcomeUnknownError the object may exist or appear: whoever continues meets it as a
-        lost race, reloads, and sees what it says.
+        After OutcomeUnknownError the object may exist, or appear later: the next writer then loses
+        the race for this number, and reloads.
         """
         for attempt in range(PUT_ATTEMPTS):
             outcome = self._try_create(version, body)
             if outcome is not None:
                 return outcome
             self._pause(0.05 * 2**attempt)
-        raise OutcomeUnknownError(f"{self.key(version)}: no answer to {PUT_ATTEMPTS} attempts")
+        raise OutcomeUnknownError(f"{self.key(version)}: no response to {PUT_ATTEMPTS} attempts")
 
     def _try_create(self, version: int, body: bytes) -> CreateOutcome | None:
-        """None: there was no answer, and nothing is there (yet)."""
+        """One attempt; None if there was no response and the object is not there (yet)."""
         lost = False
         try:
             self._store.put(self.key(version), body, if_absent=True)
@@ -194,8 +192,9 @@ class VersionChain:
 
 
 def get_object(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
-    """An object of ours. Raises MissingObject; CorruptManifest where the store itself finds that it
-    is not what was put: some keep checksums, others leave that to whoever decodes it.
+    """Get an object of this package. Raises MissingObject.
+
+    Raises CorruptManifest if the store itself detects a wrong checksum; not every store does.
     """
     try:
         return store.get(key, max_bytes=max_bytes)
@@ -204,6 +203,6 @@ def get_object(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
 
 
 def boottime_ms() -> int:
-    """Milliseconds that also rise while the machine sleeps, and never fall."""
+    """Monotonic milliseconds that, on Linux, also count the time in suspend."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1_000_000

@@ -456,7 +456,7 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
 
     def failing(record) -> None:
         if record.name == "a-fails":
-            raise ManifestConflict("races lost in a row")
+            raise ManifestConflict("conflicts in a row")
         delete(record)
 
     monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
@@ -499,7 +499,7 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
 
     def failing(objects, topic, *, check):
         if topic.name == "a-fails":
-            raise ManifestConflict("races lost in a row")
+            raise ManifestConflict("conflicts in a row")
         return write(objects, topic, check=check)
 
     monkeypatch.setattr(TopicObjects, "write", failing)

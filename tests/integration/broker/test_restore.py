@@ -524,11 +524,11 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
     assert problem.kind == "manifest-missing"
     report = restore(store, RestoreOptions(tmp_path / "other", GAP, lambda: 0))
     (left,) = [one for one in report.others if one.name == "t"]
-    assert "no manifest is there, though segments are" in left.unreadable
+    assert "the manifest is missing although there are segments" in left.unreadable
     for note in (lost.root / "data" / "tierlog" / "manifests").iterdir():
         note.unlink()
     lost.broker = lost.open()
-    with pytest.raises(MissingObject, match="though segments are"):
+    with pytest.raises(MissingObject, match="although there are segments"):
         lost.broker.background.copier.claim(lost.broker.partition("t", 0))
     lost.broker.close()
     shutil.copytree(tmp_path / "kept", manifests)
