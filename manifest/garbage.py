@@ -1,34 +1,36 @@
-"""What may be deleted from the bucket, and when: pure decisions, and the one place that acts on
-them.
+"""Garbage collection of one partition: which objects may be deleted from the bucket, and when.
 
-| what                                  | goes                                                    |
-|---------------------------------------|---------------------------------------------------------|
-| an object that a transition dropped   | `grace_ms` after that, and no pinned version names it   |
-| the same, dropped by a trim           | `grace_ms` after that, pinned or not                    |
-| an object that no manifest ever named | `grace_ms` after it was written                         |
-| an upload in parts that nobody ended  | `grace_ms` after it was begun                           |
-| what is going up of a segment or page | not now, whatever its age: clocks jump                  |
-| a version                             | `keep_ms` after its successor came, `keep_min` newer    |
-|                                       | ones exist, and it is not pinned                        |
-| a pin                                 | when it has expired                                     |
+| object                              | is deleted                                                |
+|-------------------------------------|-----------------------------------------------------------|
+| removed by a transition             | `grace_ms` after that, unless a pinned version needs it   |
+| removed by a trim                   | `grace_ms` after that, pinned or not                      |
+| orphan: never in any manifest       | `grace_ms` after it was written                           |
+| incomplete multipart upload         | `grace_ms` after it was initiated                         |
+| of a segment or page that is being  | never, whatever its age, since clocks can jump            |
+| uploaded                            |                                                           |
+| manifest version                    | `keep_ms` after its successor was created, if there are   |
+|                                     | `keep_min` newer ones and it is not pinned                |
+| pin                                 | when it has expired                                       |
 
-* Only the owner collects. It checks that it still is the owner, and that the version it planned by
-  is still in force: a commit whose answer was lost may since have named what looked unused.
-* It first commits a version that has forgotten the objects, looks at the pins once more, and then
-  deletes. Whoever pins checks afterwards that nothing it needs was forgotten: one of the two sees
-  the other. What a crash between commit and deletion leaves, nobody names: it is deleted by age.
-* The age of a version counts from its successor: a reader may have loaded it until then.
-* If a page cannot be read, all that it may name counts as named; the rest is still collected. A
-  page that lists dropped objects is then deleted by itself after its grace; what it listed is
-  deleted by age.
-* Memory is bounded: a plan holds at most `limit` keys, and names are looked up, not collected. An
-  orphan may have to wait for objects that were dropped before it.
+* Only the owner collects. It checks that it still is the owner, and that the version its plan is
+  based on is still in force: a commit whose response was lost may have referenced what looked
+  unused.
+* It first commits a version that no longer lists the objects, then reads the pins again, and then
+  deletes. A client that pins a version checks afterwards that everything it needs is still listed,
+  so one of the two sees the other. Objects left by a crash between commit and deletion are orphans.
+* The age of a version counts from its successor, because until then readers may have loaded it.
+* If a page cannot be read, everything it may reference counts as referenced; other objects are
+  still collected. If it is a page of removed objects, only the page is deleted after its grace
+  period, and the objects it listed become orphans.
+* Memory is bounded: a plan has at most `limit` keys, and references are looked up, not collected.
+  An orphan may have to wait for objects that were removed before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -49,7 +51,7 @@ from record_format.errors import (
 
 IsReferenced = Callable[[str], bool]
 IsUploading = Callable[[int], bool]
-"""Whether the segment, or page, of that base offset is going up just now, and not committed yet."""
+"""Whether the segment or page with that base offset is being uploaded and not yet committed."""
 
 
 class GarbagePolicy(NamedTuple):
@@ -63,7 +65,7 @@ DEFAULT_POLICY = GarbagePolicy()
 
 
 class GarbagePlan(NamedTuple):
-    """What one round would delete. `forget`: what the manifest then no longer lists."""
+    """What one round deletes. `forget`: the keys that the manifest then no longer lists."""
 
     objects: tuple[str, ...]
     forget: frozenset[str]
@@ -77,7 +79,7 @@ class GarbagePlan(NamedTuple):
 def expired_removals(
     removed: Iterable[RemovedObject], *, now_ms: int, grace_ms: int, is_pinned: IsReferenced
 ) -> Iterator[str]:
-    """Keys of dropped objects whose grace is over and that nothing holds."""
+    """Keys of removed objects whose grace period is over and that no pin protects."""
     for entry in removed:
         over = now_ms - entry.removed_ms >= grace_ms
         if over and (entry.reason is Reason.TRIM or not is_pinned(entry.key)):
@@ -87,7 +89,7 @@ def expired_removals(
 def expired_versions(
     stats: Iterable[VersionStat], *, newest: int, now_ms: int, policy: GarbagePolicy
 ) -> Iterator[int]:
-    """Numbers of versions that may go, pins aside. `stats` in order; the last one never goes."""
+    """Versions that may be deleted if not pinned. `stats` are in order; the last one is kept."""
     for stat, successor in pairwise(stats):
         if stat.version > newest - policy.keep_min:
             return
@@ -96,14 +98,14 @@ def expired_versions(
 
 
 def nothing_uploading(_base_offset: int) -> bool:
-    """For callers that upload nothing."""
+    """An `IsUploading` for callers that upload nothing."""
     return False
 
 
 def orphans(
     stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsReferenced
 ) -> Iterator[str]:
-    """Keys of objects that are old enough and that nothing names or lists as removed."""
+    """Keys of objects that are old enough and neither referenced nor listed as removed."""
     for stat in stats:
         if now_ms - stat.modified_ms >= grace_ms and not is_named(stat.key):
             yield stat.key
@@ -126,7 +128,7 @@ class Collector:
         self._is_under_way = is_uploading
 
     def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
-        """What would go now; changes nothing. `manifest` is the one in force."""
+        """What would be deleted now; changes nothing. `manifest` is the one in force."""
         pins = self._pins.all()
         active = [pin for pin in pins if pin.is_active(now_ms)]
         is_pinned = self._references_any(self._pinned_versions(active))
@@ -159,29 +161,31 @@ class Collector:
     def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
         found = []
         for pin in active:
-            with suppress(UnknownManifestVersion):  # who pinned it died before finding that out
+            with suppress(UnknownManifestVersion):  # its creator crashed before it noticed
                 found.append(self._manifests.load_version(pin.version))
         return found
 
     def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
-        """Delete what the plan names. Raises, before anything is deleted, FencedError for a foreign
-        owner, and ManifestConflict where `manifest` is not in force. Returns what is afterwards.
+        """Execute the plan; returns the manifest afterwards.
+
+        Raises FencedError for another owner, and ManifestConflict if `manifest` is not in force,
+        before anything is deleted.
         """
         current = self._manifests.check_fence_by_list(manifest)
         if current is not manifest:
             raise ManifestConflict(
-                f"{where(current)} is in force, the plan is of {where(manifest)}"
+                f"{where(current)} is in force, but the plan is based on {where(manifest)}"
             )
         for pin in self._pins.all() if plan.pins else ():
-            if pin.name in plan.pins and pin.nonce in plan.pins_seen:  # else it was made anew
+            if pin.name in plan.pins and pin.nonce in plan.pins_seen:  # else re-created
                 self._pins.delete(pin.name)
         forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
         pinned_since = self._pinned_since(plan)
         is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
         self._manifests.versions.delete([one for one in plan.versions if one not in kept])
-        gone = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
-        for keys in _batches(tuple(gone)):
+        to_delete = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
+        for keys in _batches(tuple(to_delete)):
             self._manifests.objects.delete(keys)
         for upload in plan.uploads:
             self._manifests.objects.abort_upload(upload)
@@ -194,27 +198,24 @@ class Collector:
         self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int
     ) -> tuple[tuple[str, ...], frozenset[str]]:
         grace_ms, limit = self._policy.grace_ms, self._policy.limit
-        due = expired_removals(
-            manifest.removed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned
-        )
-        keys = list(islice(due, limit))
+        due = partial(expired_removals, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned)
+        keys = list(islice(due(manifest.removed), limit))
         forget = set(keys)
         for page in manifest.removed_pages:
             if len(keys) >= limit:
                 break
             if now_ms - page.removed_ms < grace_ms:
                 continue
-            listed = self._removed_with(page) or [page.own_object]  # what it named goes by age then
-            gone = list(
-                expired_removals(listed, now_ms=now_ms, grace_ms=grace_ms, is_pinned=is_pinned)
-            )
-            if len(gone) == len(listed):  # a page with a pinned object waits as a whole
-                keys += gone  # the page itself is the last of them
+            # If the page is unreadable, the objects it lists become orphans.
+            listed = self._removed_with(page) or [page.own_object]
+            page_keys = list(due(listed))
+            if len(page_keys) == len(listed):  # a page with a pinned object is kept whole
+                keys += page_keys  # the page's own object is the last
                 forget.add(page.key)
         return tuple(keys), frozenset(forget)
 
     def _removed_with(self, page: RemovedPage) -> list[RemovedObject] | None:
-        """All that goes with a page, which is the last of it; None if it cannot be read."""
+        """The objects that the page lists, and last its own; None if it cannot be read."""
         try:
             return self._manifests.objects_removed_with(page)
         except CorruptDataError:
@@ -245,16 +246,16 @@ class Collector:
         found = orphans(
             self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named
         )
-        nobodys = tuple(islice(found, self._policy.limit))
-        for page in manifest.removed_pages if nobodys else ():
+        candidates = tuple(islice(found, self._policy.limit))
+        for page in manifest.removed_pages if candidates else ():
             if (listed := self._removed_with(page)) is None:
-                return ()  # any may be in it, and have its grace
+                return ()  # any of them may be listed there, still in its grace period
             dropped = {entry.key for entry in listed}
-            nobodys = tuple(key for key in nobodys if key not in dropped)
-        return nobodys
+            candidates = tuple(key for key in candidates if key not in dropped)
+        return candidates
 
     def _own_objects(self) -> Iterator[Stat]:
-        """Segment objects and pages; a name that is none of ours is left alone."""
+        """Segment objects and pages. Objects with other names are left alone."""
         keys = self._manifests.keys
         for folder in (keys.segments, keys.pages):
             after = ""
@@ -267,30 +268,31 @@ class Collector:
 
         def named(key: str) -> bool:
             base_offset = base_offset_of(key)
-            assert base_offset is not None, f"{key} is no name of ours"
+            assert base_offset is not None, f"{key} is not a key of a segment or page"
             try:
                 return any(
                     references_object(manifest, key, base_offset=base_offset, pages=pages)
                     for manifest in manifests
                 )
             except CorruptDataError:
-                return True  # for all that is known
+                return True  # it may be
 
         return named
 
 
 class _FailFastPages:
-    """Pages, of which one that cannot be read is not asked for again: a trim takes also those that
-    a pinned version names.
+    """A page source that tries each unreadable page only once.
+
+    Pages of pinned versions may be missing, since trims override pins.
     """
 
     def __init__(self, pages: PageSource) -> None:
         self._pages = pages
-        self._failed: set[str] = set()  # keys alone: an error keeps all that its frames hold
+        self._failed: set[str] = set()  # only the keys: an exception would keep its frames alive
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
         if page.key in self._failed:
-            raise CorruptManifest("the page could not be read just now", file=page.key)
+            raise CorruptManifest("an earlier attempt to read the page failed", file=page.key)
         try:
             return self._pages.entries(page)
         except CorruptDataError:

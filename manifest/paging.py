@@ -1,12 +1,12 @@
-"""Older entries in pages: how a partition with a million segments commits in one small PUT.
+"""Pages of older entries, with which a partition of a million segments commits in one small PUT.
 
-* The newest entries stay inline (at most INLINE_MAX). Overflow becomes small pages of SMALL_PAGE
-  entries, which a commit writes now and then: every commit is small.
-* A run of RUN_MAX pages that are less than half full becomes a full one, in a separate step that no
-  upload waits for (`mergeable_pages`). So each entry is written three times in its life.
-* The list of removed objects overflows in the same way, into pages of its own.
-* A page is immutable and has a unique name. It is written before the commit that names it; if that
-  commit is lost, nobody names the page and it is deleted by age.
+* The newest entries are inline (at most INLINE_MAX). When there are more, a commit moves the oldest
+  into pages of SMALL_PAGE entries, so that every commit is small.
+* A run of RUN_MAX pages that are less than half full is merged into a full one (`mergeable_pages`),
+  in a separate step that delays no upload. So each entry is written three times in all.
+* The list of removed objects spills into pages of its own in the same way.
+* A page is immutable and has a unique name. It is written before the commit that references it; if
+  that commit fails, the page is an orphan, which is deleted by age.
 * `spill_overflow` is pure: it returns the objects to write, and never adds or drops an entry.
 """
 
@@ -46,14 +46,14 @@ _Item = TypeVar("_Item")
 
 
 class SpillResult(NamedTuple):
-    """A manifest without loose pages, and the page objects (key, body) to write before it."""
+    """A manifest without unwritten pages, and the objects (key, body) to write before it."""
 
     manifest: Manifest
     objects: tuple[tuple[str, bytes], ...]
 
 
 def spill_overflow(manifest: Manifest, *, unique: Callable[[], str]) -> SpillResult:
-    """Move what is too much to stay inline into pages. `unique` gives new name parts."""
+    """Move overflow into pages, and assign keys to unwritten pages. `unique` generates names."""
     loose = _overflow_paged(manifest)
     keys = keys_of(manifest)
     written: list[PageRef] = []
@@ -67,7 +67,7 @@ def spill_overflow(manifest: Manifest, *, unique: Callable[[], str]) -> SpillRes
             written.append(ref)
             objects.append((ref.key, body))
     spilled, removed_objects = _removed_paged(replace(loose, pages=tuple(written)), unique=unique)
-    assert spilled.segment_count == manifest.segment_count, "folding keeps every entry"
+    assert spilled.segment_count == manifest.segment_count, "spilling keeps every entry"
     return SpillResult(spilled, (*objects, *removed_objects))
 
 
@@ -82,7 +82,7 @@ def _overflow_paged(manifest: Manifest) -> Manifest:
 
 
 def mergeable_pages(manifest: Manifest) -> tuple[PageRef, ...]:
-    """The oldest run of small pages that would fill a large one; empty if none is long enough."""
+    """The oldest run of small pages that fills a large one; empty if there is none."""
     runs = groupby(manifest.pages, key=lambda page: page.entry_count * 2 < PAGE_ENTRIES)
     for small, group in runs:
         run = [page for page in group if isinstance(page, PageRef)]
@@ -114,7 +114,7 @@ def _removed_paged(
 def build_page(
     keys: PartitionKeys, entries: tuple[SegmentEntry, ...], *, unique: str
 ) -> tuple[PageRef, bytes]:
-    """A page of these entries: what names it, and the object under its key."""
+    """A page of these entries: the reference to it, and the body of its object."""
     body = encode_page(keys, entries)
     ages = [entry.age_timestamp for entry in entries]
     ref = PageRef(
@@ -135,7 +135,7 @@ def _chunks(items: tuple[_Item, ...], size: int) -> Iterator[tuple[_Item, ...]]:
 
 
 class PageCache:
-    """The pages used last, over all partitions; bounded by their entries. Safe from any thread."""
+    """An LRU cache of pages, shared by all partitions and bounded by entries. Thread-safe."""
 
     def __init__(self, *, max_entries: int = 8 * PAGE_ENTRIES) -> None:
         self._max_entries = max_entries
@@ -150,7 +150,7 @@ class PageCache:
             return entries
 
     def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
-        """For look-ups that ask nobody: nothing for a page that is not here."""
+        """Makes the cache a `PageSource` without I/O: a page that is not cached has no entries."""
         return self.get(page.key) or ()
 
     def put(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
@@ -165,20 +165,21 @@ class PageCache:
 
 
 def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
-    """The entry that holds `offset`, or the next above it; None past the end of the cold tier."""
+    """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
     found = manifest.find(offset)
     if found is None or isinstance(found, SegmentEntry):
         return found
     entries = found.entries if isinstance(found, UnwrittenPage) else pages.entries(found)
-    # Entries that retention dropped lie below the page's live start and are never asked for again.
+    # Entries below the page's live start were dropped by retention, and must not be found.
     return first_at(entries, max(offset, found.base_offset))
 
 
 def iter_entries(
     manifest: Manifest, *, pages: PageSource, from_offset: int = 0, since_ms: int = -1
 ) -> Iterator[SegmentEntry]:
-    """Live entries that end at or above `from_offset`, oldest first; pages are read on the way,
-    except those whose records are all older than `since_ms`.
+    """Live entries that end at or above `from_offset`, oldest first. Pages are read lazily.
+
+    Pages whose records are all older than `since_ms` are skipped.
     """
     for page in manifest.pages:
         age = page.age_timestamp if isinstance(page, PageRef) else None
@@ -188,7 +189,7 @@ def iter_entries(
 
 
 def references_object(manifest: Manifest, key: str, *, base_offset: int, pages: PageSource) -> bool:
-    """Whether the version names `key`, whose name begins with `base_offset`."""
+    """Whether the manifest references `key`, whose name begins with `base_offset`."""
     if any(isinstance(page, PageRef) and page.key == key for page in manifest.pages):
         return True
     entry = find_entry(manifest, base_offset, pages=pages)
@@ -196,5 +197,5 @@ def references_object(manifest: Manifest, key: str, *, base_offset: int, pages: 
 
 
 def live_size_bytes(manifest: Manifest) -> int:
-    """Bytes of all segments that the manifest counts."""
+    """The size of all live segments."""
     return sum(item.size_bytes for item in (*manifest.pages, *manifest.segments))

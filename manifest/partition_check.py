@@ -1,9 +1,7 @@
-"""Checks what the bucket says about one partition: manifest, pages, pins; not the segments
-themselves.
+"""Verifies the metadata of one partition in the bucket: manifest, pages and pins, not the segments.
 
-* The manifest is loaded from the bucket, through nobody's cache: what the broker has in memory is
-  not used.
-* A page that cannot be read costs the check of its entries, and nothing else.
+* Everything is read from the bucket with a cache of its own, not from the broker's memory.
+* If a page cannot be read, only its entries are left unchecked.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from record_format.findings import Findings, ProblemKind
 
 
 class NamedObjects(ObjectStore, Protocol):
-    """A store that says what a key is called in the whole bucket."""
+    """A store that knows the full key of an object in the bucket."""
 
     def full_key(self, key: str, /) -> str: ...
 
 
 class ManifestCheck:
-    """One run over one partition. `at_least`: the version that the caller has seen in force.
+    """One verification of one partition. `at_least`: the version last seen in force.
 
-    Every step raises StoreUnavailable, ConfigurationError.
+    All methods raise StoreUnavailable, ConfigurationError.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class ManifestCheck:
         self.findings = Findings(keys.partition)
 
     def manifest(self) -> Manifest | None:
-        """The one in force; None if there is none, or it cannot be read."""
+        """The manifest in force; None if there is none, or it cannot be read."""
         self.findings.checked.partitions += 1
         try:
             manifest = self._manifests.load(at_least=self._at_least)
@@ -69,9 +67,9 @@ class ManifestCheck:
         return None
 
     def entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:
-        """All live entries whose page can be read, oldest first; holes between them are problems.
+        """All live entries in readable pages, oldest first. Missing offsets are reported.
 
-        What lies on the two sides of an unreadable page is not compared.
+        Entries on either side of an unreadable page are not compared.
         """
         before: SegmentEntry | None = None
         for page in manifest.pages:
@@ -80,14 +78,14 @@ class ManifestCheck:
                 self._compare_borders(manifest, chain([before] if before else [], found))
                 yield from found
             before = found[-1] if found else None
-        yield from manifest.segments  # the manifest was decoded: their borders hold
+        yield from manifest.segments  # decoding has checked these
 
     def _page(self, manifest: Manifest, page: PageRef) -> tuple[SegmentEntry, ...] | None:
         self.findings.checked.pages += 1
         try:
             live = live_entries(page, self._manifests)
         except MissingObject:
-            self._add(ProblemKind.PAGE_MISSING, "the bucket does not have it", key=page.key)
+            self._add(ProblemKind.PAGE_MISSING, "the object is missing", key=page.key)
             return None
         except CorruptDataError as bad:
             self._add(ProblemKind.PAGE_CORRUPT, bad.detail, key=page.key)
@@ -96,7 +94,7 @@ class ManifestCheck:
         sums = (len(live), sum(entry.size_bytes for entry in live))
         found = (live[0].base_offset, live[-1].last_offset, *sums) if live else (None, None, *sums)
         if said != found:
-            detail = f"(base, last, entries, bytes) are {found}, the manifest says {said}"
+            detail = f"(base, last, entries, bytes) is {found}, in the manifest {said}"
             self._add(ProblemKind.PAGE_CORRUPT, detail, key=page.key)
         for broken in chain.from_iterable(entry_violation(manifest, entry) for entry in live):
             self._add(ProblemKind.PAGE_CORRUPT, broken, key=page.key)
@@ -112,7 +110,7 @@ class ManifestCheck:
                 self._add(ProblemKind.GAP, detail, key=right.log_key)
 
     def pins(self) -> None:
-        """Every pin that has not expired names a version that is whole."""
+        """Check that every pin that has not expired is of a version with all its objects."""
         pins = Pins(self._manifests, clock=self._clock)
         try:
             active = [pin for pin in pins.all() if pin.is_active(self._clock())]
@@ -127,7 +125,7 @@ class ManifestCheck:
                 self._add(ProblemKind.PIN_BROKEN, bad, key=self._manifests.keys.pin(pin.name))
                 continue
             if missing:
-                detail = f"version {pin.version} names {missing[0]}, which is gone"
+                detail = f"version {pin.version} references {missing[0]}, which is missing"
                 self._add(ProblemKind.PIN_BROKEN, detail, key=self._manifests.keys.pin(pin.name))
 
     def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:

@@ -1,14 +1,15 @@
-"""Pins: a name that keeps a manifest version, and every object it names, from garbage collection.
+"""Pins: named protection of a manifest version, and of all objects it references, from garbage
+collection.
 
 `<partition>/pins/<name>.json`, sealed JSON of kind `pin`: name, version, created_ms, expires_ms
 (null: never), nonce.
 
-* A pin is created once and never changed; to move one, delete it and create it.
-* Whoever pins checks afterwards that everything is there and that nothing was forgotten: a
-  collection may have been under way, which forgets first, then looks for pins, then deletes.
-* Versions are deleted without being forgotten first, a day after their successor came: a version
-  can be pinned only while its successor is less than half that old.
-* A trim and the deletion of a topic override pins.
+* A pin is immutable; to move one, delete and re-create it.
+* After creating a pin, its creator checks that every object exists and is still referenced or
+  listed: a concurrent collection first delists objects, then reads the pins, then deletes.
+* Versions are not listed before they are deleted, a day after their successor was created. So a
+  version can be pinned only while its successor is younger than half a day.
+* Trims and topic deletion override pins.
 """
 
 from __future__ import annotations
@@ -62,23 +63,24 @@ class Pins:
         self._clock = clock
 
     def all(self) -> list[Pin]:
-        """Every pin, expired ones too, by name. At most PINS_MAX are allowed."""
+        """All pins by name, including expired ones. There are at most PINS_MAX."""
         listed = self._objects.list(self._keys.pins, limit=PINS_MAX)
         read = (self._read(stat.key) for stat in listed if stat.key.endswith(JSON))
         return [pin for pin in read if pin is not None]
 
     def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
-        """Pin `version`, in force not long ago. Raises InvalidRequest (bad or taken name),
+        """Pin `version`, which must be recent. Raises InvalidRequest (invalid or taken name),
         UnknownManifestVersion (also if it is too old), MissingObject (part of it was already
-        collected). A pin that could not be checked is withdrawn: a second try would find its name
-        taken.
+        collected).
+
+        If a check fails for any reason, the pin is deleted again, so that the call can be retried.
         """
         if not is_pin_name(name):
             raise InvalidRequest(
-                f"{name!r} is not a pin's name: 1 to 128 characters of [a-zA-Z0-9._-]"
+                f"invalid pin name {name!r}: use 1 to 128 characters of [a-zA-Z0-9._-]"
             )
         if len(self._objects.list(self._keys.pins, limit=PINS_MAX)) >= PINS_MAX:
-            raise InvalidRequest(f"there are {PINS_MAX} pins already")
+            raise InvalidRequest(f"the partition already has {PINS_MAX} pins, which is the limit")
         pin = Pin(
             name=name,
             version=version,
@@ -97,19 +99,19 @@ class Pins:
         return pin
 
     def has(self, name: str) -> bool:
-        """True also for a pin that cannot be read."""
+        """Whether the pin exists, even if it cannot be read."""
         return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
 
     def delete(self, name: str) -> None:
-        """Deleting a pin that is not there is no error."""
+        """Delete a pin; it need not exist."""
         if is_pin_name(name):
             self._objects.delete([self._keys.pin(name)])
 
     def missing_objects(self, version: int) -> Iterator[str]:
-        """Keys that the version names and the bucket lacks.
+        """Keys that the version references but that are missing or about to be deleted.
 
-        What the manifest in force names too is assumed to be there: nobody may collect it. What it
-        does not even list as removed is being deleted, or already is.
+        An object that the manifest in force references counts as present, since it cannot be
+        collected. One that it does not even list as removed is being deleted, or already was.
         """
         pinned = self._manifests.load_version(version)
         current = self._manifests.load(at_least=version)
@@ -125,28 +127,28 @@ class Pins:
                 yield key
 
     def _listed(self, manifest: Manifest) -> frozenset[str]:
-        """What is dropped and still kept."""
+        """Keys of removed objects that have not been deleted yet."""
         pages = map(self._manifests.objects_removed_with, manifest.removed_pages)
         return frozenset(one.key for one in chain(manifest.removed, *pages))
 
     def _named(self, manifest: Manifest) -> Iterator[str]:
-        # Pages first: where one is missing, its entries cannot even be asked for.
+        # Pages first: if one is missing, its entries cannot be read.
         yield from (page.key for page in manifest.pages if isinstance(page, PageRef))
         for entry in self._manifests.iter_entries(manifest):
             yield from entry.keys
 
     def _check_recent(self, pin: Pin) -> None:
-        """By the store's clock alone, and by when the pin came there: who pins may stand still."""
+        """Compares only times of the store: the pinning process may have been suspended."""
         there = self._objects.head(self._keys.pin(pin.name))
         successor = next(iter(self._manifests.list_versions(after=pin.version, limit=1)), None)
         if there and successor and there.modified_ms - successor.modified_ms > PINNED_WITHIN_MS:
             raise UnknownManifestVersion(
-                f"version {pin.version} is about to be collected: pin one that is newer"
+                f"version {pin.version} is about to be garbage-collected: pin a newer one"
             )
 
     def _check_whole(self, version: int) -> None:
         for key in self.missing_objects(version):
-            raise MissingObject(f"version {version} is no longer whole", file=key)
+            raise MissingObject(f"an object of version {version} is missing", file=key)
         self._manifests.load_version(version)
 
     def _write(self, pin: Pin) -> None:
@@ -157,9 +159,11 @@ class Pins:
         except (ObjectExists, OutcomeUnknownError) as problem:
             there = self._read(key)
             if there is None:
-                raise OutcomeUnknownError(f"{key}: no answer, and it is not there") from problem
+                raise OutcomeUnknownError(
+                    f"{key}: no response, and the object is not there"
+                ) from problem
             if there != pin:
-                raise InvalidRequest(f"a pin {pin.name!r} already exists") from problem
+                raise InvalidRequest(f"pin {pin.name!r} already exists") from problem
 
     def _read(self, key: str) -> Pin | None:
         try:

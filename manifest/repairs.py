@@ -1,9 +1,9 @@
-"""Changes of a manifest whose objects were damaged: other objects for the same offsets, with the
-same records or with those that are left, or a gap.
+"""Transitions that repair a manifest with damaged objects: they replace a segment's objects by ones
+with the same records or with those that can still be read, or the segment by a gap.
 
-Like all transitions: pure, checked before and after, and returning the same object if there is
-nothing to do. Neither counts as compaction: `compacted_before` stays, so that a hole elsewhere is
-still a hole.
+Like all transitions they are pure, check invariants before and after, and return the same object if
+there is nothing to do. They do not advance `compacted_before`, which would also excuse offsets that
+are missing elsewhere.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from manifest.transitions import PageSource, replace_run
 def replace_objects(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """The same records under other objects. Raises InvalidTransition if the log's bytes differ, or
-    if `old` is no longer what the manifest names. If it was trimmed away meanwhile, nothing
-    happens.
+    """Replace a segment's objects by others with the same log bytes; no change if it was trimmed.
+
+    Raises InvalidTransition if the bytes differ, or if `old` is no longer in the manifest.
     """
     require(manifest)
     if not new.same_bytes(old):
-        raise InvalidTransition(f"{where(manifest)}: segment {new.base_offset} has other bytes")
-    return _in_its_place(manifest, old, new, pages=pages, now_ms=now_ms)
+        raise InvalidTransition(f"{where(manifest)}: segment {new.base_offset} has different bytes")
+    return _replace_entry(manifest, old, new, pages=pages, now_ms=now_ms)
 
 
 def replace_with_readable(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """The records of `old` that can still be read, under other objects: the batches of `new` have
-    all its offsets. Else as `replace_objects`.
+    """`replace_objects`, but `new` has only the records of `old` that can still be read.
+
+    Its batches must span the same offsets.
     """
     require(manifest)
     spans = (new.base_offset, new.last_offset)
     if spans != (old.base_offset, old.last_offset) or new.record_count > old.record_count:
         raise InvalidTransition(
-            f"{where(manifest)}: segment {spans} is not what is left of segment {old.base_offset}"
+            f"{where(manifest)}: segment {spans} does not match what is left of {old.base_offset}"
         )
-    return _in_its_place(manifest, old, new, pages=pages, now_ms=now_ms)
+    return _replace_entry(manifest, old, new, pages=pages, now_ms=now_ms)
 
 
-def _in_its_place(
+def _replace_entry(
     manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
     if old.last_offset < manifest.log_start_offset:
@@ -58,9 +59,9 @@ def _in_its_place(
 def drop_lost_segment(
     manifest: Manifest, lost: SegmentEntry, *, pages: PageSource, now_ms: int
 ) -> Manifest:
-    """A segment that nobody has any more leaves the manifest; its offsets become a gap.
+    """Replace a segment that is lost in both tiers by a gap.
 
-    If it is not there under that name (already dropped, swapped or trimmed), nothing happens.
+    Nothing changes if its log object is no longer in the manifest (dropped, replaced or trimmed).
     """
     require(manifest)
     there = find_entry(manifest, lost.base_offset, pages=pages)
@@ -72,7 +73,7 @@ def drop_lost_segment(
 
 
 def _merged(gaps: Sequence[OffsetGap]) -> tuple[OffsetGap, ...]:
-    """In order; those that touch are one."""
+    """In offset order, with adjacent gaps merged."""
     merged: list[OffsetGap] = []
     for gap in sorted(gaps, key=lambda one: one.start_offset):
         if merged and merged[-1].end_offset >= gap.start_offset:

@@ -286,8 +286,8 @@ class ManifestStore:
         if self.is_stale_copy(seen, in_force):
             assert seen is not None, "a folder that recorded no version is not stale"
             raise FencedError(
-                f"{where(in_force)}: this folder last recorded version {seen.version}, and more were "
-                f"committed since under its epoch {in_force.leader_epoch} than a crash explains: "
+                f"{where(in_force)}: this folder last recorded version {seen.version}; since then "
+                f"epoch {in_force.leader_epoch} committed more versions than a crash explains: "
                 "it is an older copy, and may lack acknowledged records; "
                 "`tierlog serve --take-over` continues with it after a gap"
             )
@@ -381,7 +381,7 @@ class ManifestStore:
         return base
 
     def confirm(self, manifest: Manifest) -> None:
-        """Verify that the version is in the bucket as committed, and no other owner has a newer one.
+        """Verify that the version is in the bucket as committed, and that no other owner followed.
 
         Called before deleting local segments that it references. Raises FencedError,
         CorruptManifest, MissingObject.
@@ -410,7 +410,7 @@ class ManifestStore:
         )  # the same object: versions above it may be void
 
     def _is_fresh(self, base: Manifest) -> bool:
-        """Whether `base` was the newest less than half of the version retention ago, by both clocks."""
+        """Whether `base` was the newest within half of the version retention, by both clocks."""
         version, nonce, seen = self._newest
         oldest_ms = max(abs(now - then) for now, then in zip(self._times(), seen, strict=True))
         return (version, nonce) == (base.version, base.nonce) and oldest_ms <= DAY_MS // 2
@@ -447,8 +447,8 @@ class ManifestStore:
     def _confirm_newest(
         self, before: Manifest, stamped: Manifest, *, started: _Times
     ) -> Manifest | None:
-        """After a successful PUT: `stamped`, or None if its number was free only because the version
-        that had it was deleted.
+        """After a successful PUT: `stamped`, or None if its number was free only because the
+        version that had it was deleted.
         """
         # Never skipped for the first version, since there is no fresh state before it.
         slow = not self._is_fresh(before)

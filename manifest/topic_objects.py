@@ -1,16 +1,16 @@
-"""Topics and the cluster in the bucket: how a restore finds them.
+"""Topic and cluster objects, by which a restore finds the topics in a bucket.
 
 | object                                            | kind      | document                |
 |---------------------------------------------------|-----------|-------------------------|
 | `cluster.json`                                    | `cluster` | fields of `Cluster`     |
 | `topics/<topic>/<topic id>/topic/<version>.json`  | `topic`   | fields of `TopicObject` |
 
-* A topic object is versioned as manifests are: created by conditional PUT, never changed, read back
-  after a lost answer. The newest version is the truth for a restore; for the owner, its data folder
-  is, so it writes without reading. Whoever takes a topic over writes a version too.
-* Deletion first commits a version with `deleted`; of all that the topic has, the versions are
-  deleted last.
-* Tokens and other secrets are never in the bucket.
+* A topic object is versioned like a manifest (`versions`). The newest version is authoritative for
+  a restore. For the owner its data folder is authoritative, so it writes without reading. Taking a
+  topic over also writes a version.
+* Deletion first commits a version with `deleted` set. The versions are the last of the topic's
+  objects to be deleted.
+* Tokens and other secrets are never stored in the bucket.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KIND_TOPIC = "topic"
 MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
-LOST = "its topic object is gone, which says how many partitions it has"
+LOST = "the topic object, which has the number of partitions, is missing"
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One version. `config`: the overrides by Kafka's keys. `nonce` and `version` are stamped."""
+    """One version. `config` has overrides by Kafka's keys. A commit sets `version` and `nonce`."""
 
     name: str
     topic_id: str
@@ -65,7 +65,7 @@ class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_cluster(store: ObjectStore) -> Cluster | None:
-    """None on a prefix that no cluster uses. Raises CorruptManifest, UnknownFormatVersion."""
+    """None if no cluster uses the prefix. Raises CorruptManifest, UnknownFormatVersion."""
     try:
         data = get_object(store, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
@@ -74,9 +74,9 @@ def load_cluster(store: ObjectStore) -> Cluster | None:
 
 
 def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:
-    """Mark the prefix as this cluster's; nothing happens if it already is.
+    """Mark the prefix as this cluster's. Idempotent.
 
-    Raises ConfigurationError if the prefix is another cluster's, OutcomeUnknownError.
+    Raises ConfigurationError if it is another cluster's, OutcomeUnknownError.
     """
     body = sealed_json.encode(cluster, kind=KIND_CLUSTER)
     try:
@@ -85,7 +85,9 @@ def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:
     except (ObjectExists, OutcomeUnknownError) as problem:
         there = load_cluster(store)
         if there is None:
-            raise OutcomeUnknownError(f"{CLUSTER_KEY}: no answer, nothing there") from problem
+            raise OutcomeUnknownError(
+                f"{CLUSTER_KEY}: no response, and the object is not there"
+            ) from problem
         if there.cluster_id != cluster.cluster_id:
             raise ConfigurationError(
                 f"this prefix of the store belongs to cluster {there.cluster_id}, "
@@ -123,53 +125,54 @@ class TopicObjects:
         raise UnknownTopic(name)
 
     def is_lost(self, name: str, topic_id: str) -> bool:
-        """Whether a topic of which `load` finds nothing has manifests. One that was deleted has
-        none: its topic object goes last.
+        """Whether a topic for which `load` finds nothing still has manifests.
+
+        A deleted topic has none, because its topic object is deleted last.
         """
         versions = PartitionKeys(name, topic_id, 0).versions
         return bool(self._store.list(versions, limit=1))
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
-        """Write `topic` as the version after the newest, whatever that one says and whether or not
-        it can be read: for the owner, its data folder is the truth.
+        """Write `topic` as the next version, without reading the newest one: for the owner, its
+        data folder is authoritative.
 
-        `check` raises if the topic is another's; it is called after each look for the newest
-        version, so that whoever claims the topic and then writes a version is seen, or has the last
-        word. Raises ManifestConflict, OutcomeUnknownError; to be repeated after them.
+        `check` raises if the topic is another owner's. It is called after each look-up of the
+        newest version, so that an owner that claims the topic and then writes a version is either
+        seen, or writes last. Raises ManifestConflict, OutcomeUnknownError: retry.
         """
         chain = self._chain(topic.name, topic.topic_id)
         for _ in range(COMMIT_ATTEMPTS):
             newest = chain.newest()
-            if newest > 0:  # of a topic that the bucket does not know nobody else can be the owner
+            if newest > 0:  # a topic without versions has no other owner
                 check()
             if (written := self._publish(chain, topic, newest + 1)) is not None:
                 return written
         raise ManifestConflict(f"topic {topic.name}: {COMMIT_ATTEMPTS} conflicts in a row")
 
     def delete_versions(self, name: str, topic_id: str, *, check: Callable[[], None]) -> None:
-        """The last step of a deletion: the topic leaves the bucket. `check` as in `write`."""
+        """The last step of deleting a topic. `check` as in `write`."""
         chain = self._chain(name, topic_id)
         while stats := chain.stats():
             check()
-            # Oldest first: until the last call `deleted` is what a restore finds.
+            # Oldest first, so that a restore finds the `deleted` version until the end.
             chain.delete([stat.version for stat in stats])
 
     def scan(self) -> Iterator[tuple[str, str]]:
-        """(name, topic id) of everything under `topics/`, with about one LIST per name."""
+        """(name, topic id) of all topics under `topics/`, with about one LIST per name."""
         for name in self.names():
             for topic_id in self.ids(name):
                 yield name, topic_id
 
     def names(self) -> list[str]:
-        """Every name under `topics/`, also that of a topic of which only something is left."""
+        """All names under `topics/`, including those of partly deleted topics."""
         return list(self._store.folders(TOPICS, limit=TOPICS_MAX))
 
     def ids(self, name: str) -> list[str]:
-        """Every topic id that the name has, or had if something of it is left."""
+        """All topic ids of the name, including those of partly deleted topics."""
         return list(self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX))
 
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
-        """None: another writer was first."""
+        """None if another writer was first."""
         stamped = replace(topic, version=version, nonce=random_name())
         body = sealed_json.encode(stamped, kind=KIND_TOPIC)
         return stamped if chain.create(version, body) is CreateOutcome.OURS else None
@@ -184,7 +187,7 @@ class TopicObjects:
 
 
 class Restorable(NamedTuple):
-    """What a restore takes, by name, and the topic objects that it only reports."""
+    """The topics that a restore restores, by name, and those that it only reports."""
 
     topics: dict[str, TopicObject]
     others: tuple[TopicObject, ...]
@@ -202,7 +205,9 @@ def restorable(found: Sequence[TopicObject]) -> Restorable:
 def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
     topic = sealed_json.decode(data, kind=KIND_TOPIC, file=file, document=TopicObject)
     if (topic.name, topic.topic_id) != (name, topic_id):
-        raise CorruptManifest(f"it is of topic {topic.name}, id {topic.topic_id}", file=file)
+        raise CorruptManifest(
+            f"the content is of topic {topic.name}, id {topic.topic_id}", file=file
+        )
     if topic.partitions <= 0:
-        raise CorruptManifest(f"a topic of {topic.partitions} partitions", file=file)
+        raise CorruptManifest(f"partition count is {topic.partitions}", file=file)
     return topic

@@ -294,7 +294,7 @@ def _with_run(
     end: int,
     new: Sequence[SegmentEntry],
 ) -> Manifest:
-    """Put `new` in place of [start, end): in an unwritten page if pages are touched, else inline."""
+    """Put `new` in place of [start, end): in an unwritten page if it touches pages, else inline."""
     inline_before = [e for e in manifest.segments if e.base_offset < start]
     inline_after = [e for e in manifest.segments if e.base_offset >= end]
     if not touched:
@@ -333,7 +333,7 @@ def merge_pages(
 
 
 def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
-    """Record that a restore skips [end of the cold tier, end_offset): no record gets these offsets."""
+    """Record that a restore skips the offsets from the end of the cold tier to `end_offset`."""
     require(manifest)
     if end_offset <= manifest.end_offset:
         raise InvalidTransition(

@@ -547,7 +547,7 @@ def test_a_topic_whose_object_was_lost_is_named(house, tmp_path):
     shutil.rmtree(objects)
     report = restore(store_of(house), RestoreOptions(tmp_path / "other", GAP, lambda: 0))
     (left,) = [one for one in report.others if one.name == "t"]
-    assert (left.topic_id, "its topic object is gone" in left.unreadable) == (old_id, True)
+    assert (left.topic_id, "the topic object, which" in left.unreadable) == (old_id, True)
 
 
 def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_restored(

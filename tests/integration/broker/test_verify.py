@@ -132,7 +132,7 @@ def test_a_lost_topic_object_is_named(filled):
     for path in folder.iterdir():
         path.unlink()
     assert [one.kind for one in filled.broker.verify("t").problems] == ["topic-object"]
-    with pytest.raises(CorruptManifest, match="its topic object is gone"):
+    with pytest.raises(CorruptManifest, match="the topic object, which"):
         offline(filled)
 
 

@@ -277,7 +277,7 @@ def test_a_plan_made_by_an_older_version_deletes_nothing() -> None:
     plan = bench.collector.plan(planned_by, now_ms=bench.clock())
     assert set(plan.orphans) == set(late.keys)
     bench.commit(lambda s: add_segments(s, [late]))
-    with pytest.raises(ManifestConflict, match="in force, the plan is of"):
+    with pytest.raises(ManifestConflict, match="in force, but the plan is based on"):
         bench.collector.apply(planned_by, plan)
     assert bench.segments() == [0, 100, 200]
 
@@ -325,7 +325,7 @@ def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPat
 
     def pinned_first(keys: Sequence[str]) -> None:
         monkeypatch.undo()
-        with pytest.raises(UnknownManifestVersion, match="about to be collected"):
+        with pytest.raises(UnknownManifestVersion, match="about to be garbage-collected"):
             bench.pins.create("backfill", 2)
         delete(keys)
 
@@ -341,7 +341,7 @@ def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatc
 
     def pinned_first(keys: Sequence[str]) -> None:
         monkeypatch.undo()
-        with pytest.raises(MissingObject, match="no longer whole"):
+        with pytest.raises(MissingObject, match="is missing"):
             bench.pins.create("backfill", whole)
         delete(keys)
 

@@ -86,7 +86,7 @@ def test_objects_are_swapped_and_the_old_ones_listed(manifest, pages, base):
 
 def test_other_bytes_are_refused(manifest, pages):
     other = replace(entry(30, unique="b"), log_crc32c=99)
-    with pytest.raises(InvalidTransition, match="other bytes"):
+    with pytest.raises(InvalidTransition, match="different bytes"):
         repairs.replace_objects(manifest, entry(30), other, pages=pages, now_ms=7)
 
 

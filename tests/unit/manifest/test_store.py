@@ -106,7 +106,7 @@ def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: Plain
     state = manifests.commit(state, adding(0))
     other = encode_manifest(replace(state, nonce="another's"))
     store.objects[version_key(KEYS.versions, state.version)] = (other, 0)
-    with pytest.raises(FencedError, match="in its place"):
+    with pytest.raises(FencedError, match="is another writer's"):
         manifests.confirm(state)
     store.delete([version_key(KEYS.versions, state.version)])
     with pytest.raises(MissingObject, match="is gone"):
