@@ -43,7 +43,7 @@ KIND_TOPIC = "topic"
 MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
-LOST = "the topic object, which has the number of partitions, is missing"
+TOPIC_OBJECT_MISSING = "the topic object, which has the number of partitions, is missing"
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class TopicObjects:
             return chosen
         for topic_id, topic in loaded.items():
             if topic is None and self.is_lost(name, topic_id):
-                raise CorruptManifest(LOST, file=topic_versions(name, topic_id))
+                raise CorruptManifest(TOPIC_OBJECT_MISSING, file=topic_versions(name, topic_id))
         raise UnknownTopic(name)
 
     def is_lost(self, name: str, topic_id: str) -> bool:

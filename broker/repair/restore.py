@@ -56,7 +56,13 @@ from hot_tier.overlay import with_swaps_finished
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import LOST, TopicObject, TopicObjects, load_cluster, restorable
+from manifest.topic_objects import (
+    TOPIC_OBJECT_MISSING,
+    TopicObject,
+    TopicObjects,
+    load_cluster,
+    restorable,
+)
 from record_format import checkpoint_files
 from record_format.errors import (
     ConfigurationError,
@@ -234,7 +240,9 @@ class _Restore:
                 found.append(topic)
                 untold.pop(topic_id, None)
             elif topic_id not in untold and objects.is_lost(name, topic_id):
-                self._nameless.append(OtherTopic(name=name, topic_id=topic_id, unreadable=LOST))
+                self._nameless.append(
+                    OtherTopic(name=name, topic_id=topic_id, unreadable=TOPIC_OBJECT_MISSING)
+                )
         return found + [record.as_object() for record in untold.values()]
 
     def _take_deletion(self, topic_id: str) -> bool:

@@ -329,7 +329,7 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
     rot_locally(filled, entry)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
     monkeypatch.setattr(repair, "verified_pieces", lambda pieces, entry: pieces)
-    with pytest.raises(InvalidTransition, match="other bytes"):
+    with pytest.raises(InvalidTransition, match="different bytes"):
         filled.broker.repair("t", apply=True)
 
 

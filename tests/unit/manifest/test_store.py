@@ -109,7 +109,7 @@ def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: Plain
     with pytest.raises(FencedError, match="is another writer's"):
         manifests.confirm(state)
     store.delete([version_key(KEYS.versions, state.version)])
-    with pytest.raises(MissingObject, match="is gone"):
+    with pytest.raises(MissingObject, match="is missing"):
         manifests.confirm(state)
 
 
