@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_indexes
-from hot_tier.log_state import LogState, Segments
+from hot_tier.log_state import LogState, MaxTimestamps, Segments
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
@@ -207,10 +207,11 @@ def _first_segment_reaching(state: LogState, segments: Segments, timestamp: int)
     changes.
     """
     known = state.max_timestamps_so_far
-    if known is None or known[0] is not segments:
+    if known is None or known.segments is not segments:
         sealed = (largest_timestamp(state, segment) for segment in segments.items[:-1])
-        known = state.max_timestamps_so_far = (segments, tuple(accumulate(sealed, max)))
-    return bisect_left(known[1], timestamp)
+        known = MaxTimestamps(segments, tuple(accumulate(sealed, max)))
+        state.max_timestamps_so_far = known
+    return bisect_left(known.maxima, timestamp)
 
 
 def largest_timestamp(state: LogState, segment: Segment) -> int:

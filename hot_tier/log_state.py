@@ -58,6 +58,13 @@ class Segments(NamedTuple):
         return Segments(self.bases[number:], self.items[number:])
 
 
+class MaxTimestamps(NamedTuple):
+    """The running maximum of the sealed segments' largest timestamps, for these segments."""
+
+    segments: Segments
+    maxima: tuple[int, ...]
+
+
 class Flushed(NamedTuple):
     """How far the log is flushed: the offset, its segment, and the position in that segment."""
 
@@ -125,9 +132,7 @@ class LogState:
         self.rewrite_lock = threading.Lock()  # see `cleaned_segment`
         self.closing = False  # nothing new may start
         self.closed = False  # files are closed, and their names may belong to another log
-        self.max_timestamps_so_far: tuple[Segments, tuple[int, ...]] | None = (
-            None  # see `log_reader`
-        )
+        self.max_timestamps_so_far: MaxTimestamps | None = None
 
     @property
     def offsets(self) -> Offsets:
@@ -160,9 +165,11 @@ class LogState:
         """How much earlier than `segment.ms` this segment is rolled, so that many partitions do not
         all roll at once.
         """
-        most = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
+        limit_ms = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
+        if limit_ms <= 0:
+            return 0
         # A hash: a `random.Random` would take 2.5 KiB per partition.
-        return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % most if most > 0 else 0
+        return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % limit_ms
 
     def go_offline(self, error: Exception) -> LogOfflineError:
         """Refuse writes until the next start; returns the error to raise. Also called for our own
@@ -197,9 +204,9 @@ class LogState:
 
     def close_files(self) -> None:
         """Close the files that are open for writing; there are none if the open failed early."""
-        for active in (getattr(self, "active", None), *self.unflushed):
-            if active is not None:
-                active.close()
+        for segment in (getattr(self, "active", None), *self.unflushed):
+            if segment is not None:
+                segment.close()
 
     def check_not_closed(self) -> None:
         if self.closed:
