@@ -62,7 +62,7 @@ class CleanedTransactions:
             self.kept.append(transaction)
             return False
         if kind == COMMIT:
-            met = producer_id in self._committed
+            has_records = producer_id in self._committed
             self._committed.discard(producer_id)
-            return not met
+            return not has_records
         return False

@@ -83,7 +83,7 @@ class SalvageScan:
             yield LostRange(low, self._limit, position, self._end_position - position)
 
     def _ordered(self) -> Iterator[CheckedBatch]:
-        """Those with increasing offsets."""
+        """The batches in range whose offsets increase."""
         held: CheckedBatch | None = None
         low = self._start
         batches = self._in_range()

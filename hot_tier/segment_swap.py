@@ -1,10 +1,11 @@
 """Replacing segments by the segment that compaction or a repair made from them.
 
-| step | state after a crash |
+| step | the next open after a crash finds |
 |---|---|
-| `.cleaned` files complete and synced | the old segments; the `.cleaned` files are removed |
-| `.log.cleaned` renamed to `.log.swap`, then the others, folder synced | the new segment, once |
-| the old segments' files renamed to `.deleted` | `LogFolder` has finished the swap |
+| `.cleaned` files complete and synced | the old segments; it removes the `.cleaned` files |
+| `.log.cleaned` renamed to `.log.swap`, then the others, folder | the new segment: `LogFolder` |
+| synced | finishes the swap |
+| the old segments' files renamed to `.deleted` | the same |
 | `.swap` files renamed into place, the `.log` last, folder synced | the new segment |
 
 * The marker that the bucket is out of date is created with the `.swap` names and synced with them.
@@ -48,7 +49,7 @@ def swap(
 ) -> bool:
     """Replace `old` by `cleaned` (finished); False if not all of `old` are still in the log.
 
-    `bucket_follows`: the bucket may hold the old segments and has to be updated. Raises
+    `bucket_follows`: the bucket may hold the old segments and must be updated. Raises
     LogOfflineError, DiskFull (nothing changed).
     """
     with state.lock:
@@ -67,9 +68,9 @@ def swap(
                 _rename(state, reaper, old, cleaned, moved=moved)
             except OSError as error:
                 offline = state.go_offline(error)
-                for path, lies_at in moved.items():
+                for path, current_path in moved.items():
                     with suppress(OSError):  # out of descriptors: reads fail until a restart
-                        state.files.pin(path, OpenFile(lies_at))
+                        state.files.pin(path, OpenFile(current_path))
                 raise offline from error
             items = state.segments.items
             after = (*items[:first], cleaned.segment, *items[first + len(old) :])
