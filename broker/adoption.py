@@ -1,9 +1,9 @@
-"""Partition folders that Kafka left in a data folder become topics.
+"""Adopts partition folders that Kafka left in a data folder as topics.
 
-* What is internal to Kafka stays as it is: its brokers' internal topics, and folders on their way
-  out or in (`-delete`, `-future`, `-stray`). So does what a take-over set apart.
-* A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail: if
-  nothing tells which it is, the start is refused.
+* Kafka's internal folders are ignored: its internal topics, and folders that are being deleted or
+  moved (`-delete`, `-future`, `-stray`). So are folders of diverged records.
+* A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail. If
+  nothing distinguishes the two, the start is refused.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PARTITION_FOLDER: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<par
 _KAFKAS_OWN: Final = frozenset(
     {"__cluster_metadata", "__transaction_state", "__remote_log_metadata", "__share_group_state"}
 )
-_KEPT_WHOLE: Final = {"retention.ms": -1, "retention.bytes": -1}
+_UNLIMITED: Final = {"retention.ms": -1, "retention.bytes": -1}
 
 Found = Mapping[str, Mapping[int, Path]]
 """Folders by topic and partition."""
 
 
 def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], int]) -> None:
-    """Make topics of the folders that belong to none. Raises ConfigurationError."""
+    """Create topics for the folders that belong to none. Raises ConfigurationError."""
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     if not folder.was_clean:
         _refuse_unclean_compacted(folder, found)
@@ -60,20 +60,20 @@ def _found(folder: DataFolder, known: set[str]) -> Found:
             number = int(match["partition"])
             if number >= MAX_PARTITIONS:
                 raise ConfigurationError(
-                    f"{path}: would be partition {number} of a topic {match['topic']!r}, which has "
-                    f"at most {MAX_PARTITIONS}: move what is not Kafka's out of the data folder"
+                    f"{path}: would be partition {number} of topic {match['topic']!r}; a topic has "
+                    f"at most {MAX_PARTITIONS}: move folders that are not Kafka's elsewhere"
                 )
             found.setdefault(match["topic"], {})[number] = path
     return found
 
 
 def _refuse_unclean_compacted(folder: DataFolder, found: Found) -> None:
-    """An adopted topic deletes by retention: its recovery knows of no gaps."""
+    """Recovery of an adopted topic expects no gaps: its cleanup policy is `delete`."""
     for topic, partition in folder.read_checkpoint(CLEANER_CHECKPOINT):
         if partition in found.get(topic, {}):
             raise ConfigurationError(
-                f"{topic}-{partition}: Kafka's cleaner worked on it and Kafka was not stopped "
-                "cleanly; start and stop Kafka on this folder once, then adopt it"
+                f"{topic}-{partition}: Kafka compacted it and was not shut down cleanly; start and "
+                "stop Kafka on this folder once, then adopt it"
             )
     flushed = folder.read_checkpoint(RECOVERY_POINTS)
     for topic, folders in found.items():
@@ -83,13 +83,14 @@ def _refuse_unclean_compacted(folder: DataFolder, found: Found) -> None:
 
 
 def _refuse_gap(folder: Path) -> None:
-    """Where nothing says how far the log was flushed. Raises ConfigurationError."""
+    """Refuse a gap in a log of which no checkpoint says how far it was flushed."""
     gap = first_gap(folder)
     if gap is not None:
         raise ConfigurationError(
-            f"{folder.name}: a segment ends before offset {gap.next_offset}, the next begins at "
-            f"{gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; "
-            f"{RECOVERY_POINTS} and .kafka_cleanshutdown tell which: copy Kafka's whole folder"
+            f"{folder.name}: a segment ends before offset {gap.next_offset}, and the next begins "
+            f"at {gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; only "
+            f"{RECOVERY_POINTS} and .kafka_cleanshutdown distinguish them: copy Kafka's whole "
+            "folder"
         )
 
 
@@ -99,7 +100,7 @@ def _record(topic: str, folders: Mapping[int, Path], *, created_ms: int) -> Topi
         name=topic,
         topic_id=topic_id_of(folders.values()) or new_id(),
         partitions=count,
-        config=dict(_KEPT_WHOLE),
+        config=dict(_UNLIMITED),
         created_ms=created_ms,
         absent=tuple(number for number in range(count) if number not in folders),
     )

@@ -1,8 +1,9 @@
-"""The broker: a data folder, a bucket, and the topics in them. What front doors call.
+"""The broker: a data folder, a bucket, and the topics in them. The front doors in `api` call it.
 
-* Calls take and give batches, slices and offsets, never HTTP things. All are thread-safe.
-* A topic exists once `topics.json` says so, durably; the bucket is told in the background.
-* A store that is down stops offload and cold reads, nothing else: `open` waits for it at most
+* Calls take and return batches, slices and offsets, nothing of HTTP. All are thread-safe.
+* A topic exists once `topics.json` lists it, durably; it is published to the bucket in the
+  background.
+* A store that is down stops offload and cold reads, nothing else: `open` waits for it for at most
   `store.start.timeout.ms`.
 """
 
@@ -21,7 +22,7 @@ from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder, new_id, refused
+from broker.data_folder import DataFolder, new_id, unusable
 from broker.disk_reserve import raising_disk_full
 from broker.groups.groups import Groups
 from broker.groups.truncations import Truncations
@@ -47,11 +48,11 @@ from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
 
-LOGS_CLOSED_AT_ONCE = 16  # each waits for some five syncs, and a disk takes many at a time
+CLOSE_THREADS = 16  # closing a log waits for about five syncs, and a disk takes many at a time
 
 
 class Broker:
-    """Opened by `Broker.open`; serves until `close`."""
+    """Created by `Broker.open`; serves until `close`."""
 
     def __init__(
         self,
@@ -64,17 +65,17 @@ class Broker:
     ) -> None:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json", write=folder.write)
-        self._set_apart: list[Path] = []
+        self._diverged_folders: list[Path] = []
         self._topics = LiveTopics(
             folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
         )
-        self._cuts = Truncations(folder)
+        self._truncations = Truncations(folder)
         self.groups = Groups(
             find_topic=self._topics.find,
-            make_topic=self._topic_of_ours,
+            ensure_topic=self._ensure_topic,
             clock=clock,
             commits_max=settings.group_commits_max,
-            cuts=self._cuts,
+            truncations=self._truncations,
         )
         self.background = BackgroundTasks(
             folder,
@@ -102,8 +103,8 @@ class Broker:
             opener=self._opener,
             background=self.background,
             clock=clock,
-            before_cut=self._note_cut,
-            on_cut=self._follow_cut,
+            before_truncation=self._before_truncation,
+            after_truncation=self._after_truncation,
         )
 
     @classmethod
@@ -114,7 +115,7 @@ class Broker:
         store: ObjectStore | None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> Broker:
-        """Lock the folder, check the store, recover every log, start the background work.
+        """Lock the folder, verify the store, recover every log, start the background work.
 
         Raises ConfigurationError if the folder is in use, if it has a bucket and no store is
         given, or if the store's prefix belongs to another cluster; CorruptDataError if a file of
@@ -134,8 +135,8 @@ class Broker:
         clock: Callable[[], int] = wall_clock_ms,
         disk: Disk = REAL_DISK,
     ) -> Broker:
-        """As `open`, without background work: only what is asked for is rolled, uploaded, deleted
-        or collected.
+        """As `open`, without background work: segments are rolled, uploaded, deleted or collected
+        only on request.
         """
         if store is None:
             check_has_no_bucket(settings.data_dir)
@@ -148,18 +149,18 @@ class Broker:
             broker._open_topics()
         except BaseException as error:
             if broker is not None:
-                broker._let_go()
+                broker._abandon()
             elif bucket is not None:
                 bucket.close()
             folder.close()
             if isinstance(error, OSError):
-                raise refused(folder.path, error) from error
+                raise unusable(folder.path, error) from error
             raise
         return broker
 
     def start(self) -> None:
-        """Start the background work of a broker that was opened idle. A broker that lost a
-        partition to another folder knows it when this returns, if the store answers.
+        """Start the background work of a broker that was opened idle. If the store responds, it is
+        known when this returns whether another folder has taken a partition over.
         """
         self.background.start()
 
@@ -174,7 +175,7 @@ class Broker:
         return topic
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
-        """By name. Internal topics (`__…`) only if they are asked for."""
+        """Sorted by name. `internal` includes internal topics (`__…`)."""
         return self._topics.summaries(prefix=prefix, internal=internal)
 
     def topic(self, name: str) -> Topic:
@@ -185,11 +186,11 @@ class Broker:
         return self.topic(topic).partition(partition)
 
     def partitions(self) -> Iterator[Partition]:
-        """All of them, as they are now."""
+        """A snapshot of all open partitions."""
         return self._topics.partitions()
 
     def damaged_partitions(self) -> Iterator[DamagedPartition]:
-        """Those whose logs could not be opened when the broker started."""
+        """Partitions whose logs could not be opened when the broker started."""
         return self._topics.damaged()
 
     def alter_topic(
@@ -205,7 +206,7 @@ class Broker:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """The topic is gone when this returns; its files and objects go in the background."""
+        """The topic is gone when this returns; files and objects are deleted in the background."""
         self._topics.delete(name)
         self.groups.forget_topic(name)
         self.background.deleting.wake()
@@ -213,7 +214,9 @@ class Broker:
     # --- the log start ----------------------------------------------------------------------------
 
     def trim(self, topic: str, partition: int, before_offset: int) -> int:
-        """Move the log start (Kafka's DeleteRecords), durably; the new one. It never moves back."""
+        """Advance the log start (Kafka's DeleteRecords), durably, and return it. It never moves
+        back.
+        """
         target = self.partition(topic, partition)
         target.check_leadership()
         now = target.offsets()
@@ -229,32 +232,33 @@ class Broker:
     # --- the bucket -------------------------------------------------------------------------------
 
     def offload(self, topic: str, *, wait_ms: int | None = None) -> Offloaded:
-        """Roll the active segments and upload all rolled segments; then apply retention."""
+        """Roll the active segments, upload all rolled segments, then apply retention."""
         return self._maintenance.offload(self.topic(topic), wait_ms=wait_ms)
 
     def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
-        """Check both tiers of a topic against the manifest; what is wrong is in the answer.
+        """Check both tiers of a topic against the manifest and report the problems.
 
-        Raises UnknownTopic, StoreUnavailable, Throttled (another verification is under way).
+        Raises UnknownTopic, StoreUnavailable, Throttled (another verification is in progress).
         """
         return self._maintenance.verify(self.topic(topic), deep=deep)
 
     def repair(
         self, topic: str, *, apply: bool = False, deep: bool = False, accept_loss: bool = False
     ) -> list[RepairStep]:
-        """What would mend the topic's logs and bucket; with `apply` it is done, step by step.
+        """The steps that would repair the topic's logs and bucket; with `apply` they are carried
+        out.
 
-        `accept_loss`: also what gives up records that are nowhere else. Raises UnknownTopic,
-        FencedError, StoreUnavailable, CorruptDataError.
+        `accept_loss` allows steps that give up records of which there is no other copy. Raises
+        UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
         """
         found = self.topic(topic)
         return self._maintenance.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
-        """By partition, what no manifest version needs any more; with `apply` it is deleted."""
+        """By partition, the objects that no manifest version needs; `apply` deletes them."""
         return self._maintenance.collect_garbage(self.topic(topic), apply=apply)
 
-    # --- what it says of itself -------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
     def readiness(self) -> reports.Readiness:
         return reports.readiness(
@@ -263,7 +267,7 @@ class Broker:
             self.bucket,
             self._diverged(),
             blocked=self.background.copier.blocked(),
-            holes=self.background.holes.told(),
+            holes=self.background.holes.report(),
             disk_full_error=self.background.reserve.refusal,
         )
 
@@ -279,93 +283,95 @@ class Broker:
 
     @property
     def commit_times(self) -> CommitTimes:
-        """How long writes and flushes take, of all partitions together."""
+        """The durations of writes and flushes, over all partitions."""
         return self._opener.commit_times
 
-    # --- running it -------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse new work, flush and close every log, and say so durably for the next start.
+        """Refuse new work, flush and close every log, and record the clean stop durably.
 
-        Waits for work that asks the store for the fifth of `shutdown.timeout.ms` that the server
-        leaves. Once the logs are closed, a request to the store that is under way may take its
-        time.
+        Waits for work on the store for the fifth of `shutdown.timeout.ms` that the server leaves.
+        Once the logs are closed, a store request in progress may take its time.
         """
         if not self._topics.close():
             return
         self.background.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 5000)
         self._opener.close_timer()
-        for partition in self.partitions():  # first: what was taken still hands work over
+        for partition in self.partitions():  # first: accepted appends still need the executor
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._appenders.shutdown(wait=True)
         self._close_logs()
-        self._part_from_bucket()
+        self._close_bucket()
         self.folder.close()
 
-    def _let_go(self) -> None:
-        """Of what a start had opened that failed. Nothing is noted: the next one checks it all."""
+    def _abandon(self) -> None:
+        """Release what a failed start had opened. No clean stop is recorded: the next start checks
+        everything.
+        """
         self._topics.close()
         self._opener.close_timer()
         self._appenders.shutdown()
         for partition in self.partitions():
             with contextlib.suppress(TierlogError, OSError):
                 partition.log.close()
-        self._part_from_bucket()
+        self._close_bucket()
 
-    def _part_from_bucket(self) -> None:
+    def _close_bucket(self) -> None:
         if self.bucket is not None:
             self.bucket.close()
         self.background.copier.close()
         self.background.janitor.close()
 
     def _close_logs(self) -> None:
-        """And say for the next start whether it may trust what it finds."""
+        """Close all logs, and record whether the next start may skip its checks."""
         clean = not any(self.damaged_partitions())
-        with ThreadPoolExecutor(LOGS_CLOSED_AT_ONCE, thread_name_prefix="close") as threads:
+        with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="close") as threads:
             clean = all(list(threads.map(_close_log, self.partitions()))) and clean
         try:
             self.background.checkpoints.save()
             if clean:
-                self.folder.note_clean_stop()
-        except OSError as error:  # what is there holds, and costs a longer check
-            log.error("stop not noted", error=str(error))
+                self.folder.mark_clean_shutdown()
+        except OSError as error:  # the existing files stay valid; the next start checks more
+            log.error("clean shutdown not recorded", error=str(error))
 
     def _forget_rows(self, name: str) -> None:
-        """Before a topic is made: that it finds none of an older one of its name after a crash."""
+        """Remove an older topic's rows: after a crash a new topic of the name must find none."""
         self.background.checkpoints.forget(name)
         self.background.compactor.forget_topic(name)
 
-    def _note_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
+    def _before_truncation(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
         self.background.compactor.follow_truncation(topic.name, partition, end_offset)
-        self._cuts.begin((topic.topic_id, partition))
+        self._truncations.begin((topic.topic_id, partition))
 
-    def _follow_cut(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
-        self._cuts.end((topic.topic_id, partition), end_offset)
+    def _after_truncation(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
+        self._truncations.end((topic.topic_id, partition), end_offset)
         self.groups.follow_truncations()
 
     def _diverged(self) -> list[reports.DivergedLog]:
-        return reports.diverged_logs(self._set_apart)
+        return reports.diverged_logs(self._diverged_folders)
 
     def _open_topics(self) -> None:
         self._topics.open_all(self._opener, take_over=self.settings.take_over)
-        self._set_apart = self.folder.diverged()  # only a start sets records apart
-        self.background.compactor.look_at_start({record.name for record in self.registry.live()})
-        self._cuts.look(self.partitions(), self.registry.ids())
+        self._diverged_folders = self.folder.diverged()  # only a start creates them
+        live_names = {record.name for record in self.registry.live()}
+        self.background.compactor.reconcile_at_start(live_names)
+        self._truncations.reconcile_at_start(self.partitions(), self.registry.ids())
         self.background.checkpoints.save()
         self._opener.forget_take_overs()
 
-    def _topic_of_ours(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
-        """An internal topic, made where there is none yet."""
+    def _ensure_topic(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
+        """The internal topic, created if it does not exist."""
         try:
             return self.topic(name)
         except UnknownTopic:
-            with contextlib.suppress(TopicExists):  # two first calls at a time
+            with contextlib.suppress(TopicExists):  # another first call was faster
                 self.create_topic(name, config=config)
         return self.topic(name)
 
 
 def _close_log(partition: Partition) -> bool:
-    """Whether it was clean; that it was not is told."""
+    """Whether the log was closed cleanly; a failure is logged."""
     try:
         return partition.log.close()
     except TierlogError as error:

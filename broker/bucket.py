@@ -1,7 +1,7 @@
-"""The bucket as the broker sees it: its topics, its partitions' cold sides.
+"""The bucket as the broker sees it: topic objects, and a cold log for each partition.
 
-* Nothing is written below the prefix before it is known to be this cluster's (`store_status`).
-* `topics.json` is ahead of the bucket; `settle` brings the bucket up to it, topic by topic.
+* Nothing is written below the prefix before it is verified to be this cluster's (`store_status`).
+* `topics.json` is ahead of the bucket; `publish_topics` catches up, topic by topic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class Bucket:
-    """Made by `Bucket.open`. Thread-safe."""
+    """Created by `Bucket.open`. Thread-safe."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Bucket:
         self._throttle = UploadThrottle(settings.offload_bandwidth or None)
         self._uploader: SegmentUploader | None = None
         self.store_status = StoreStatus(
-            folder, store, settings, clock=clock, on_checked=self._make_uploader
+            folder, store, settings, clock=clock, on_verified=self._create_uploader
         )
-        self._of_others: set[str] = set()  # ids of topics
-        self._telling = threading.Lock()  # the bucket of a topic that is live
+        self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
+        self._publishing = threading.Lock()  # held while a live topic's object is written
 
     @classmethod
     def open(
@@ -79,16 +79,15 @@ class Bucket:
         *,
         clock: Callable[[], int],
     ) -> Bucket:
-        """Check the store, for `store.start.timeout.ms` at most; it may be down, but not wrong.
+        """Verify the store, for `store.start.timeout.ms` at most. It may be unreachable.
 
-        Raises ConfigurationError for a store that cannot be trusted and for another cluster's
-        prefix.
+        Raises ConfigurationError for a store that fails the probe and for another cluster's prefix.
         """
         bucket = cls(folder, store, settings, clock=clock)
-        bucket.store_status.check_first(timeout_s=settings.store_start_timeout_ms / 1000)
+        bucket.store_status.verify_at_start(timeout_s=settings.store_start_timeout_ms / 1000)
         return bucket
 
-    def _make_uploader(self, traits: StoreTraits) -> None:
+    def _create_uploader(self, traits: StoreTraits) -> None:
         limits = UploadLimits(
             part_bytes=self._settings.offload_part_bytes,
             chunk_bytes=self._settings.cache_chunk_bytes,
@@ -102,15 +101,13 @@ class Bucket:
         )
 
     def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
-        assert self._uploader is not None, "nothing is uploaded before the store was checked"
+        assert self._uploader is not None, "nothing is uploaded before the store is verified"
         return self._uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
 
     # --- partitions -------------------------------------------------------------------------------
 
     def find_cold_log(self, record: TopicRecord, partition: int) -> ColdLog | None:
-        """None if the partition has no side in the bucket: nothing was, or will be, written
-        there.
-        """
+        """None if nothing of the partition was, or will be, written to the bucket."""
         cold = self.cold_log(record, partition)
         offloads = LogConfig.parse(record.config).remote_storage_enable
         return cold if offloads or cold.bucket_state.was_ever_used else None
@@ -135,41 +132,43 @@ class Bucket:
 
     # --- topics -----------------------------------------------------------------------------------
 
-    def settle(self, registry: TopicRegistry) -> bool:
-        """Write what the bucket lacks; whether it is ours to write to."""
-        if not self.store_status.is_usable():
+    def publish_topics(self, registry: TopicRegistry) -> bool:
+        """Write the topic objects that the bucket lacks. Returns False if the store was refused."""
+        if not self.store_status.poll():
             return False
         for record in registry.live():
-            if record.dirty and record.topic_id not in self._of_others:
-                with self._telling:
+            if record.dirty and record.topic_id not in self._foreign_topics:
+                with self._publishing:
                     if registry.is_live(record.topic_id):
                         self._publish_ours(record, registry)
         return True
 
     def _publish_ours(self, record: TopicRecord, registry: TopicRegistry) -> None:
-        """Tell the bucket of the topic; one that another folder owns now is left as that has it.
+        """Publish the topic, unless another folder owns it now.
 
-        Where it is the topic that fails, and not the store, the others and all uploads go on.
+        If only the topic fails, and not the store, other topics and all uploads continue.
         """
         try:
             self._publish(record)
         except FencedError as error:
-            self._of_others.add(record.topic_id)  # until a take-over, which begins with a restart
-            log.error("topic not told to the bucket", topic=record.name, reason=str(error))
+            self._foreign_topics.add(record.topic_id)  # until a take-over, which needs a restart
+            log.error("topic not published to the bucket", topic=record.name, reason=str(error))
         except StoreUnavailable:
             raise
         except TierlogError as error:  # it stays dirty: the next round tries again
-            log.warning("topic not told to the bucket yet", topic=record.name, error=str(error))
+            log.warning(
+                "topic not published to the bucket yet", topic=record.name, error=str(error)
+            )
         else:
-            registry.settled(record)
+            registry.mark_published(record)
 
     def delete_topic(self, record: TopicRecord) -> None:
-        """Delete what the bucket has of the topic. May be done again.
+        """Delete all of the topic's objects. May be repeated.
 
-        Raises FencedError if another folder owns a partition now: what is left then stays.
+        Raises FencedError if another folder owns a partition now: the remaining objects stay.
         """
-        with self._telling:
-            pass  # who told it of this topic has ended, and nobody begins
+        with self._publishing:
+            pass  # any write of this topic's object has finished, and no other begins
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
             deletion = TopicDeletion(self.store, self._topics, self._owned_partitions(record))
             deletion.run(record.as_object())
@@ -182,7 +181,7 @@ class Bucket:
         self._topics.write(record.as_object(), check=lambda: self._check_not_foreign(record))
 
     def _check_not_foreign(self, record: TopicRecord) -> None:
-        """A topic object has no owner: those of the topic's partitions decide who may change it."""
+        """A topic object has no owner of its own: the owners of its partitions may change it."""
         for partition in self._owned_partitions(record):
             partition.check()
 
@@ -199,9 +198,9 @@ class Bucket:
         )
 
     def stop_uploads(self) -> None:
-        """Uploads end with the part in progress; none begins any more."""
+        """Stop uploads after the part in progress; no new one begins."""
         self._throttle.stop()
 
     def close(self) -> None:
-        self.store.close()  # first: who is at work ends with the request under way
+        self.store.close()  # first: ongoing work ends with its current request
         self.reader.close()

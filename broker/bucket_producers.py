@@ -1,7 +1,7 @@
-"""Producers as a partition's bucket knows them: Kafka's snapshot at the end of a segment, which its
-`.indexes` object has.
+"""Reads producer state from a partition's bucket: each segment's `.indexes` object holds Kafka's
+producer snapshot at the end of that segment.
 
-If one is lost with its object, a repeated request may be appended again; that does not keep a
+If a snapshot is lost with its object, a retried request may be appended twice; that does not keep a
 partition from being restored.
 """
 
@@ -25,8 +25,8 @@ def producers_at_end(manifests: ManifestStore, manifest: Manifest | None) -> byt
 
 
 def producers_below(manifests: ManifestStore, manifest: Manifest, offset: int) -> bytes | None:
-    """At the end of the last segment that begins below `offset`; None if there is none, or they are
-    lost. Raises StoreUnavailable.
+    """The snapshot at the end of the last segment that begins below `offset`; None if there is
+    none, or it is lost. Raises StoreUnavailable.
     """
     runs = (*manifest.pages, *manifest.segments)
     start = max((run.base_offset for run in runs if run.base_offset < offset), default=None)
@@ -37,5 +37,5 @@ def producers_below(manifests: ManifestStore, manifest: Manifest, offset: int) -
         newest = deque(takewhile(lambda one: one.base_offset < offset, following), maxlen=1)[-1]
         return load_bundle(manifests.objects, newest).producer_snapshot or None
     except CorruptDataError as bad:
-        log.error("producers are not restored", partition=str(manifests.keys), error=str(bad))
+        log.error("producer state not restored", partition=str(manifests.keys), error=str(bad))
         return None

@@ -1,13 +1,13 @@
-"""What a data folder has noted of one partition's bucket.
+"""What a data folder has recorded about one partition's state in the bucket.
 
-* `manifests/<id>-<p>.json`: the manifest that it last saw in force, fsynced before anything local
-  is deleted because of it: so `earliest`, and the border between 410 and 503, are right from the
+* `manifests/<id>-<p>.json`: the manifest last seen in force, fsynced before anything local is
+  deleted because of it. So `earliest`, and whether a cold offset is 410 or 503, are right from the
   start, even with the store down.
-* `manifests/<id>-<p>.claims`: the (owner, epoch) pairs under which it asked to be the owner,
-  fsynced before the claim is sent: a claim whose answer never came, or that a crash kept from being
-  noted, is recognised when it is found in force.
-* An epoch that the folder took but never claimed proves nothing: if this folder is an older copy of
-  another, that one takes the same numbers, under the same owner if the whole disk was copied.
+* `manifests/<id>-<p>.claims`: the (owner, epoch) pairs that the folder claimed, fsynced before the
+  claim is sent. A claim whose response was lost, or that a crash kept from being recorded, is
+  recognised when it is found in force.
+* An epoch that was allocated but never claimed proves nothing: if this folder is an older copy of
+  another, that one allocates the same numbers, under the same owner if the whole disk was copied.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ OwnerEpochs = frozenset[tuple[str, int]]
 
 
 def has_bucket(data_dir: Path) -> bool:
-    """Whether a data folder has a bucket."""
+    """Whether the data folder has ever seen a manifest in a bucket."""
     return any((data_dir / "tierlog" / "manifests").glob("*.json"))
 
 
-class _Sent(msgspec.Struct, frozen=True):
+class _Claims(msgspec.Struct, frozen=True):
     claims: tuple[tuple[str, int], ...]
 
 
 class BucketState:
-    """`manifest` is one immutable value, replaced whole: readers take it once. One writer at a
-    time.
-    """
+    """`manifest` is immutable, and replaced as a whole: readers take it once. A single writer."""
 
     def __init__(
         self,
@@ -57,76 +55,74 @@ class BucketState:
         self._write = write
         folder = data_dir / "tierlog" / "manifests"
         self._path = folder / f"{format_topic_id_partition(keys.topic_id, keys.partition)}.json"
-        self._sent_path = self._path.with_suffix(".claims")
-        self.manifest = _read_copy(self._path, keys)
-        self._sent = _read_sent(self._sent_path)
+        self._claims_path = self._path.with_suffix(".claims")
+        self.manifest = _read_manifest(self._path, keys)
+        self._claims = _read_claims(self._claims_path)
 
     @property
     def version(self) -> int:
-        """Of the manifest; 0 if none is known."""
+        """The manifest's version; 0 if none is known."""
         return self.manifest.version if self.manifest else 0
 
     @property
     def was_ever_used(self) -> bool:
-        """Whether the folder ever asked to be the owner, or saw who is: the bucket may then have
-        segments, even if what was noted of it is old or cannot be read.
+        """Whether the folder ever sent a claim or saw a manifest. The bucket may then have
+        segments, even if the files here are out of date or cannot be read.
         """
-        return self._sent_path.exists() or self._path.exists()
+        return self._claims_path.exists() or self._path.exists()
 
     @property
     def recorded(self) -> OwnerEpochs:
-        """The (owner, epoch) pairs in force under which the bucket is known to be this folder's:
-        those that it asked for itself, and the one that it last saw in force.
+        """The (owner, epoch) pairs under which the bucket is known to be this folder's: those that
+        it claimed, and the one that it last saw in force.
         """
-        copy = self.manifest
-        return self._sent | {(copy.owner, copy.leader_epoch)} if copy else self._sent
+        seen = self.manifest
+        return self._claims | {(seen.owner, seen.leader_epoch)} if seen else self._claims
 
     def knows(self, manifest: Manifest) -> bool:
-        """Whether the folder asked for the epoch in force, or saw it in force and continued from
-        there.
-        """
+        """Whether the folder claimed the manifest's epoch, or saw it in force and continued."""
         return (manifest.owner, manifest.leader_epoch) in self.recorded
 
-    def note(self, manifest: Manifest) -> None:
-        """Note the manifest in force: durably, then for readers."""
+    def record_manifest(self, manifest: Manifest) -> None:
+        """Record the manifest in force: durably, then for readers."""
         self._write(self._path, encode_manifest(manifest))
         self.manifest = manifest
 
-    def note_sent(self, owner: str, epoch: int) -> None:
-        """From here on that claim may be in force, whatever becomes of its answer."""
-        if (owner, epoch) in self._sent:
+    def record_claim(self, owner: str, epoch: int) -> None:
+        """Record, durably, a claim that is about to be sent: from then on it may be in force."""
+        if (owner, epoch) in self._claims:
             return
-        noted = self.manifest.leader_epoch if self.manifest else -1
-        sent = frozenset({(owner, epoch), *(one for one in self._sent if one[1] >= noted)})
-        document = _Sent(tuple(sorted(sent)))
-        self._write(self._sent_path, sealed_json.encode(document, kind=KIND))
-        self._sent = sent
+        seen = self.manifest.leader_epoch if self.manifest else -1
+        claims = frozenset({(owner, epoch), *(one for one in self._claims if one[1] >= seen)})
+        document = _Claims(tuple(sorted(claims)))
+        self._write(self._claims_path, sealed_json.encode(document, kind=KIND))
+        self._claims = claims
 
     def forget(self) -> None:
-        """The topic was deleted."""
+        """Remove the files of a deleted topic."""
         self._path.unlink(missing_ok=True)
-        self._sent_path.unlink(missing_ok=True)
+        self._claims_path.unlink(missing_ok=True)
 
 
-def _read_copy(path: Path, keys: PartitionKeys) -> Manifest | None:
-    """None if there is none to be read."""
+def _read_manifest(path: Path, keys: PartitionKeys) -> Manifest | None:
+    """None if there is none, or it cannot be read."""
     if not path.exists():
         return None
     try:
         return decode_copy(read_whole(path, CorruptManifest), keys=keys, file=str(path))
     except CorruptDataError as error:
-        # Only the bucket's own word is lost with it: reads below answer 503 until it is back.
+        # The bucket still has it: cold reads respond 503 until it was read from there.
         log.warning("manifest copy unreadable", partition=str(keys), error=str(error))
         return None
 
 
-def _read_sent(path: Path) -> OwnerEpochs:
+def _read_claims(path: Path) -> OwnerEpochs:
     if not path.exists():
         return frozenset()
     try:
         data = read_whole(path, CorruptManifest)
-        sent = sealed_json.decode(data, kind=KIND, file=str(path), document=_Sent)
-        return frozenset(sent.claims)
-    except CorruptDataError as error:  # the manifest noted last still speaks for the folder
-        log.warning("noted claims unreadable", file=str(path), error=str(error))
+        found = sealed_json.decode(data, kind=KIND, file=str(path), document=_Claims)
+        return frozenset(found.claims)
+    except CorruptDataError as error:  # the recorded manifest still proves the ownership
+        log.warning("recorded claims unreadable", file=str(path), error=str(error))
         return frozenset()

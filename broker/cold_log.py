@@ -1,9 +1,11 @@
-"""The cold side of one partition: what goes to its bucket, and what is read there (`ColdReads`).
+"""The cold tier of one partition: uploads, manifest commits and garbage collection. `ColdReads` has
+the reads.
 
 * Nothing is uploaded, committed or deleted before the claim (`Ownership`), nor after a foreign
-  epoch ended the leadership; the manifest in force is changed only within `Ownership.exclusive`.
-* A commit is noted in the folder before the next is made, and before anything local is deleted
-  because of it. One whose answer was lost may have landed: it is looked for first.
+  epoch ended the leadership. The manifest in force is changed only within `Ownership.exclusive`.
+* A commit is recorded in the data folder before the next one is made, and before anything local is
+  deleted because of it. A commit whose response was lost may have landed: the manifest is reloaded
+  before anything relies on it.
 * Everything here except the properties may block on the store.
 """
 
@@ -40,7 +42,7 @@ class Upload(Protocol):
 
 
 class ColdLog(ColdReads):
-    """`ownership`: that of the partition in the bucket; what is written rests on it."""
+    """`ownership` guards every write to the bucket."""
 
     def __init__(
         self,
@@ -56,24 +58,24 @@ class ColdLog(ColdReads):
         self._upload, self._clock = upload, clock
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, bucket_state, clock=clock)
-        self._unsure = False  # whether the bucket may be a commit ahead of what is known
+        self._may_be_behind = False  # the bucket may be one commit ahead of `manifest`
         self._uploading: list[int] = []  # base offsets
 
     @property
-    def borders(self) -> frozenset[int]:
-        """Offsets that no segment may span: the end of the cold tier, and the ends of its gaps."""
+    def segment_boundaries(self) -> frozenset[int]:
+        """Offsets that no segment may span: the end of the cold tier and the ends of its gaps."""
         gaps = self.manifest.gaps if self.manifest else ()
         return frozenset((self.end_offset, *(gap.end_offset for gap in gaps)))
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is going up, or the manifest is being changed."""
+        """Whether something is being uploaded, or the manifest changed."""
         return bool(self._uploading) or self.ownership.is_busy
 
     # --- writing ----------------------------------------------------------------------------------
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
-        """Upload one sealed segment, commit it, read the commit back."""
+        """Upload one sealed segment, commit it, and read the commit back."""
         with self.uploading(files.base_offset):
             entry = self.upload(files)
             self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
@@ -81,20 +83,20 @@ class ColdLog(ColdReads):
 
     @contextmanager
     def uploading(self, base_offset: int) -> Iterator[None]:
-        """Within this, what is uploaded of the segment, or page, but not committed yet is not
-        garbage. Raises UnknownTopic once the topic is deleted.
+        """Keep uncommitted objects of this segment, or page, from being collected as garbage.
+        Raises UnknownTopic once the topic is deleted.
         """
         self._uploading.append(base_offset)
         try:
-            self.ownership.check_live()  # last: who deletes asks `is_busy` after it retired this
+            self.ownership.check_live()  # afterwards: a deletion retires this, then asks `is_busy`
             yield
         finally:
             self._uploading.remove(base_offset)
 
     def upload(self, files: SegmentFiles) -> SegmentEntry:
-        """The entry of a segment whose objects are in the bucket and confirmed; to be committed,
-        both while it is `uploading`. Raises CorruptDataError if a file cannot be read, and
-        DiskFull if the process has no descriptor for it.
+        """Upload a segment's objects and confirm them; the entry to commit. Call it, and commit,
+        within `uploading`. Raises CorruptDataError if a file cannot be read, DiskFull if the
+        process has no descriptor for it.
         """
         try:
             with raising_disk_full(files.log):
@@ -102,16 +104,16 @@ class ColdLog(ColdReads):
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
                 modified_ms = files.log.stat().st_mtime_ns // 1_000_000
-        except OSError as error:  # the store's are its own
+        except OSError as error:  # of the local file: the store raises its own errors
             file = str(error.filename or files.log)
             raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error
         return SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
-        """Upload what compaction made of the segments `old`, and commit it in their place."""
+        """Upload the segment that compaction made of `old`, and commit it in their place."""
         with self.uploading(files.base_offset):
             uploaded, now_ms = self.upload(files), self._clock()
-            last_offset = min(uploaded.last_offset, old[-1].last_offset)  # a gap is in no entry
+            last_offset = min(uploaded.last_offset, old[-1].last_offset)  # no entry covers a gap
             entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
             self.commit(
                 lambda manifest: transitions.replace_segments(
@@ -121,17 +123,17 @@ class ColdLog(ColdReads):
         return entry
 
     def trim(self, before_offset: int) -> None:
-        """The bucket's log start follows. Does nothing before the claim, which brings it along."""
+        """Advance the manifest's log start. Does nothing before the claim, which sets it."""
         self._advance(transitions.trim, before_offset)
 
     def drop_expired(self, before_offset: int) -> None:
-        """As `trim`, for retention: pins keep what it drops."""
+        """As `trim`, for retention: pins protect the dropped objects."""
         self._advance(transitions.drop_expired, before_offset)
 
     def follow_log_start(self, log_start_offset: int) -> None:
         """Catch up with a log start that moved while the store was down, or before the claim.
 
-        Retention moves it to a border of segments, where pins keep what is dropped.
+        One on a segment boundary came from retention, where pins protect the dropped objects.
         """
         if self.manifest is None or log_start_offset <= self.manifest.log_start_offset:
             return
@@ -142,16 +144,16 @@ class ColdLog(ColdReads):
             self.trim(log_start_offset)
 
     def merge_pages(self) -> None:
-        """Merge small pages of the manifest now and then, so that no commit has to."""
+        """Merge small pages of the manifest, if there are any, so that no commit has to."""
         if not self.ownership.claimed or self.manifest is None:
             return
         if run := mergeable_pages(self.manifest):
-            with self.uploading(run[0].base_offset):  # which names the page that they make
+            with self.uploading(run[0].base_offset):  # the base offset of the merged page
                 self.commit(self._manifests.write_merged_page(run))
 
     @property
     def pages(self) -> transitions.PageSource:
-        """Through which transitions of this partition's manifest read its pages."""
+        """Gives manifest transitions the pages that they need."""
         return self._manifests
 
     def collection_plan(self, manifest: Manifest, policy: GarbagePolicy) -> GarbagePlan:
@@ -159,57 +161,57 @@ class ColdLog(ColdReads):
         return self._collector(policy).plan(manifest, now_ms=self._clock())
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
-        under_way = self._uploading.__contains__
-        return Collector(self._manifests, self._pins, policy, is_uploading=under_way)
+        is_uploading = self._uploading.__contains__
+        return Collector(self._manifests, self._pins, policy, is_uploading=is_uploading)
 
     def collect(self, policy: GarbagePolicy) -> int:
-        """Delete from the bucket what no version needs any more; how many objects.
+        """Delete the objects that no manifest version needs any more; the number deleted.
 
-        Raises FencedError, before anything is deleted, for a foreign owner.
+        Raises FencedError, before anything is deleted, if another folder is the owner.
         """
         if not self.ownership.claimed:
             return 0
         collector = self._collector(policy)
         with self.ownership.exclusive():
-            self._catch_up()
+            self._reload()
             assert self.manifest is not None, "a claimed partition has a manifest"
             plan = collector.plan(self.manifest, now_ms=self._clock())
             gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
             if gone or plan.pins:
-                self._unsure = True
-                self.bucket_state.note(collector.apply(self.manifest, plan))
-                self._unsure = False
+                self._may_be_behind = True
+                self.bucket_state.record_manifest(collector.apply(self.manifest, plan))
+                self._may_be_behind = False
         return gone
 
     def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
-        """Commit, and note it. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
+        """Commit and record it. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
         with self.ownership.exclusive():
             assert self.manifest is not None, "only a claimed partition commits"
-            if self._unsure:
-                self._catch_up()  # each is noted before the next one: see `is_stale_copy`
-            self._unsure = True
+            if self._may_be_behind:
+                self._reload()  # each commit is recorded before the next: see `is_stale_copy`
+            self._may_be_behind = True
             manifest = self._manifests.commit(self.manifest, transition)
             if manifest is not self.manifest:
                 self._manifests.confirm(manifest)
-                self.bucket_state.note(manifest)
-            self._unsure = False
+                self.bucket_state.record_manifest(manifest)
+            self._may_be_behind = False
             return manifest
 
-    def settle(self) -> None:
-        """See what became of a commit that failed: it may have landed. Done before anything is
-        uploaded that relies on what is known. Raises FencedError, StoreUnavailable.
+    def resolve_failed_commit(self) -> None:
+        """Find out whether a commit that failed has landed. Call it before an upload that relies on
+        `manifest`. Raises FencedError, StoreUnavailable.
         """
         with self.ownership.exclusive():
-            if self._unsure:
-                self._catch_up()
+            if self._may_be_behind:
+                self._reload()
 
-    def _catch_up(self) -> None:
-        """Alone: what is in force is what is known."""
+    def _reload(self) -> None:
+        """Make `manifest` the one in force. Call it within `exclusive`."""
         assert self.manifest is not None, "only a claimed partition commits"
         newest = self._manifests.check_fence(self.manifest)
         if newest is not self.manifest:
-            self.bucket_state.note(newest)
-        self._unsure = False
+            self.bucket_state.record_manifest(newest)
+        self._may_be_behind = False
 
     def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:
         if not self.ownership.claimed:
@@ -224,19 +226,19 @@ class ColdLog(ColdReads):
     def check_change(
         self, now: LogConfig, changed: LogConfig, *, log_start_offset: int, first_local_offset: int
     ) -> None:
-        """Refuse to turn on or off what cannot apply while some segments are only in the bucket.
-        What was so before may stay: those of a restored compacted topic come back to disk by and
-        by. Does not ask the store.
+        """Refuse a setting that cannot apply while some segments are only in the bucket. A setting
+        that was on already may stay: the segments of a restored compacted topic are still being
+        fetched back to disk. Does not contact the store.
         """
         manifest = self.manifest
         if manifest is None or not manifest.segment_count:
             return
         if now.remote_storage_enable and not changed.remote_storage_enable:
             raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
-        oldest = manifest.find(log_start_offset)  # a trim may have gone ahead of the bucket
+        oldest = manifest.find(log_start_offset)  # a trim may be ahead of the bucket
         is_cold = oldest and max(oldest.base_offset, log_start_offset) < first_local_offset
         if changed.compacts and not now.compacts and is_cold:
             raise InvalidConfig(
-                f"cleanup.policy: {self} has segments that are only in the bucket, and compaction "
-                "works on local ones"
+                f"cleanup.policy: {self} has segments that are only in the bucket; compaction "
+                "needs all segments on local disk"
             )

@@ -1,6 +1,6 @@
-"""Reads of one partition's bucket, through the manifest in force.
+"""Reads one partition's cold tier through the manifest in force.
 
-* Everything here may block on the store, except the properties and what says that it does not.
+* Everything here may block on the store, except the properties and the `try_`, `cached_` calls.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class ColdReads:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The one in force, as it was last seen: readers take it once."""
+        """The manifest last seen in force. Immutable: readers take it once."""
         return self.bucket_state.manifest
 
     @property
-    def store_answers(self) -> bool:
-        return self._store_status.answers
+    def store_is_reachable(self) -> bool:
+        return self._store_status.is_reachable
 
     def check_clock(self) -> None:
-        """Raises ClockSkewTooLarge if the store refuses this machine's, as far as it answers."""
+        """Raise ClockSkewTooLarge if the store is reachable and refuses this machine's clock."""
         self._store_status.check_clock()
 
     @property
     def end_offset(self) -> int:
-        """All below it, from the log start on, is in the bucket; 0 if nothing is known."""
+        """Every record from the log start up to it is in the bucket; 0 if no manifest is known."""
         manifest = self.bucket_state.manifest
         return manifest.end_offset if manifest else 0
 
@@ -74,9 +74,9 @@ class ColdReads:
     # --- records ----------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead:
-        """From `offset` on, also out of more segments than one; steps over a recorded gap.
+        """Read from `offset` on, across segments; a recorded gap is skipped.
 
-        No slices where a gap reaches to the end of the cold tier: `next_offset` is its end.
+        Returns no slices if a gap extends to the end of the cold tier: `next_offset` is that end.
         """
         manifest = self._manifest_for_reading()
         try:
@@ -91,17 +91,17 @@ class ColdReads:
                 following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
             )
         except StoreUnavailable as error:
-            self._store_status.note_unavailable(error)
+            self._store_status.mark_unavailable(error)
             raise
         except MissingObject as error:
             if self._store_status.is_verified:
                 raise
-            # Not known to be ours: an empty mount point lacks everything and lost nothing.
-            raise StoreUnavailable(f"{self}: its bucket was not found yet") from error
+            # Not verified yet: an empty mount point lacks every object, and has lost none.
+            raise StoreUnavailable(f"{self}: its bucket has not been verified yet") from error
 
     def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead | None:
-        """As `read`, where all it takes is in memory; None if it is not, and if a gap goes
-        on to the end of the cold tier.
+        """As `read`, if everything it needs is in memory; None if not, or if a gap extends to the
+        end of the cold tier.
         """
         manifest = self.manifest
         entry = self._manifests.find_cached(manifest, offset) if manifest else None
@@ -112,11 +112,11 @@ class ColdReads:
             max(offset, entry.base_offset),
             max_bytes=max_bytes,
             end_offset=end_offset,
-            following=_Following(partial(self._at_hand, manifest), entry.next_offset),
+            following=_Following(partial(self._try_find, manifest), entry.next_offset),
         )
 
-    def _at_hand(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """As the manifests' `find`. Raises BlockingIOError if the page is not in memory."""
+    def _try_find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """As `ManifestStore.find`. Raises BlockingIOError if the page is not in memory."""
         entry = self._manifests.find_cached(manifest, offset)
         if entry is None and offset < manifest.end_offset:
             raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
@@ -139,24 +139,24 @@ class ColdReads:
         return None
 
     def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
-        """Those that the cold tier's indexes name for [offset, end_offset)."""
+        """The aborted transactions in [offset, end_offset), from the cold tier's indexes."""
         return self._reader.aborted_transactions(
             self.entries(offset), start_offset=offset, end_offset=end_offset
         )
 
     def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
-        """Bytes [start, end) of a segment's log, chunk by chunk as they are asked for."""
+        """Bytes [start, end) of a segment's log; each chunk is fetched when it is requested."""
         return self._reader.byte_range(entry, start=start, end=end)
 
     def cached_range(
         self, entry: SegmentEntry, *, start: int, end: int
     ) -> tuple[FileSlice, ...] | None:
-        """As `byte_range`, without waiting: None where not all of it is in the chunk cache."""
+        """As `byte_range`, without blocking; None unless all of it is in the chunk cache."""
         return self._reader.cached_range(entry, start=start, end=end)
 
     def entries(self, from_offset: int, *, since_ms: int = -1) -> Iterator[SegmentEntry]:
-        """Entries of the manifest in force that end at or above `from_offset`, oldest first; pages
-        of it that are older than `since_ms` are not read.
+        """Entries of the manifest in force that end at or above `from_offset`, oldest first. Pages
+        that are older than `since_ms` are not read.
         """
         if self.manifest is None:
             return iter(())
@@ -165,8 +165,8 @@ class ColdReads:
         )
 
     def oldest_first(self, from_offset: int) -> Iterator[SegmentEntry]:
-        """As `entries`, for callers that look at the first one again and again: it is remembered as
-        long as it is the first, whatever page it is in.
+        """As `entries`, for callers that repeatedly need only the first one: it is cached while it
+        is the first, so that its page is not read again.
         """
         manifest = self.manifest
         if manifest is None or not manifest.pages:
@@ -183,32 +183,32 @@ class ColdReads:
         yield from self.entries_of(manifest, from_offset=from_offset)
 
     def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
-        """As `entries`, of any version of the manifest."""
+        """As `entries`, for any version of the manifest."""
         return self._manifests.iter_entries(manifest, from_offset=from_offset)
 
     def load_newest(self) -> Manifest | None:
-        """The manifest in force, asked of the bucket; None if there is none. Not noted."""
+        """The manifest in force, loaded from the bucket but not recorded; None if there is none."""
         return self._manifests.load(at_least=self.bucket_state.version)
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_at_end(self._manifests, manifest)
 
     def producers_before(self, offset: int) -> bytes | None:
-        """Those where the local log begins, once it lost its own snapshot of them. No start waits
-        for them while the store does not answer.
+        """The producer snapshot for the start of a local log that lost its own. A start does not
+        wait for it while the store is unreachable.
         """
         manifest = self.manifest
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
         try:
-            if not self._store_status.answers:
+            if not self._store_status.is_reachable:
                 raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
             found = producers_below(self._manifests, manifest, offset)
         except StoreUnavailable as error:
-            log.error("producers are not known", partition=str(self), error=str(error))
+            log.error("producer state is unknown", partition=str(self), error=str(error))
             return None
         if found:
-            log.warning("producers are read from the bucket", partition=str(self), offset=offset)
+            log.warning("producer state read from the bucket", partition=str(self), offset=offset)
         return found
 
     def version(self, version: int | None) -> Manifest:
@@ -228,23 +228,23 @@ class ColdReads:
 
     def _manifest_for_reading(self) -> Manifest:
         if self.manifest is None:
-            # The copy on disk was unreadable. Only the claim may take what the bucket has for ours.
+            # The local copy was unreadable, and only a claim may accept what the bucket has.
             raise StoreUnavailable(f"{self}: its manifest has not been read from the bucket yet")
         return self.manifest
 
 
 def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
-    """Whether a partition has a side in the bucket: true also if remote storage was turned off
-    after some of its segments were there. They may all be gone by now: if the disk is lost, only
-    the manifest says which offsets were assigned.
+    """Whether a partition uses the bucket: true also if remote storage was turned off after
+    segments were uploaded. Even if all of those were deleted since, after the loss of a disk only
+    the manifest knows which offsets were assigned.
     """
     return config.remote_storage_enable or (manifest is not None and manifest.end_offset > 0)
 
 
 class _Following:
-    """The segments that hold `offset` and what comes after, as often as they are gone through.
+    """The entries from the one that holds `offset` on; may be iterated repeatedly.
 
-    `find` gives the entry that holds an offset, or the next above it; None past the last.
+    `find` returns the entry that holds an offset, or the next above it; None past the last.
     """
 
     def __init__(self, find: Callable[[int], SegmentEntry | None], offset: int) -> None:

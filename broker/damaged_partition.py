@@ -1,9 +1,10 @@
-"""A partition whose log could not be opened: kept as it is, while the others are served.
+"""A partition whose log could not be opened: it is left untouched while the others are served.
 
-* Its files are evidence. Retention, offload and compaction see open partitions only.
-* Its rows in the checkpoints stay as they were: with a recovery point of 0 the next start would
-  take flushed bytes for a tail that a crash left, and cut them off.
-* A data folder with one is not closed as clean, so that the next start checks the log again.
+* Its files are evidence. Retention, offload and compaction only see open partitions.
+* Its rows in the checkpoints are preserved: with a recovery point of 0 the next start would take
+  flushed bytes for an unflushed tail, and truncate them.
+* A data folder with a damaged partition is not marked as cleanly shut down, so that the next start
+  checks the log again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Places = Mapping[tuple[str, int], int]
 
 
 class DamagedPartition(NamedTuple):
-    """What its last checkpoints say, and why it is not served."""
+    """The reason, and the partition's rows in the last checkpoints."""
 
     topic: str
     number: int
@@ -32,12 +33,12 @@ class DamagedPartition(NamedTuple):
         return f"{self.topic}-{self.number}"
 
     def error(self) -> TierlogError:
-        """The error to raise: a new one each time, because each carries its caller's traceback."""
+        """A copy of the reason to raise: each raise attaches the caller's traceback."""
         return copy.copy(self.reason)
 
 
 def reason_of(error: Exception, partition: str) -> TierlogError | None:
-    """What the partition's calls answer; None if the fault is not of this partition alone."""
+    """The error that the partition's calls raise; None if the fault affects more than it."""
     if isinstance(error, CorruptDataError):
         return with_remedy(error)
     if isinstance(error, LogOfflineError):

@@ -1,29 +1,28 @@
-"""The data folder of one broker: who holds it, which cluster it belongs to, and what outlives a
-crash.
+"""The data folder of one broker: its lock, its identity, and the files that survive a crash.
 
-    <data>/.lock                                flock: one broker a folder
+    <data>/.lock                                flock: one broker per folder
     <data>/.kafka_cleanshutdown                 only between a clean stop and the next start
     <data>/meta.properties                      cluster.id, node.id, directory.id (Kafka's file)
-    <data>/recovery-point-offset-checkpoint     below it everything was flushed
-    <data>/replication-offset-checkpoint        high watermarks (Kafka reads it; we recompute)
+    <data>/recovery-point-offset-checkpoint     everything below these offsets was flushed
+    <data>/replication-offset-checkpoint        high watermarks (for Kafka; we recompute them)
     <data>/log-start-offset-checkpoint          log starts, in either tier
-    <data>/tierlog/owner                        who owns its partitions: a random id, this inode
-    <data>/tierlog/epochs.json                  the epochs it took: `allocated_epochs`
+    <data>/tierlog/owner                        the owner of its partitions: a random id, the inode
+    <data>/tierlog/epochs.json                  leader epochs: `allocated_epochs`
     <data>/tierlog/topics.json                  see `topic_registry`
-    <data>/tierlog/compaction-reached           how far rounds of compaction may have come
+    <data>/tierlog/compaction-reached           how far compaction rounds may have reached
     <data>/tierlog/take-over.json               partitions that are being taken over
-    <data>/tierlog/cuts.json                    logs that were cut, until groups have followed
-    <data>/tierlog/store.json                   what a probe found of the store: `store_status`
-    <data>/tierlog/restoring                    a restore into it has not ended: it is no broker's
+    <data>/tierlog/cuts.json                    truncated logs: `groups.truncations`
+    <data>/tierlog/store.json                   the result of probing the store: `store_status`
+    <data>/tierlog/restoring                    exists while a restore into the folder is incomplete
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
-    <data>/tierlog/manifests/<id>-<p>.claims    under which epochs it was asked for: `bucket_state`
-    <data>/tierlog/uploads/                     uploads that may go on after a crash
-    <data>/tierlog/scratch/                     what nothing of outlives the process
+    <data>/tierlog/manifests/<id>-<p>.claims    the epochs that were claimed: `bucket_state`
+    <data>/tierlog/uploads/                     uploads that can be resumed after a crash
+    <data>/tierlog/scratch/                     emptied at each start
     <data>/tierlog/cache/                       chunks of cold segments
-    <data>/tierlog/damaged/                     what repairs set aside
+    <data>/tierlog/damaged/                     files that repairs set aside
 
 * Files that Kafka has too are byte for byte Kafka's; our own are below `tierlog/`.
-* Whatever a later step relies on is fsynced, and its folder entry too, before that step.
+* Whatever a later step relies on is fsynced before that step, and so is its directory entry.
 * The clean-shutdown marker is removed, durably, before the first log is opened: a crash in between
   only costs a recovery that was not needed.
 """
@@ -57,26 +56,26 @@ CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 COMPACTION_REACHED = "tierlog/compaction-reached"
 RESTORING = "tierlog/restoring"
 
-# What a take-over set apart: `<topic>-<partition>.diverged-<epoch>`, Kafka's files in it.
+# Set aside by a take-over: `<topic>-<partition>.diverged-<epoch>`, with Kafka's files.
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
 TopicIdPartition = tuple[str, int]
-"""Topic id and partition: of a topic that was made anew under the name, it is another."""
+"""Topic id and partition. A topic that is re-created under the same name has another id."""
 
 
 class FolderInUse(ConfigurationError):
-    """Another broker has the folder open."""
+    """Another process has the folder open."""
 
 
-def refused(path: Path, error: OSError) -> ConfigurationError:
-    """The error for a folder that a broker may not, or cannot, use: read-only, not ours, full."""
+def unusable(path: Path, error: OSError) -> ConfigurationError:
+    """The error for a folder that cannot be used: read-only, no permission, full disk."""
     place = f"{error.filename}: " if error.filename else ""
     return ConfigurationError(f"data folder {path}: {place}{error.strerror}")
 
 
 def new_id() -> str:
-    """A random UUID as Kafka writes them; never beginning with a dash (Kafka's Uuid.randomUuid)."""
+    """A random UUID in Kafka's text form, never starting with a dash (Kafka's Uuid.randomUuid)."""
     while True:
         text = checkpoint_files.format_topic_id(uuid.uuid4())
         if not text.startswith("-"):
@@ -84,7 +83,7 @@ def new_id() -> str:
 
 
 def format_topic_id_partition(topic_id: str, partition: int) -> str:
-    """What files below `tierlog/` call a place."""
+    """As used in the names and contents of files below `tierlog/`."""
     return f"{topic_id}-{partition}"
 
 
@@ -94,27 +93,27 @@ def parse_topic_id_partition(name: str) -> TopicIdPartition:
 
 
 class DataFolder:
-    """Opened by one process at a time; `note_clean_stop` lets the next start skip its checks."""
+    """Open in one process at a time; `mark_clean_shutdown` lets the next start skip its checks."""
 
     def __init__(self, path: Path) -> None:
         try:
             if not (path / "meta.properties").exists():
-                _check_is_no_neighbour(path)
+                _check_not_nested(path)
             path.mkdir(parents=True, exist_ok=True)
             (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
             self._lock_fd = _take_lock(path / ".lock")
         except OSError as error:
-            raise refused(path, error) from error
+            raise unusable(path, error) from error
         self.path = path
         self._write_lock = threading.Lock()
         self._closed = False
         try:
-            self._sync_names()
+            self._sync_folders()
             self.is_new = not (path / "meta.properties").exists()
             if self.is_new and (path / RESTORING).exists():
                 raise ConfigurationError(
-                    f"data folder {path}: a restore into it has not ended: run `tierlog storage "
-                    "restore` on it again, or choose another"
+                    f"data folder {path}: a restore into it is incomplete: run `tierlog storage "
+                    "restore` on it again, or choose another folder"
                 )
             self.cluster_id = self._read_or_make_identity()
             self.owner = self._read_or_make_owner()
@@ -123,7 +122,7 @@ class DataFolder:
         except BaseException as error:
             os.close(self._lock_fd)
             if isinstance(error, OSError):
-                raise refused(path, error) from error
+                raise unusable(path, error) from error
             raise
 
     @property
@@ -139,24 +138,24 @@ class DataFolder:
 
     @property
     def damaged(self) -> Path:
-        """What repairs set aside, a folder for each."""
+        """Files that repairs set aside, in a folder for each repair."""
         return self.path / "tierlog" / "damaged"
 
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"
 
     def diverged(self) -> list[Path]:
-        """Folders of records that take-overs set apart: nobody serves or deletes them."""
+        """Folders of diverged records that take-overs set aside; never served or deleted."""
         return sorted(path for path in self.path.iterdir() if DIVERGED.search(path.name))
 
-    def note_clean_stop(self) -> None:
-        """Every log is closed, and what the checkpoints say holds. Raises OSError."""
-        # Kafka 4 reads JSON here; -1 says that no broker epoch is known.
+    def mark_clean_shutdown(self) -> None:
+        """Record that every log is closed and the checkpoints are current. Raises OSError."""
+        # Kafka 4 reads JSON here; -1 means that no broker epoch is known.
         write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
     def close(self) -> None:
-        """Let another broker have the folder: whoever still waits for the store writes nothing here
-        any more.
+        """Release the folder to another broker. Threads that still wait for the store can no longer
+        write here.
         """
         with self._write_lock:
             self._closed = True
@@ -164,7 +163,7 @@ class DataFolder:
 
     def write(self, path: Path, content: bytes) -> None:
         """Replace a file of the folder, durably; one at a time. Raises OSError, and ShuttingDown
-        once another broker may have the folder.
+        after `close`.
         """
         with self._write_lock:
             if self._closed:
@@ -174,18 +173,18 @@ class DataFolder:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
-        """Offsets by topic and partition; empty where there is no file.
+        """Offsets by topic and partition; empty if there is no file.
 
-        Raises CorruptSnapshot if the file is not of Kafka's format: a log start that is guessed
-        could bring back what was deleted.
+        Raises CorruptSnapshot if the file is not in Kafka's format: guessing a log start could
+        bring back deleted records.
         """
         return read_checkpoint(self.path / name)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         write_checkpoint(self.path / name, offsets, write=self.write)
 
-    def _sync_names(self) -> None:
-        """What a process that died had renamed, and not synced yet, is about to be relied on."""
+    def _sync_folders(self) -> None:
+        """Sync renames that a process which died may not have synced: startup relies on them."""
         for folder in (self.path, self.path / "tierlog", self.path / "tierlog" / "manifests"):
             sync_folder(folder)
 
@@ -208,15 +207,15 @@ class DataFolder:
         return properties["cluster.id"]
 
     def _read_or_make_owner(self) -> str:
-        """The id of this folder, and a new one for a copy of it, which has another inode.
+        """The id of this folder. A copy has another inode, and gets a new id.
 
-        Two copies that both took themselves for the owner would both write. A folder that was moved
-        gets a new id too and goes on: it still has the epochs that it recorded under the old one.
+        Otherwise two copies would both believe themselves the owner and write. A folder that was
+        moved gets a new id too, and continues: it still has the epochs recorded under the old id.
         """
         path = self.path / "tierlog" / "owner"
         stat = self.path.stat()
         here = f"{stat.st_dev}:{stat.st_ino}"
-        text = path.read_text(errors="ignore") if path.exists() else ""  # any id will do
+        text = path.read_text(errors="ignore") if path.exists() else ""
         owner, _, place = text.partition(" ")
         if place != here:
             owner = secrets.token_hex(16)
@@ -232,21 +231,21 @@ class DataFolder:
         return True
 
 
-def _check_is_no_neighbour(path: Path) -> None:
-    """A new folder is begun there: not where a data folder is a step away."""
+def _check_not_nested(path: Path) -> None:
+    """Refuse to create a data folder inside, or directly around, another."""
     if has_segments(path):
         raise ConfigurationError(
-            f"data folder {path}: is the folder of a partition; give the one that it is in"
+            f"data folder {path}: is the folder of a partition; give the folder that contains it"
         )
     for below in path.glob("*/meta.properties"):
         raise ConfigurationError(
-            f"data folder {path}: has the data folder {below.parent}; give that, or a folder "
-            "without one"
+            f"data folder {path}: contains the data folder {below.parent}; give that, or another "
+            "folder"
         )
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
-    """Offsets by topic and partition; empty where there is no file. Raises CorruptSnapshot."""
+    """Offsets by topic and partition; empty if there is no file. Raises CorruptSnapshot."""
     if not path.exists():
         return {}
     entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
@@ -265,7 +264,7 @@ def write_checkpoint(
 
 @contextmanager
 def folder_lock(data_dir: Path) -> Iterator[None]:
-    """Hold a folder that no broker may have open. Raises ConfigurationError if one has."""
+    """Hold the lock of a folder. Raises ConfigurationError if a broker has it open."""
     try:
         fd = _take_lock(data_dir / ".lock")
     except OSError as error:
@@ -282,19 +281,20 @@ def _take_lock(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a lost broker's disk, mounted to be read
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a lost broker's disk, mounted read-only
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         raise FolderInUse(
-            f"data folder {path.parent} is in use by another broker: stop it, or choose another"
+            f"data folder {path.parent} is in use by another broker: stop that broker, or choose "
+            "another folder"
         ) from None
     return fd
 
 
 def topic_id_of(folders: Iterable[Path]) -> str | None:
-    """The topic id in the first of these partition folders that has one; None if none does."""
+    """The topic id of the first of these partition folders that has one; None if none does."""
     for folder in folders:
         path = folder / "partition.metadata"
         if path.exists():

@@ -1,4 +1,4 @@
-"""What a deleted topic leaves on disk: moved out of the way at once, and deleted later."""
+"""A deleted topic's folders on disk: renamed at once, removed later."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from record_format.errors import CorruptDataError
 
 
 def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) -> list[Path]:
-    """Rename a deleted topic's folders out of the way of a new one of its name.
+    """Rename a deleted topic's folders, so that a new topic can use the name. Their new paths.
 
-    Not while a topic is being made: a folder that does not say yet whose it is is taken for the
-    deleted one's, until that was set aside: a crash leaves such a folder of the next topic of the
-    name. So is one whose word for it rotted, where no other topic has the name. The new name is
-    Kafka's (`<topic>-<p>.<id>-delete`), which its brokers and ours leave alone.
+    The new name is Kafka's (`<topic>-<p>.<id>-delete`), which Kafka's brokers and ours ignore. Do
+    not call it while a topic of that name is being created: a folder without topic id yet is taken
+    for the deleted topic's, unless that was already renamed, because a crash may leave such a
+    folder. So is one whose topic id is corrupt, if no live topic has the name.
     """
     aside = []
     for number in range(record.partitions):
         path = folder.partition_folder(record.name, number)
         gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
         if path.exists() and _is_of(record, path, gone, is_name_free=is_name_free):
-            if gone.exists():  # a start that did not find the deletion made the folder anew
+            if gone.exists():  # a start that missed the deletion re-created the folder
                 shutil.rmtree(gone)
             path.rename(gone)
         if gone.exists():
@@ -44,6 +44,6 @@ def _is_of(record: TopicRecord, path: Path, gone: Path, *, is_name_free: bool) -
 
 
 def remove(aside: Iterable[Path]) -> None:
-    """Delete what was set aside."""
+    """Delete folders that were set aside."""
     for path in aside:
         shutil.rmtree(path)

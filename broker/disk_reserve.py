@@ -1,9 +1,9 @@
-"""Keeps a reserve of disk free: cached chunks go first, then covered segments, then writes are
-refused.
+"""Keeps a reserve of disk space free: evicts cached chunks, then deletes local segments that the
+bucket has, then refuses writes.
 
-* Looked at every CHECK_S, which costs one statvfs; a disk that fills faster answers ENOSPC, and the
-  hot tier raises DiskFull itself.
-* Writes are accepted again as soon as the reserve is free again. Reads never stop.
+* Checked every CHECK_S, which costs one statvfs. A disk that fills up faster returns ENOSPC, and
+  the hot tier raises DiskFull itself.
+* Writes are accepted again as soon as the reserve is free. Reads are never refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Relief = Callable[[int], bool]
 
 @contextmanager
 def raising_disk_full(path: Path) -> Iterator[None]:
-    """If the disk has no room, or the process no descriptor, the write is refused (`DiskFull`)."""
+    """Raise DiskFull if the disk has no room, or the process no file descriptor."""
     try:
         yield
     except OSError as error:
@@ -38,13 +38,13 @@ def raising_disk_full(path: Path) -> Iterator[None]:
 
 
 def free_bytes(path: Path) -> int:
-    """What an ordinary user may still write there."""
+    """The bytes that an unprivileged user may still write."""
     disk = os.statvfs(path)
     return disk.f_frsize * disk.f_bavail
 
 
 class DiskReserve:
-    """`reliefs`, in order: each is told how much is missing and says whether it freed any."""
+    """`reliefs` are called in order with the missing bytes; each returns whether it freed any."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class DiskReserve:
 
     @property
     def refusal(self) -> str | None:
-        """Why writes are refused, if they are."""
+        """The reason why writes are refused, or None."""
         if not self._breached:
             return None
         return f"less than disk.reserve.bytes ({self.reserve_bytes}) is free below {self._path}"
 
     def check(self) -> None:
-        """Look, make room where it is needed, and remember whether writes may go on."""
+        """Free space if needed, and decide whether writes are accepted."""
         missing = self._missing()
         for relief in self._reliefs:
             while missing > 0 and relief(missing):
@@ -80,17 +80,17 @@ class DiskReserve:
             if self._breached:
                 log.error("disk reserve reached: writes are refused", missing_bytes=missing)
             else:
-                log.info("disk reserve is back: writes are taken again")
+                log.info("disk reserve is free again: writes are accepted")
 
     def check_not_breached(self) -> None:
         if refusal := self.refusal:
             raise DiskFull(refusal, retry_after_s=CHECK_S)
 
     def check_fits(self, size_bytes: int) -> None:
-        """For a file that is written in one go: refused before it breaches the reserve."""
+        """Raise DiskFull if a file of this size would breach the reserve."""
         if self._missing() + size_bytes > 0:
             raise DiskFull(
-                f"{size_bytes} bytes and disk.reserve.bytes ({self.reserve_bytes}) do not fit "
+                f"no room for {size_bytes} bytes and disk.reserve.bytes ({self.reserve_bytes}) "
                 f"below {self._path}",
                 retry_after_s=CHECK_S,
             )

@@ -1,19 +1,20 @@
-"""Offsets between two local segments that neither has: a file was lost.
+"""Detects holes: offsets between two local segments that neither holds, because a file was lost.
 
-| the hole                                         | done                                          |
+| the hole                                         | action                                        |
 |--------------------------------------------------|-----------------------------------------------|
-| compaction works on the log, or did; a gap of    | nothing: readers step over                    |
-| the manifest; below the log start                |                                               |
-| the bucket reaches over it                       | what lies before it leaves the disk, once the |
-|                                                  | bucket followed compaction: it is read        |
-| above the bucket's end                           | told, and nothing behind it goes up before it |
-|                                                  | was repaired (the copier asks `find`)         |
-| there is no bucket, or nothing goes up any more  | told, until it was repaired                   |
+| is explained: by compaction, now or earlier, by  | none: readers skip it                         |
+| a gap in the manifest, or by the log start       |                                               |
+| is below the bucket's end                        | delete the local segments before it, once the |
+|                                                  | bucket mirrors compaction: the bucket is read |
+| is above the bucket's end                        | report it, and upload nothing after it until  |
+|                                                  | it is repaired (the copier calls `check`)     |
+| is in a log without a bucket, or one that is not | report it until it is repaired                |
+| offloaded any more                               |                                               |
 
-* Startup trusts the names of files: looking into each of ten thousand takes too long. It only
-  compares them with the entries that the manifest itself has, and counts them by its pages
-  (`lost_before`), also where compaction works. They are looked at in the background, a few per
-  round, once each; and what is to be uploaded, before it is.
+* Startup trusts file names, because reading ten thousand files takes too long. It only compares
+  them with the entries in the manifest itself, and counts them against its pages (`lost_before`),
+  also in compacted logs. Each segment is checked once in the background, a few per round, and
+  before it is uploaded.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
 
-A_ROUND: Final = 256
+SEGMENTS_PER_ROUND: Final = 256
 
 
 class Holes:
-    """`cleaned_before`: how far compaction ever got in a log. `look` is called by one thread."""
+    """`cleaned_before`: how far compaction ever got in a log. One thread calls `check_next`."""
 
     def __init__(self, cleaned_before: Callable[[Partition], int]) -> None:
         self._cleaned_before = cleaned_before
-        self._looked: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
-        # By the segment before it. Swapped whole: other threads read it.
+        self._checked_before: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
+        # By the segment before the hole. Replaced as a whole, because other threads read it.
         self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
 
     def find(self, partition: Partition, base_offset: int) -> Gap | None:
-        """The hole after a sealed segment; None if there is none, or if it is explained."""
+        """The hole after a sealed segment; None if there is none, or it is explained."""
         if partition.log.config.compacts:
             return None
         try:
             gap = partition.log.sealed.gap_after(base_offset)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
-            return None  # it went meanwhile, or who reads it says what it lacks
+            return None  # deleted meanwhile, or corrupt, which its readers report
         if gap is None or self._is_explained(partition, gap):
             return None
         return gap
@@ -66,29 +67,30 @@ class Holes:
         return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
 
     def check(self, partition: Partition, base_offset: int) -> None:
-        """Raises CorruptDataError if there is a hole after the segment that is to go up next, since
-        what is not there must not count as uploaded; or before it, since no manifest would take it.
+        """Raise CorruptDataError if there is a hole after the segment that is to be uploaded next,
+        because the missing records must not count as uploaded, or before it, because no manifest
+        would accept it.
         """
         gap = _before(partition, base_offset) or self.find(partition, base_offset)
         if gap is not None:
             raise CorruptDataError(missing(gap), file=str(partition.log.folder))
 
-    def look(self, partition: Partition) -> None:
-        """Look at the next segments that were not looked at yet."""
+    def check_next(self, partition: Partition) -> None:
+        """Check the next segments that were not checked yet."""
         cold = partition.cold
         if partition.is_defunct or (cold is not None and not cold.ownership.claimed):
-            return  # the gaps that the bucket knows may not be known here
-        self._forget_mended(partition)
-        start = self._looked.get(partition, 0)
+            return  # the bucket may know of gaps that are not known here yet
+        self._forget_repaired(partition)
+        start = self._checked_before.get(partition, 0)
         sealed = [v for v in partition.log.segments() if v.sealed and v.base_offset >= start]
-        for view in sealed[:A_ROUND]:
+        for view in sealed[:SEGMENTS_PER_ROUND]:
             gap = self.find(partition, view.base_offset)
             if gap is not None and not self._act(partition, view.base_offset, gap):
                 return
-            self._looked[partition] = view.last_offset + 1
+            self._checked_before[partition] = view.last_offset + 1
 
     def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
-        """False if the bucket is yet to follow compaction: it has what was there before."""
+        """Returns False if it has to wait until the bucket mirrors compaction."""
         cold = partition.cold
         in_bucket = cold is not None and gap.base_offset <= cold.end_offset
         if in_bucket and not partition.log.sealed.mirrored:
@@ -97,7 +99,7 @@ class Holes:
         if in_bucket:
             partition.log.delete_local(gap.base_offset)
             log.warning(
-                "local segments let go: the bucket is read instead",
+                "local segments deleted: the bucket is read instead",
                 partition=str(partition),
                 before_offset=gap.base_offset,
             )
@@ -105,7 +107,7 @@ class Holes:
             self._keep(partition, {**self._found.get(partition, {}), base_offset: gap})
         return True
 
-    def _forget_mended(self, partition: Partition) -> None:
+    def _forget_repaired(self, partition: Partition) -> None:
         found = self._found.get(partition, {})
         still = {base: gap for base, gap in found.items() if self.find(partition, base) == gap}
         if still != found:
@@ -116,8 +118,8 @@ class Holes:
         found[partition] = gaps
         self._found = found
 
-    def told(self) -> dict[Partition, str]:
-        """Partitions that lost records and of which nothing goes up; the copier tells of others."""
+    def report(self) -> dict[Partition, str]:
+        """Partitions with holes that are not offloaded, and why. The copier reports the others."""
         return {
             partition: missing(there[0])
             for partition, gaps in self._found.items()
@@ -132,17 +134,17 @@ def _before(partition: Partition, base_offset: int) -> Gap | None:
     manifest = partition.cold.manifest if partition.cold is not None else None
     if manifest is None:
         return None
-    start = max(manifest.end_offset, partition.log.log_start_offset)  # a trim may just go ahead
+    start = max(manifest.end_offset, partition.log.log_start_offset)  # a trim may be ahead of it
     lost = uncovered(manifest, start, base_offset)
     return None if lost is None else Gap(*lost)
 
 
 def lost_before(opened: PartitionLog, manifest: Manifest | None) -> int | None:
-    """Up to where the bucket has to be read, because a file is missing that begins where an entry
-    of the manifest does; None if all are here.
+    """The offset below which the bucket has to be read, because a local file is missing that begins
+    where an entry of the manifest does; None if all files exist.
 
-    Once the bucket followed compaction, each entry stands for one segment. Costs no request, and
-    looks at files only if there are fewer of them than a page has entries. Raises OSError.
+    Once the bucket mirrors compaction, each entry corresponds to one segment. Needs no request, and
+    reads files only if there are fewer of them than a page has entries. Raises OSError.
     """
     if manifest is None or not opened.sealed.mirrored:
         return None
@@ -168,7 +170,7 @@ def _lost_before_end_of(
     end = bisect_left(sealed, page.next_offset)
     if end - first >= page.entry_count:
         return None
-    if not is_plain:  # compaction left holes too: nothing tells which it was
+    if not is_plain:  # compaction leaves holes too: nothing distinguishes them
         return page.next_offset
     before = sealed[max(0, first - 1) : end]
     gaps = (opened.sealed.gap_after(base_offset) for base_offset in reversed(before))

@@ -1,12 +1,12 @@
-"""The topics of a broker: created, altered, deleted, and found by name.
+"""The topics of a broker: create, alter, delete, and find by name.
 
-* A topic exists once the registry says so, durably, and is gone once it says `deleted`: files and
-  objects follow in the background, and what a crash interrupts is finished later.
-* One that is being created is listed there as deleted until it is whole: what a refusal (a full
-  disk) or a crash leaves of it is removed like any other.
-* There is one lock for whatever changes the set of topics, and for whatever removes folders:
-  nothing is created under a name whose old folder is just being removed. Lookups take no lock.
-* The broker tells whatever else has to know of a change (checkpoints, groups, the copier).
+* A topic exists once the registry lists it, durably, and is gone once it is listed as deleted.
+  Files and objects follow in the background; what a crash interrupts is finished later.
+* A topic that is being created is listed as deleted until it is complete, so that what an error (a
+  full disk) or a crash leaves behind is removed as for any deleted topic.
+* One lock guards changes to the set of topics and the removal of folders: nothing is created under
+  a name whose old folder is being removed. Lookups take no lock.
+* The broker notifies other components of changes (checkpoints, groups, the copier).
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ class LiveTopics:
         clock: Callable[[], int],
         forget: Callable[[str], None],
     ) -> None:
-        """`forget`: durably, what files say by name of a topic that is there no more."""
+        """`forget` durably removes rows that checkpoints have under the name of a deleted topic."""
         self._folder, self._registry = folder, registry
-        self._opener: LogOpener  # from `open_all` on
+        self._opener: LogOpener  # set by `open_all`
         self._new_id, self._clock, self._forget = new_id, clock, forget
         self._topics: dict[str, Topic] = {}
-        self._going: dict[str, Topic] = {}  # deleted by this process, by id
+        self._deleting: dict[str, Topic] = {}  # deleted by this process, by id
         self._lock = threading.RLock()
         self._closed = False
 
     def open_all(self, opener: LogOpener, *, take_over: bool) -> None:
-        """At the start: adopt what Kafka left, clear away what was deleted, open all the rest."""
+        """At the start: adopt Kafka's folders, set deleted topics aside, open the others."""
         self._opener = opener
         adopt(self._folder, self._registry, clock=self._clock)
         for record in self._registry.deleted():
             self._set_aside(record)
-        if take_over:  # then a version of each topic object is to be ours (`topic_deletion`)
+        if take_over:  # the new owner writes a version of each topic object (`topic_deletion`)
             self._registry.put(
                 *(msgspec.structs.replace(record, dirty=True) for record in self._registry.live())
             )
@@ -90,7 +90,7 @@ class LiveTopics:
         self._opener.forget_checkpoints()
 
     def close(self) -> bool:
-        """Refuse changes from now on; whether this was the first call."""
+        """Refuse changes from now on. Returns whether this was the first call."""
         with self._lock:
             was_open, self._closed = not self._closed, True
             return was_open
@@ -98,7 +98,7 @@ class LiveTopics:
     # --- finding ----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Topic]:
-        """All of them, as they are now."""
+        """A snapshot of all topics."""
         return iter(list(self._topics.values()))
 
     def find(self, name: str) -> Topic:
@@ -112,7 +112,7 @@ class LiveTopics:
             yield from topic.partitions.values()
 
     def damaged(self) -> Iterator[DamagedPartition]:
-        """Those whose logs could not be opened when the broker started."""
+        """Partitions whose logs could not be opened when the broker started."""
         for topic in self:
             yield from list(topic.damaged.values())
 
@@ -143,14 +143,14 @@ class LiveTopics:
                 topic_id=self._new_id(),
                 partitions=partitions,
                 config=dict(parsed.overrides),
-                # Later than of all that the bucket may still have as live ones: a restore takes the
-                # newest, and clocks step back.
+                # Above that of every older topic of the name, which the bucket may still list as
+                # live: a restore takes the newest, and a clock may step back.
                 created_ms=max([self._clock(), *(one.created_ms + 1 for one in older)]),
             )
-            topic = self._topics[name] = self._made(record)
+            topic = self._topics[name] = self._create(record)
         return topic.describe()
 
-    def _made(self, record: TopicRecord) -> Topic:
+    def _create(self, record: TopicRecord) -> Topic:
         self._registry.put(msgspec.structs.replace(record, deleted=True))
         topic = Topic(record, {})
         try:
@@ -167,14 +167,14 @@ class LiveTopics:
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
     ) -> TopicDescription:
         with self._changing():
-            topic = self._find_ours(name)
+            topic = self._find_owned(name)
             changed = topic.config.replace(config)
             _check_alteration(topic, changed)
             record = msgspec.structs.replace(
                 topic.record, config=dict(changed.overrides), dirty=True
             )
             if partitions is not None:
-                record = _grown(record, partitions)
+                record = _with_partitions(record, partitions)
             self._registry.put(record)
             topic.add(self._added_partitions(topic, record))
             topic.record, topic.config = record, changed
@@ -187,7 +187,7 @@ class LiveTopics:
     def _added_partitions(
         self, topic: Topic, record: TopicRecord
     ) -> dict[int, Partition | DamagedPartition]:
-        """All that the topic gains, or none: folders that no record knows of would be adopted."""
+        """Open all new partitions, or none: folders that no record lists would be adopted."""
         new = [number for number in record.partition_numbers() if number not in topic.numbers]
         if not new:
             return {}
@@ -199,42 +199,42 @@ class LiveTopics:
             with suppress(OSError):  # the next start opens them, as the registry says
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
-                # The bucket may have been told meanwhile.
+                # The new count may have been published to the bucket meanwhile.
                 self._registry.put(msgspec.structs.replace(topic.record, dirty=True))
             raise
 
     def delete(self, name: str) -> None:
         with self._changing():
-            topic = self._find_ours(name)
+            topic = self._find_owned(name)
             self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
-            self._going[topic.record.topic_id] = self._topics.pop(name)
+            self._deleting[topic.record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
             _close_logs(topic)
             try:
                 self._set_aside(topic.record)
-            except OSError as error:  # it is gone all the same: `finish_deletions` tries again
-                log.warning("files stay for now", topic=name, error=str(error))
+            except OSError as error:  # the topic is deleted anyway: `finish_deletions` tries again
+                log.warning("deleted topic's files remain for now", topic=name, error=str(error))
 
     def remove_files(self) -> None:
-        """Of deleted topics, even if the bucket does not answer: this may be needed to make
-        room.
+        """Remove the files of deleted topics, even while the bucket is unreachable: the disk may
+        need the room.
         """
         self._for_each_deleted(self._remove_files)
 
     def finish_deletions(self, delete_objects: Callable[[TopicRecord], None]) -> None:
-        """Files, then objects, then the entry itself: each step may be repeated."""
+        """Remove files, then objects, then the registry entry. Each step may be repeated."""
 
         def finish(record: TopicRecord) -> None:
-            # Else the last object that it is given would stay behind.
+            # Otherwise an object whose upload is in progress would be left behind.
             if not self._is_busy(record.topic_id):
                 self._finish_deletion(record, delete_objects)
 
         self._for_each_deleted(finish)
 
     def _is_busy(self, topic_id: str) -> bool:
-        """Whether somebody who began before the deletion writes to the bucket still."""
-        topic = self._going.get(topic_id)
+        """Whether work that began before the deletion is still writing to the bucket."""
+        topic = self._deleting.get(topic_id)
         partitions = topic.partitions.values() if topic is not None else ()
         return any(one.cold is not None and one.cold.is_busy for one in partitions)
 
@@ -244,13 +244,13 @@ class LiveTopics:
         return deleted_folders.set_aside(self._folder, record, is_name_free=is_name_free)
 
     def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
-        """A topic that fails does not hold up the others; the first error is raised in the end."""
-        with self._lock:  # a deletion under way closes its logs before their folders go
+        """A topic that fails does not delay the others; the first error is raised at the end."""
+        with self._lock:  # a deletion in progress first closes its logs
             deleted = self._registry.deleted()
         failures: list[Exception] = []
         for record in deleted:
             if self._closed:
-                break  # the next start goes on
+                break  # the next start continues
             try:
                 act(record)
             except (TierlogError, OSError) as error:
@@ -259,7 +259,7 @@ class LiveTopics:
             raise failures[0]
 
     def _remove_files(self, record: TopicRecord) -> None:
-        with self._lock:  # a new topic of the name may be half made
+        with self._lock:  # a new topic of the name may be half created
             aside = self._set_aside(record)
         deleted_folders.remove(aside)
 
@@ -269,12 +269,12 @@ class LiveTopics:
         self._remove_files(record)
         delete_objects(record)
         self._registry.forget(record.topic_id)
-        self._going.pop(record.topic_id, None)
-        with self._lock:  # a new topic stands in the registry before it takes an epoch
+        self._deleting.pop(record.topic_id, None)
+        with self._lock:  # a new topic is in the registry before it is allocated an epoch
             self._opener.epochs.forget_all_but(self._registry.ids())
 
-    def _find_ours(self, name: str) -> Topic:
-        """Raises FencedError if another folder owns a partition of it now."""
+    def _find_owned(self, name: str) -> Topic:
+        """Raises FencedError if another folder now owns one of its partitions."""
         topic = self.find(name)
         for partition in topic.partitions.values():
             partition.check_leadership()
@@ -289,7 +289,7 @@ class LiveTopics:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """One change at a time. Raises ShuttingDown, and DiskFull if nothing was changed."""
+        """Serialise changes. Raises ShuttingDown, and DiskFull if nothing was changed."""
         with self._lock, raising_disk_full(self._folder.path):
             if self._closed:
                 raise ShuttingDown("the broker is shutting down")
@@ -300,7 +300,7 @@ def _close_logs(topic: Topic) -> None:
     for partition in topic.partitions.values():
         try:
             partition.log.close()
-        except TierlogError as error:  # what it could not flush goes anyway
+        except TierlogError as error:  # whatever was not flushed is deleted anyway
             log.warning("log not closed", partition=str(partition), error=str(error))
 
 
@@ -321,15 +321,15 @@ def _check_partition_count(partitions: int) -> None:
         raise InvalidRequest(detail, problems=(FieldProblem("partitions", detail),))
 
 
-def _grown(record: TopicRecord, partitions: int) -> TopicRecord:
+def _with_partitions(record: TopicRecord, partitions: int) -> TopicRecord:
     _check_partition_count(partitions)
     if partitions < record.partitions:
         raise InvalidPartitionCount(
-            f"topic {record.name!r} has {record.partitions} partitions; they only grow"
+            f"topic {record.name!r} has {record.partitions} partitions: the number cannot decrease"
         )
     if record.internal and partitions != record.partitions:
         raise InvalidPartitionCount(
-            f"topic {record.name!r} has {record.partitions} partitions for ever: which of them has "
-            "what rests on that"
+            f"topic {record.name!r} has {record.partitions} partitions: the number cannot change, "
+            "because it decides which partition holds a group"
         )
     return msgspec.structs.replace(record, partitions=partitions)

@@ -1,9 +1,9 @@
-"""What an operator asks for: offload a topic, verify it, repair it, collect its garbage.
+"""The operator's commands: offload a topic, verify it, repair it, collect its garbage.
 
 * One verification at a time: it may read every byte of both tiers.
-* Repair and collection write to the bucket, so that each partition is claimed first; a plan writes
-  nothing, and only looks whether a claim would be refused. A log that could not be opened is mended
-  only on disk, and is then served without a restart.
+* Repair and collection write to the bucket, so each partition is claimed first. A plan writes
+  nothing, and only checks whether a claim would be refused. A log that could not be opened is
+  repaired on disk only, and is then served without a restart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from record_format.findings import VerifyReport
 
 
 class Maintenance:
-    """Thread-safe. `before_cut`: topic, partition, and from where on it may be cut. `on_cut`: the
-    same, and where it ends now, from where on offsets are given again.
+    """Thread-safe. `before_truncation` gets topic, partition and the lowest possible new end;
+    `after_truncation` the new end, from which offsets are assigned again.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Maintenance:
         opener: LogOpener,
         background: BackgroundTasks,
         clock: Callable[[], int],
-        before_cut: Callable[[TopicRecord, int, int], None],
-        on_cut: Callable[[TopicRecord, int, int], None],
+        before_truncation: Callable[[TopicRecord, int, int], None],
+        after_truncation: Callable[[TopicRecord, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
         self._opener, self._background, self._clock = opener, background, clock
-        self._before_cut, self._on_cut = before_cut, on_cut
+        self._before_truncation, self._after_truncation = before_truncation, after_truncation
         self._policy = background.janitor.policy
         self._verifying = threading.Lock()
 
@@ -83,16 +83,17 @@ class Maintenance:
             raise Throttled("a verification is in progress; only one runs at a time")
         try:
             store = self._bucket.store_status.require_store() if self._bucket is not None else None
-            settled = partial(self._settled, topic.record.name)
-            looking = VerifyContext(deep, self._clock, self._background.holes.find)
-            report = verify_topic(topic, store, looking, settled=settled)
+            published = partial(self._published_record, topic.record.name)
+            context = VerifyContext(deep, self._clock, self._background.holes.find)
+            report = verify_topic(topic, store, context, published=published)
         finally:
             self._verifying.release()
         if any(partition.is_deleted for partition in topic.partitions.values()):
-            raise UnknownTopic(topic.record.name)  # meanwhile: what is missing went with it
+            raise UnknownTopic(topic.record.name)  # deleted meanwhile: so its objects are missing
         return report
 
-    def _settled(self, name: str) -> TopicRecord | None:
+    def _published_record(self, name: str) -> TopicRecord | None:
+        """None if the bucket does not have the topic's present state yet."""
         record = self._registry.by_name(name)
         return None if record is None or record.dirty else record
 
@@ -100,12 +101,12 @@ class Maintenance:
         self, topic: Topic, *, apply: bool, deep: bool, accept_loss: bool
     ) -> list[RepairStep]:
         steps = [
-            self._mend_log(topic, damaged, apply=apply, accept_loss=accept_loss)
+            self._repair_log(topic, damaged, apply=apply, accept_loss=accept_loss)
             for _, damaged in sorted(topic.damaged.items())
         ]
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is None:
-                steps += self._mend_segments(
+                steps += self._repair_segments(
                     partition, apply=apply, deep=deep, accept_loss=accept_loss
                 )
         for repair in self._repairs(topic, apply=apply):
@@ -113,67 +114,68 @@ class Maintenance:
             steps += [
                 repair.apply(one, accept_loss=accept_loss) if apply else one.step for one in planned
             ]
-        return steps + self._mend_topic_object(topic, apply=apply)
+        return steps + self._repair_topic_object(topic, apply=apply)
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
         for number, partition in sorted(topic.partitions.items()):
             if partition.cold is None:
                 continue
-            self._may_write(partition, apply=apply)
+            self._check_owned(partition, claim=apply)
             if (manifest := partition.cold.load_newest()) is not None:
                 plans[number] = partition.cold.collection_plan(manifest, self._policy)
             if apply:
                 partition.cold.collect(self._policy)
         return plans
 
-    def _may_write(self, partition: Partition, *, apply: bool) -> None:
-        """Raises FencedError if another folder owns it in the bucket."""
-        if apply:
+    def _check_owned(self, partition: Partition, *, claim: bool) -> None:
+        """Claim the partition, or only check that a claim would succeed. Raises FencedError."""
+        if claim:
             self._background.copier.claim(partition)
         elif partition.cold is not None:
             partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
 
-    def _mend_log(
+    def _repair_log(
         self, topic: Topic, damaged: DamagedPartition, *, apply: bool, accept_loss: bool
     ) -> RepairStep:
         cold_end = self._cold_end(topic, damaged)
-        mending = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
-        if not apply or not mending.may_be_done(accept_loss=accept_loss):
-            return mending.step
-        end_offset, is_truncated = mending.prepare(), mending.step.action is Action.CUT
-        if is_truncated:
-            self._before_cut(topic.record, damaged.number, end_offset)
+        repair = LocalRepair(self._folder, damaged, cold_end_offset=cold_end)
+        if not apply or not repair.is_allowed(accept_loss=accept_loss):
+            return repair.step
+        end_offset, truncates = repair.prepare(), repair.step.action is Action.CUT
+        if truncates:
+            self._before_truncation(topic.record, damaged.number, end_offset)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
         if isinstance(opened, DamagedPartition):
             topic.add({damaged.number: opened})
-            return mending.step
-        end_offset = opened.log.log_end_offset  # before anything is appended there
+            return repair.step
+        end_offset = opened.log.log_end_offset  # before anything is appended
         topic.add({damaged.number: opened})
-        if is_truncated:  # at once: what comes next may fail
-            self._on_cut(topic.record, damaged.number, end_offset)
-        self._background.checkpoints.save()  # else a crash finds it short of what it had reached
+        if truncates:  # first: the next steps may fail
+            self._after_truncation(topic.record, damaged.number, end_offset)
+        # Otherwise the start after a crash finds the log below its old recovery point.
+        self._background.checkpoints.save()
         self._opener.forget_take_overs()
-        return mending.step.carried_out()
+        return repair.step.mark_done()
 
-    def _mend_segments(
+    def _repair_segments(
         self, partition: Partition, *, apply: bool, deep: bool, accept_loss: bool
     ) -> list[RepairStep]:
-        """Of a log that is nowhere but on disk."""
-        rotten = self._rotten(partition)
-        planned = list(rotten.plan(NO_BUCKET, deep=deep))
-        return [rotten.apply(one, accept_loss=accept_loss) for one in planned] if apply else planned
+        """Repair the segments of a log that has no copy in the bucket."""
+        corrupt = self._corrupt_segments(partition)
+        steps = list(corrupt.plan(NO_BUCKET, deep=deep))
+        return [corrupt.apply(one, accept_loss=accept_loss) for one in steps] if apply else steps
 
-    def _rotten(self, partition: Partition) -> CorruptSegments:
+    def _corrupt_segments(self, partition: Partition) -> CorruptSegments:
         return CorruptSegments(partition, self._folder.damaged, self._background.holes)
 
-    def _mend_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
-        """By which a restore finds the topic. The partitions are claimed: it is ours to write, as a
-        new version; one that cannot be read stays where it is.
+    def _repair_topic_object(self, topic: Topic, *, apply: bool) -> list[RepairStep]:
+        """Write a new version of the topic object, by which a restore finds the topic. The
+        partitions are claimed, so it is ours to write. An unreadable version is not deleted.
         """
         record = self._registry.by_name(topic.record.name)
         if self._bucket is None or record is None or record.dirty:
-            return []  # what the bucket was not told yet, it is told in any case
+            return []  # a dirty record is published anyway
         found = check_topic_object(self._bucket.store_status.require_store(), record)
         steps = [
             RepairStep(
@@ -187,9 +189,9 @@ class Maintenance:
         return [self._write_topic(step, record) for step in steps] if apply else steps
 
     def _write_topic(self, step: RepairStep, record: TopicRecord) -> RepairStep:
-        assert self._bucket is not None, "without a bucket nothing was found"
+        assert self._bucket is not None, "a topic object is in a bucket"
         self._registry.put(msgspec.structs.replace(record, dirty=True))
-        self._bucket.settle(self._registry)
+        self._bucket.publish_topics(self._registry)
         now = self._registry.by_name(record.name)
         return msgspec.structs.replace(step, done=now is not None and not now.dirty)
 
@@ -203,12 +205,12 @@ class Maintenance:
         store = self._bucket.store_status.require_store()
         for _, partition in sorted(topic.partitions.items()):
             if partition.cold is not None:
-                self._may_write(partition, apply=apply)
+                self._check_owned(partition, claim=apply)
                 yield Repair(
                     partition,
                     store,
                     scratch=self._scratch,
-                    rotten=self._rotten(partition),
+                    corrupt=self._corrupt_segments(partition),
                     policy=self._policy,
                     clock=self._clock,
                 )

@@ -1,4 +1,4 @@
-"""A log on its way to being served: it was opened, and is about to get an epoch and an owner."""
+"""A log that was opened and is about to get an epoch and an owner; then a `Partition` serves it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manifest.state import EpochStart
 
 
 class OpenedLog:
-    """`take_over`: None if it is this folder's own."""
+    """`take_over` is None if the partition is this folder's own."""
 
     __slots__ = ("cold", "log", "take_over")
 
@@ -23,13 +23,13 @@ class OpenedLog:
 
     @property
     def next_offset(self) -> int:
-        """Where the epoch begins under which the log is opened."""
+        """Where the new epoch begins."""
         if self.take_over is not None:
             return self.take_over.next_offset(self.log)
         return self.log.log_end_offset
 
     @property
-    def in_force(self) -> int:
+    def epoch_in_force(self) -> int:
         """The epoch last seen in the bucket; -1 if none was."""
         manifest = self.cold.manifest if self.cold else None
         if self.take_over is not None:
@@ -37,16 +37,16 @@ class OpenedLog:
         return manifest.leader_epoch if manifest else -1
 
     def kept_epochs(self, history: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
-        """What the bucket does not know yet of this folder's own epochs."""
+        """Those of this folder's own epochs that the bucket does not know yet."""
         if self.take_over is not None:
             return self.take_over.kept_epochs
-        return tuple(entry for entry in history if entry.epoch > self.in_force)
+        return tuple(entry for entry in history if entry.epoch > self.epoch_in_force)
 
     def commit_take_over(self) -> bool:
         assert self.take_over is not None
         return self.take_over.commit(self.log)
 
-    def look_again(self) -> None:
+    def reload_manifest(self) -> None:
         assert self.take_over is not None
-        self.take_over.look()
+        self.take_over.reload()
         self.log = self.take_over.align(self.log)

@@ -1,12 +1,13 @@
-"""Two tiers as one log: which of them serves a read, and how a write is answered.
+"""Two tiers as one log: which tier serves a read, and the path of a write.
 
-* A read never waits for a write: it takes the offsets as they are, asks the hot tier from the local
-  log start on and the cold tier below it, and if a segment left the disk in between asks again.
-* The cold tier answers only below the local log start; if both have an offset, the hot one answers.
-* What was found counts only if the log start has not passed it meanwhile: the manifest then forgets
-  it, and would give the next segment instead.
-* An offset in the cold range is an answer or StoreUnavailable, never OffsetTrimmed and never empty;
-  one that neither tier has, because files were lost, is CorruptDataError.
+* A read never waits for a write: it takes a snapshot of the offsets, reads the hot tier from the
+  local log start on and the cold tier below it, and retries if a segment left the disk meanwhile.
+* The cold tier serves only offsets below the local log start; if both tiers have one, the hot one
+  serves it.
+* A result counts only if the log start has not passed it meanwhile: the manifest would then skip to
+  the next segment.
+* An offset in the cold range yields records or StoreUnavailable, never OffsetTrimmed or an empty
+  result; one that neither tier has, because files were lost, raises CorruptDataError.
 * Everything here may block except `try_read`, `append` and `offsets`.
 """
 
@@ -39,12 +40,12 @@ from record_format.produced import ProducedBatches
 Tier = Literal["hot", "cold", "mixed"]
 
 MAX_OFFSET = 2**63 - 1
-READ_ATTEMPTS = 4  # a segment can leave the disk only so often while one read goes on
+READ_ATTEMPTS = 4  # segments leave the disk rarely: a few retries suffice
 
 
 class Fetched(NamedTuple):
-    """Whole batches; the first may begin below the offset asked for, the last ends at
-    `next_offset`.
+    """Whole batches; the first may begin below the requested offset, the last ends at
+    `next_offset`. `hot_offset`: where the hot part of a `mixed` result begins.
     """
 
     slices: tuple[FileSlice, ...]
@@ -54,15 +55,15 @@ class Fetched(NamedTuple):
     high_watermark: int
     tier: Tier
     aborted: tuple[AbortedTxn, ...] = ()
-    hot_offset: int = 0  # where the hot part of what is `mixed` begins
+    hot_offset: int = 0
 
     def tier_below(self, next_offset: int) -> Tier:
-        """Of an answer that ends there already."""
+        """The tier of a response that is cut off at `next_offset`."""
         return "cold" if self.tier == "mixed" and next_offset <= self.hot_offset else self.tier
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing comes after it."""
+        """Whether no more records follow."""
         return self.next_offset >= self.end_offset
 
     @property
@@ -98,12 +99,12 @@ class Partition:
 
     @property
     def leadership_lost(self) -> str | None:
-        """Why this folder may not serve the partition any more, or None."""
+        """The reason why this folder may no longer serve the partition, or None."""
         return self.cold.ownership.leadership_lost if self.cold else None
 
     @property
     def is_defunct(self) -> bool:
-        """Nothing will be served any more: whoever waits should ask again, and will be told why."""
+        """Whether no call is served any more: the topic was deleted, or leadership was lost."""
         return self.is_deleted or self.leadership_lost is not None
 
     @property
@@ -123,8 +124,8 @@ class Partition:
 
     @contextmanager
     def reporting_defunct(self) -> Iterator[None]:
-        """A failure because the topic was deleted, or taken over, meanwhile is reported as that;
-        and what is found nevertheless, by file name, may belong to the next topic of the same name.
+        """Report an error that follows from a deletion or take-over as that. A success is refused
+        too: files found by name may belong to the next topic of that name.
         """
         try:
             yield
@@ -141,7 +142,7 @@ class Partition:
     ) -> Future[AppendResult]:
         """Queue the batches for the next group commit; does not block.
 
-        The future holds the offsets once `acks` is met, or the error that refused them. Raises
+        The future completes with the offsets once `acks` is met, or with an error. Raises
         FencedError, DiskFull.
         """
         self.check_leadership()
@@ -149,15 +150,15 @@ class Partition:
         return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
     def stop_appends(self, timeout_s: float) -> bool:
-        """Accept no more appends; True when all that were accepted have been answered."""
+        """Refuse new appends. Returns True once all accepted ones have completed."""
         return self._commits.close(timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched:
-        """Slices of local files from the batch that holds `offset` on, at least one batch.
+        """Slices of local files, from the batch that holds `offset` on; at least one batch.
 
-        `committed` reads up to the last stable offset and names the aborted transactions.
+        `committed` reads up to the last stable offset and lists the aborted transactions.
         Raises OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError.
         """
         for _ in range(READ_ATTEMPTS):
@@ -171,10 +172,10 @@ class Partition:
         raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
     def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
-        """As `read`, where that needs no disk and no bucket; None if it would."""
+        """As `read`, if that needs neither disk nor bucket; else None."""
         now = self.offsets()
         if committed and offset < now.local_log_start_offset:
-            return None  # what was aborted there the bucket's indexes say
+            return None  # the aborted transactions are in the bucket's indexes
         try:
             return self._read(offset, now, max_bytes=max_bytes, committed=committed, waits=False)
         except BlockingIOError:
@@ -190,9 +191,9 @@ class Partition:
     def _read(
         self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
     ) -> Fetched:
-        """BlockingIOError if it may not wait, and would have to."""
+        """Raises BlockingIOError if it would have to wait and `waits` is False."""
         self.check_leadership()
-        seen = self._seen() if committed else None
+        generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices: tuple[FileSlice, ...] = ()
@@ -209,7 +210,7 @@ class Partition:
             hot = self.log.read(
                 next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=waits
             )
-            # Of the hot tier too a first batch comes whatever its size: not on top of others.
+            # The hot tier returns at least one batch, whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
                 slices, next_offset = slices + hot.slices, hot.next_offset
@@ -218,11 +219,11 @@ class Partition:
             aborted = self._aborted(offset, next_offset, now, waits=waits)
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
-        if self.is_deleted:  # what was found by name may be of the next topic of its name
+        if self.is_deleted:  # files found by name may belong to the next topic of that name
             raise UnknownTopic(self.topic)
-        if committed and self._seen() != seen:
-            # Compaction, and who lets a segment go, forget an aborted transaction together with its
-            # records, which these slices may still hold.
+        if committed and self._local_generation() != generation:
+            # Compaction and deletion drop an aborted transaction together with its records, which
+            # these slices may still hold.
             raise now.trimmed(f"{self}: segments were deleted or replaced meanwhile")
         return Fetched(
             slices=slices,
@@ -246,29 +247,29 @@ class Partition:
         _check_range(offset, self.offsets())
         raise CorruptDataError(
             f"{self}: offsets {offset} to {end_offset - 1} are in neither tier: files were lost; "
-            "`tierlog storage repair` makes a gap of what the bucket lacks",
+            "`tierlog storage repair` records a gap in their place",
             offset=offset,
         )
 
-    def _seen(self) -> tuple[int, int]:
-        """Two looks between which it did not change saw the same local segments."""
+    def _local_generation(self) -> tuple[int, int]:
+        """Changes whenever local segments are deleted or replaced."""
         return self.log.sealed.swap_sequence, self.log.first_local_offset
 
     def _aborted(
         self, offset: int, next_offset: int, now: Offsets, *, waits: bool
     ) -> tuple[AbortedTxn, ...]:
-        """Aborted transactions with records in [offset, next_offset), of either tier."""
+        """Aborted transactions with records in [offset, next_offset), in either tier."""
         found: list[AbortedTxn] = []
         if offset < now.local_log_start_offset and self.cold is not None:
             found += self.cold.aborted_transactions(offset, next_offset)
-        # Also where the read ended in the cold tier: the marker may have come much later.
+        # Even if the read ended in the cold tier: the marker may have been written much later.
         found += self.log.aborted_transactions(offset, next_offset, blocking=waits)
         return tuple(dict.fromkeys(found))
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after `timestamp`; None past the last one.
 
-        "First" is by offset, as Kafka's ListOffsets has it: timestamps need not rise.
+        "First" is by offset, as in Kafka's ListOffsets: timestamps need not be ordered.
         """
         for attempt in range(1, READ_ATTEMPTS + 1):
             self.check_leadership()
@@ -276,7 +277,7 @@ class Partition:
             try:
                 with self.reporting_defunct():
                     found = self._offset_for_timestamp(timestamp, now)
-            except OffsetTrimmed:  # a segment left the disk just now: the other tier may have it
+            except OffsetTrimmed:  # a segment has left the disk: the cold tier may have it
                 if attempt == READ_ATTEMPTS:
                     raise
                 continue
@@ -304,21 +305,21 @@ class Partition:
         callback may still be running.
         """
         cancel = self._waiters.add(offset, callback)
-        # Looked at after it is on record, so that no rise in between is missed; and only its own
-        # offset: thousands may wait already.
+        # Checked after it was added, so that no advance is missed; and only for this offset,
+        # because thousands may be waiting.
         if (offset < self.log.high_watermark or self.is_defunct) and cancel():
             callback()
         return cancel
 
     def retire(self) -> None:
-        """Its topic was deleted: refuse every call from now on, and wake all who wait."""
+        """The topic was deleted: refuse every call from now on, and wake all waiters."""
         self.is_deleted = True
         if self.cold is not None:
             self.cold.ownership.retire()
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Because `is_defunct`: nobody should wait in vain until a timeout."""
+        """Wake all waiters, once the partition `is_defunct`."""
         self._waiters.wake(MAX_OFFSET)
 
 

@@ -1,10 +1,10 @@
-"""What helps if a file of a data folder cannot be read, or its disk is full: said together with the
-refusal.
+"""Adds a remedy to the error if a file of the data folder cannot be read, or its disk is full.
 
-* The file's name decides: what is rebuilt without it, and what has to come from elsewhere.
-* Nothing is mended here. Some of these files could safely be recreated, but somebody should first
-  find out why one became unreadable.
-* If a newer tierlog wrote the file, the refusal says so; removing it would lose what it holds.
+* The file's name decides: some files are rebuilt if they are missing, others must be restored.
+* Nothing is repaired here. Some of these files could safely be re-created, but an operator should
+  first find out why one became unreadable.
+* If a newer tierlog wrote the file, the error says so, and no remedy is added: removing the file
+  would lose what it holds.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from record_format.errors import (
 
 REMEDIES: Final = {
     RECOVERY_POINTS: (
-        f"`cp {HIGH_WATERMARKS} {RECOVERY_POINTS}` puts it back: both say how far was flushed"
+        f"`cp {HIGH_WATERMARKS} {RECOVERY_POINTS}` restores it: both say how far was flushed"
     ),
     LOG_STARTS: (
-        "without the file logs begin where the bucket says, and those that are nowhere else at "
-        "their first segment: `rm` it only if trimmed records may reappear"
+        "without the file, logs start where the bucket says, and logs without a bucket at their "
+        "first segment: `rm` it only if trimmed records may reappear"
     ),
-    CLEANER_CHECKPOINT: "without the file compaction starts over: `rm` it",
-    Path(COMPACTION_REACHED).name: "`rm` the file if every topic that was compacted still is",
+    CLEANER_CHECKPOINT: "`rm` the file: compaction then starts over",
+    Path(COMPACTION_REACHED).name: "`rm` the file if every compacted topic is still compacted",
     PARTITION_METADATA: "`rm` the file: it is written again",
     LEADER_EPOCHS: "`rm` the file: it is rebuilt from the batches",
-    "meta.properties": "write `cluster.id=ID` into it: the bucket's cluster.json has the id",
+    "meta.properties": "write `cluster.id=ID` into it, with the id in the bucket's cluster.json",
     "topics.json": (
-        "`tierlog storage restore --store URL --data-dir NEW --tail OLD` makes a folder out of the "
-        "bucket and of what only this one has"
+        "`tierlog storage restore --store URL --data-dir NEW --tail OLD` makes a new folder from "
+        "the bucket and from the records that only this folder has"
     ),
-    "epochs.json": "`rm` the file, and start with `--take-over` if a partition asks for it",
-    "cuts.json": "`rm` the file; groups may have read further than a log that was repaired reaches",
+    "epochs.json": "`rm` the file, and start with `--take-over` if a partition requires it",
+    "cuts.json": "`rm` the file; groups may be past the end of a log that was repaired",
     "take-over.json": "`rm` the file, and start with `--take-over` again",
     "store.json": "`rm` the file: the store is probed again",
 }
 
 
 def with_remedy(error: CorruptDataError) -> CorruptDataError:
-    """The error, and what helps if that is known."""
+    """The error, with the remedy if one is known."""
     name = Path(error.file).name
     is_newer = isinstance(error, UnknownFormatVersion) and name.endswith(".json")
     if is_newer or name not in REMEDIES:
@@ -76,11 +76,11 @@ def adding_remedies() -> Iterator[None]:
     except CorruptDataError as error:
         raise with_remedy(error) from error
     except DiskFull as error:
-        raise ConfigurationError(f"{error}: {_room_for(error)}, then start again") from error
+        raise ConfigurationError(f"{error}: {_remedy_for_full(error)}, then start again") from error
 
 
-def _room_for(error: DiskFull) -> str:
+def _remedy_for_full(error: DiskFull) -> str:
     if not isinstance(error, TooManyOpenFiles):
-        return "make room on its disk"
+        return "free space on its disk"
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"allow the process more than {allowed} (`ulimit -n`, systemd's LimitNOFILE)"
+    return f"raise the process's limit of {allowed} (`ulimit -n`, systemd's LimitNOFILE)"

@@ -1,7 +1,7 @@
-"""What the broker says about itself: readiness, and what is stored where at what price.
+"""The broker's reports: readiness, and what is stored in which tier at what cost.
 
-Nothing here touches the disk's data or the bucket; it may be asked for often. Reports are structs
-that encode to JSON as they stand.
+Nothing here reads logs or the bucket, so it may be called often. The structs encode to JSON as they
+are.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cold_tier.store_ledger import PriceTable, StoreLedger
 
 
 class Readiness(NamedTuple):
-    """`reasons`: why some partition is not served. `degraded`: what is waiting although all are."""
+    """`reasons`: why a partition is not served. `degraded`: problems while all are served."""
 
     reasons: list[str]
     degraded: list[str]
 
 
 class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
-    """`offload_lag_ms`: the longest that some partition's oldest local-only segment has waited."""
+    """`offload_lag_ms`: the age of the oldest segment that waits for its upload."""
 
     topic: str
     partitions: int
@@ -42,7 +42,7 @@ class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to the store since the broker started, and what they cost by the price table."""
+    """Requests to the store since the broker started, and their cost by the price table."""
 
     purpose: str
     operation: str
@@ -54,14 +54,14 @@ class StoreUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DivergedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that a take-over set apart: in a folder of their own, with Kafka's files."""
+    """A folder of diverged records that a take-over set aside."""
 
     folder: str
     size_bytes: int
 
 
 class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`store` is null without a bucket; so is the cache then."""
+    """`store` and `cache` are null without a bucket."""
 
     store: str | None
     hot_bytes: int
@@ -86,13 +86,13 @@ def readiness(
     disk_full_error: str | None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
-    degraded = [f"records set apart by a take-over: {one.folder}" for one in diverged]
-    helps = "`tierlog storage repair --deep` says what helps"
+    degraded = [f"diverged records set aside by a take-over: {one.folder}" for one in diverged]
+    remedy = "`tierlog storage repair --deep` shows how to repair it"
     degraded += [
-        f"nothing of {one} is offloaded any more: {why}; {helps}"
+        f"{one} is not offloaded any more: {why}; {remedy}"
         for one, why in sorted(blocked.items(), key=lambda item: str(item[0]))
     ]
-    degraded += sorted(f"{one}: {why}; {helps}" for one, why in holes.items())
+    degraded += sorted(f"{one}: {why}; {remedy}" for one, why in holes.items())
     if disk_full_error is not None:
         degraded.append(f"writes are refused: {disk_full_error}")
     for partition in partitions:
@@ -132,7 +132,7 @@ def storage_report(
 
 
 def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
-    """Those of the folders that are still there."""
+    """Reports the folders that still exist."""
     return [
         DivergedLog(
             folder=str(folder), size_bytes=sum(path.stat().st_size for path in folder.iterdir())

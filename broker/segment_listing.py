@@ -1,9 +1,9 @@
-"""The segments of a partition as one list, and the bytes of any of them, whichever tier has them.
+"""Lists the segments of a partition over both tiers, and reads the bytes of any of them.
 
 * Oldest first, without gaps or overlaps: from the manifest below the local log start, from local
-  disk from there on. A local segment that the manifest has too is `both`.
-* A segment's ETag is made of topic id, size and CRC-32C: the same for the same bytes in either
-  tier.
+  disk above it. The tier of a local segment that the manifest has too is `both`.
+* A segment's ETag consists of topic id, size and CRC-32C: it is the same for the same bytes in
+  either tier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from record_format.file_slice import FileSlice, OpenFile
 
 
 class SegmentListing(NamedTuple):
-    """One line of `GET …/segments`. `object_key` is whole; `crc32c` None while active."""
+    """One line of `GET …/segments`. `object_key`: the full key. `crc32c`: None while active."""
 
     base_offset: int
     last_offset: int
@@ -36,7 +36,7 @@ class SegmentListing(NamedTuple):
 
 
 class SegmentBytes(NamedTuple):
-    """One segment's bytes. `etag` is None for the active segment, which grows."""
+    """`etag` is None for the active segment, which grows."""
 
     size_bytes: int
     etag: str | None
@@ -52,17 +52,17 @@ class _LocalFacts(NamedTuple):
 
 
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
-    """Those that end at or above `from_offset` and hold something at or above the log start.
+    """The segments that end at or above `from_offset`, and are not entirely below the log start.
 
-    Facts that are known neither here nor to the manifest are counted now: it may read the segment.
-    If one cannot be read, they stay None. Raises UnknownTopic if it was deleted meanwhile.
+    Facts that neither the log nor the manifest has are determined now, which may read the segment.
+    If it cannot be read, they stay None. Raises UnknownTopic if the topic was deleted meanwhile.
     """
     with partition.reporting_defunct():
         yield from _listed(partition, from_offset, count=True)
 
 
 def peek_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
-    """As `iter_segments`, but what was never counted here or for the manifest stays None."""
+    """As `iter_segments`, but facts that neither the log nor the manifest has stay None."""
     return _listed(partition, from_offset, count=False)
 
 
@@ -123,7 +123,7 @@ def _local_listing(
 
 
 def _known_facts(view: SegmentView, entry: SegmentEntry | None) -> _LocalFacts:
-    """The manifest knows them of a segment that it has in the same size."""
+    """From the log, else from the manifest, if it has the segment in the same size."""
     same = entry if entry is not None and entry.size_bytes == view.size_bytes else None
     crc32c = None if view.active else view.crc32c
     if same is not None and crc32c is None:
@@ -144,7 +144,7 @@ def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) 
                 max_timestamp = counted.max_timestamp
             if crc32c is None and not view.active:
                 crc32c = log.sealed.crc32c(view.base_offset)
-    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # it went, or is damaged
+    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # deleted meanwhile, or damaged
         return known
     return _LocalFacts(records, min_timestamp, max_timestamp, crc32c)
 
@@ -152,7 +152,7 @@ def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) 
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 
-    Raises UnknownSegment, also of one that lies below the log start and is still to be deleted;
+    Raises UnknownSegment, also for one below the log start that is yet to be deleted;
     CorruptDataError.
     """
     partition.check_leadership()
@@ -176,20 +176,20 @@ def _open(partition: Partition, base_offset: int) -> SegmentBytes:
 def _open_local(log: PartitionLog, view: SegmentView) -> SegmentBytes:
     if view.active:
         file = OpenFile(view.path)
-        if log.active_base_offset == view.base_offset:  # else the name may be another file's
+        if log.active_base_offset == view.base_offset:  # otherwise it may be another file by now
             return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
     return _hot_bytes(log, log.sealed.open(view.base_offset))
 
 
 def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | None:
-    """As `open_segment`, where that needs no disk and no bucket; None if it would."""
+    """As `open_segment`, if that needs neither disk nor bucket; else None."""
     partition.check_leadership()
     log = partition.log
     if base_offset < log.log_start_offset:
-        return None  # at most its end is above the log start
+        return None  # the log start is above it, or within it
     opened = log.sealed.try_open(base_offset)
     if opened is not None:
-        partition.check_leadership()  # once more: it was found by its name
+        partition.check_leadership()  # again: it was found by its name
         return _hot_bytes(log, opened)
     manifest = partition.cold.manifest if partition.cold else None
     if manifest is None or base_offset >= log.first_local_offset:
@@ -215,7 +215,7 @@ def slices_of(
 ) -> Iterator[FileSlice]:
     """Bytes [start, end) of a segment as slices of local files.
 
-    A cold one's chunks are fetched one by one, as the iterator is asked: it may block.
+    The iterator may block: it fetches the chunks of a cold segment one by one.
     """
     assert 0 <= start <= end <= segment.size_bytes
     if start == end:
@@ -229,7 +229,7 @@ def slices_of(
 def try_slices_of(
     partition: Partition, segment: SegmentBytes, *, start: int, end: int
 ) -> tuple[FileSlice, ...] | None:
-    """As `slices_of`, if all of it is local and in few files; else None."""
+    """As `slices_of`, if all of it is on local disk; else None."""
     if start == end:
         return ()
     if isinstance(segment.source, OpenFile):

@@ -1,8 +1,7 @@
-"""What a broker can be told. Read at the edge (flags, environment, file) and passed in; never
-global.
+"""The broker's settings. Read at the edge (flags, environment, file) and passed in; never global.
 
-Times are milliseconds, sizes bytes. A limit that depends on the disk is None until `resolve` has
-looked at it.
+Times are in milliseconds, sizes in bytes. A limit that depends on the disk's size is None until
+`resolve` has filled it in.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class BrokerSettings:
     take_over: bool = False
 
     def resolve(self) -> BrokerSettings:
-        """The same with the disk's shares filled in: 10% for the cache, 5% held in reserve."""
+        """A copy with the defaults that depend on the disk: 10% cache, 5% reserve."""
         disk = os.statvfs(self.data_dir)
         total = disk.f_frsize * disk.f_blocks
         cache = total // 10 if self.cache_bytes is None else self.cache_bytes

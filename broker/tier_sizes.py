@@ -1,6 +1,4 @@
-"""How much of a partition each tier has, and how far the bucket lags: not at all if remote storage
-is off.
-"""
+"""The size of a partition in each tier, and its offload lag: 0 if remote storage is off."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):
-    """`waiting`: the oldest local segment that the bucket lacks and is to get."""
+    """`waiting`: the oldest local segment that is yet to be uploaded."""
 
     hot_bytes: int
     cold_bytes: int
@@ -26,7 +24,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
     """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
     views, log_start = partition.log.segments(), partition.log.log_start_offset
     hot_bytes = sum(view.size_bytes for view in views)
-    # As the list of segments has them: neither an empty one nor one below the log start.
+    # As in `segment_listing`: neither an empty segment nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
     if partition.cold is None:
         return TierSizes(hot_bytes, 0, shown, 0, 0, None)
@@ -52,9 +50,9 @@ def tier_sizes(partition: Partition) -> TierSizes:
 
 
 def offload_lag_ms(waiting: SegmentView | None, *, now_ms: int) -> int:
-    """How long that segment has been waiting; 0 for none.
+    """How long the segment has been waiting; 0 for None.
 
-    Since its first record; since its last write where it was sealed before the broker started.
+    Since its first record, or since its last write if it was sealed before the broker started.
     """
     if waiting is None or (waiting.active and waiting.age_ms is None):
         return 0
@@ -68,4 +66,4 @@ def _modified_ms(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
-        return None  # it went between the look and the question
+        return None  # deleted meanwhile

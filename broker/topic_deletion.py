@@ -1,17 +1,18 @@
-"""Deleting what the bucket holds of a topic: a broker that stalls at any step harms nobody.
+"""Deletes a topic's objects from the bucket. A broker that stalls at any step does no harm.
 
-| step                                       | where another folder takes the topic over meanwhile |
+| step                                       | if another folder takes the topic over meanwhile    |
 |--------------------------------------------|-----------------------------------------------------|
-| the topic object says `deleted`            | the new owner writes a version of its own once it   |
-|                                            | has claimed the partitions: that one is newer       |
-| each manifest drops all that it names, in  | it claimed first: the commit is refused, the rest   |
-| a commit under the epoch in force          | stays; or it comes later, to an empty log           |
-| what a LIST found goes, page by page, each | it names nothing that was there before its claim,   |
-| after a look who the owner is              | and what it uploads has new names                   |
-| the versions of the topic object, likewise | its own version is none of those that were listed   |
+| write a topic object with `deleted`        | the new owner writes a newer version of its own     |
+|                                            | once it has claimed the partitions                  |
+| commit a manifest that names nothing, for  | it claimed first: the commit is refused, the rest   |
+| each partition, under the epoch in force   | stays; or it claims later, and finds an empty log   |
+| LIST and delete the objects, page by page, | it names nothing that was there before its claim,   |
+| checking the owner before each page        | and what it uploads has new names                   |
+| delete the topic object's versions, with   | its own version is none of those that were listed   |
+| the same check                             |                                                     |
 
-* A delete cannot be made conditional: so nothing is deleted that a later manifest could name.
-* Every step may be done again, after a crash too.
+* A DELETE cannot be conditional, so nothing is deleted that a later manifest could name.
+* Every step may be repeated, also after a crash.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ UPLOAD_PAGES_MAX: Final = 100
 
 
 class TopicDeletion:
-    """`run` raises FencedError if another folder owns a partition: what is left stays. It raises
-    StoreUnavailable for a store that does not delete.
+    """`run` raises FencedError if another folder owns a partition, and leaves the remaining
+    objects; StoreUnavailable if the store still lists what it deleted.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class TopicDeletion:
         keys = partition.keys
         self._abort_uploads(partition)
         if len(self._store.list(keys.folder, limit=PAGE)) == PAGE:
-            # The manifest, by which another owner is seen, goes last.
+            # The manifest goes last: it is how another owner is detected.
             for folder in (keys.segments, keys.pages, keys.pins):
                 self._delete_below(folder, partition)
         self._delete_below(keys.folder, partition)
 
     def _abort_uploads(self, partition: OwnedPartition) -> None:
-        """Page by page; a store that goes on listing what was aborted ends it."""
+        """Abort incomplete uploads, page by page; stops if the store keeps listing aborted ones."""
         aborted: set[IncompleteUpload] = set()
         for _ in range(UPLOAD_PAGES_MAX):
             found = self._store.incomplete_uploads(partition.keys.folder, limit=PAGE)
@@ -77,7 +78,7 @@ class TopicDeletion:
             for upload in left:
                 self._store.abort_upload(upload)
             aborted.update(left)
-        log.warning("incomplete uploads stay in the bucket", folder=partition.keys.folder)
+        log.warning("incomplete uploads remain in the bucket", folder=partition.keys.folder)
 
     def _delete_below(self, folder: str, partition: OwnedPartition) -> None:
         deleted = ""

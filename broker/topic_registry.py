@@ -1,11 +1,11 @@
-"""The topics of this data folder, and what the bucket still has to be told about them.
+"""The topics of this data folder, and which of them are yet to be published to the bucket.
 
-`<data>/tierlog/topics.json` is the truth for the owner: a topic exists once it is listed there,
+`<data>/tierlog/topics.json` is authoritative for the owner: a topic exists once it is listed there,
 fsynced.
 
-* A topic is told apart by its id, never by its name alone: a name may be used again.
-* A deleted topic stays here until its files and its objects are gone, so that the next start
-  finishes what a crash interrupted.
+* A topic is identified by its id, never by its name alone: a name may be used again.
+* A deleted topic stays listed until its files and objects are gone, so that the next start finishes
+  what a crash interrupted.
 * Thread-safe; each change is durable when the call returns.
 """
 
@@ -29,7 +29,7 @@ INTERNAL_PREFIX: Final = "__"
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic. `dirty`: the bucket lacks the present state. `absent`: what an adopted folder
+    """`dirty`: the bucket does not have this state yet. `absent`: partitions that an adopted folder
     lacks.
     """
 
@@ -47,7 +47,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.startswith(INTERNAL_PREFIX)
 
     def as_object(self) -> TopicObject:
-        """What is written to the bucket."""
+        """The topic object for the bucket."""
         return TopicObject(
             name=self.name,
             topic_id=self.topic_id,
@@ -81,7 +81,7 @@ class TopicRegistry:
         return [record for record in self._by_id.copy().values() if record.deleted]
 
     def ids(self) -> frozenset[str]:
-        """Of all, also of those that are being deleted."""
+        """The ids of all topics, including those that are being deleted."""
         return frozenset(self._by_id.copy())
 
     def is_live(self, topic_id: str) -> bool:
@@ -99,16 +99,16 @@ class TopicRegistry:
         with self._lock:
             self._save({key: value for key, value in self._by_id.items() if key != topic_id})
 
-    def settled(self, record: TopicRecord) -> None:
-        """The bucket has this state of the topic; a newer one stays dirty."""
+    def mark_published(self, record: TopicRecord) -> None:
+        """The bucket has this state of the topic. A newer state stays dirty."""
         with self._lock:
             if self._by_id.get(record.topic_id) == record:
                 clean = msgspec.structs.replace(record, dirty=False)
                 self._save(self._by_id | {record.topic_id: clean})
 
     def _save(self, records: dict[str, TopicRecord]) -> None:
-        """Raises ShuttingDown, OSError: the file may have its name then, so that what was refused
-        would come with the next start; it gets the old content back, as far as the disk lets it.
+        """Raises ShuttingDown, OSError. After an OSError the new file may already be in place, and
+        the next start would see the refused change: the old content is restored if the disk allows.
         """
         try:
             self._write(self._path, _document(records))

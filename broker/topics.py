@@ -1,12 +1,12 @@
-"""Topics as a broker holds them: the rule for names, configuration, open partitions.
+"""Topics in memory: the rule for names, the configuration, the open partitions.
 
-* A topic's name is checked here before it becomes a folder or a key: Kafka's rule lets neither a
-  slash nor `..` through.
-* `Topic.partitions` only grows; a deleted topic is taken out of the broker's map first, so that no
+* A topic's name is checked here before it becomes a folder name or an object key: Kafka's rule
+  allows neither a slash nor `..`.
+* `Topic.partitions` only grows; a deleted topic is removed from the broker's map first, so that no
   new call reaches it.
-* A partition whose log could not be opened is in `Topic.damaged`, not in `partitions`: whatever
-  iterates over the open ones leaves it alone, and whoever asks for it is told why.
-* What is a struct here encodes to JSON as it stands.
+* A partition whose log could not be opened is in `Topic.damaged`, not in `partitions`: iterating
+  over the open partitions skips it, and looking it up raises the reason.
+* The structs here encode to JSON as they are.
 """
 
 from __future__ import annotations
@@ -90,13 +90,11 @@ class Topic:
         self.config = LogConfig.parse(record.config)
         self.partitions: dict[int, Partition] = {}
         self.damaged: dict[int, DamagedPartition] = {}
-        self.turns = itertools.count()  # of requests: records without a key stick to one partition
+        self.turns = itertools.count()  # one a request: its records without a key share a partition
         self.add(partitions)
 
     def add(self, partitions: Mapping[int, Partition | DamagedPartition]) -> None:
-        """The maps are replaced whole: whoever is iterating over them continues with the old
-        ones.
-        """
+        """Add partitions. The maps are replaced: a concurrent iteration sees the old ones."""
         opened = {n: one for n, one in partitions.items() if not isinstance(one, DamagedPartition)}
         damaged = {n: one for n, one in partitions.items() if isinstance(one, DamagedPartition)}
         self.partitions = {**self.partitions, **opened}
@@ -105,7 +103,7 @@ class Topic:
 
     @property
     def numbers(self) -> list[int]:
-        """Of all partitions that the folder has."""
+        """The numbers of all partitions that the folder has."""
         return sorted([*self.partitions, *self.damaged])
 
     def partition(self, number: int) -> Partition:
@@ -118,7 +116,7 @@ class Topic:
         raise UnknownPartition(self.record.name, number)
 
     def all_partitions(self) -> list[Partition]:
-        """In order. Raises for a damaged one: for calls that speak for the whole topic."""
+        """All partitions, in order. Raises if one is damaged: for calls on the whole topic."""
         return [self.partition(number) for number in self.numbers]
 
     def summary(self) -> TopicSummary:
@@ -131,7 +129,7 @@ class Topic:
         )
 
     def describe(self) -> TopicDescription:
-        """What `GET /v1/topics/{topic}` shows. Needs neither disk nor bucket."""
+        """The description for `GET /v1/topics/{topic}`. Needs neither disk nor bucket."""
         return TopicDescription(
             name=self.record.name,
             topic_id=self.record.topic_id,

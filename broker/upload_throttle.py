@@ -1,9 +1,9 @@
-"""How uploads go: at a rate in bytes a second (`offload.bandwidth`), and no further than a stop.
+"""Limits uploads to `offload.bandwidth` bytes a second, and interrupts them at shutdown.
 
-* A token bucket of one second's worth, shared by all uploads: a caller that takes more than is
-  there waits for its turn, in the order of the calls.
-* After `stop` nothing more is sent: a broker that stops does not wait for a segment of a gigabyte.
-  The next start continues from what was uploaded by then.
+* A token bucket with a burst of one second, shared by all uploads. A caller that needs more than is
+  available waits; callers are served in order.
+* After `stop` nothing more is sent: a broker does not delay its shutdown for a segment of a
+  gigabyte. The next start resumes the upload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from record_format.errors import ShuttingDown
 
 
 class UploadThrottle:
-    """Call it with the bytes that are about to be sent; it blocks. Thread-safe."""
+    """Call it with the number of bytes about to be sent; it may block. Thread-safe."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class UploadThrottle:
         self._free_at = monotonic()
 
     def stop(self) -> None:
-        """Break uploads off, also those that wait for their turn."""
+        """Interrupt all uploads, including those that wait."""
         self._stopped.set()
 
     def __call__(self, size_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Who waits for a partition's high watermark to pass an offset.
+"""Callbacks that wait for a partition's high watermark to pass an offset.
 
-`wake` calls each callback once, in its own thread, unless it was cancelled before; a cancelled one
-may still be under way. Nothing is called under the lock. Thread-safe.
+`wake` calls each due callback once, in the thread of its caller, unless it was cancelled; a
+cancelled callback may still be running. No callback runs under the lock. Thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Waiters:
         self._next = 0
 
     def add(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
-        """Returns a function that cancels it, which says whether it was still to be called."""
+        """Returns a function that cancels the callback; it returns False if that was too late."""
         with self._lock:
             self._next += 1
             key = self._next
@@ -32,7 +32,7 @@ class Waiters:
         return cancel
 
     def wake(self, high_watermark: int) -> None:
-        """Those that wait for an offset below it."""
+        """Call the callbacks that wait for an offset below `high_watermark`."""
         if not self._waiting:
             return
         with self._lock:

@@ -1,5 +1,5 @@
-"""What a broker does by itself: `background_tasks` says who and when.
+"""The broker's background work; `background_tasks` starts and stops it.
 
-`copier` uploads, `janitor` deletes by what `retention` decides, `compactor` and `mirror` compact
-both tiers, `rehydration` fetches what compaction wants local.
+`copier` uploads segments, `janitor` deletes what `retention` decides, `compactor` and `mirror`
+compact both tiers, `rehydration` downloads segments that compaction needs on local disk.
 """

@@ -1,12 +1,12 @@
-"""What a broker does by itself, in the background: who does it, and when.
+"""The broker's background tasks, and when they run.
 
-* One thread for each chore; each looks at all partitions, as they are when its turn comes. None
-  starts before `start`: in a broker that was opened idle they are called one by one.
-* The copier comes first when a topic changed: it tells the bucket, and uploads what is rolled.
-* Meanwhile, what was deleted is removed: for a thousand partitions that takes many minutes. Files
-  go before objects, because asking the store may take long, or fail.
-* Stopping waits only for the disk. A chore that waits for the store is left behind: nobody can
-  change a closed log, registry or folder.
+* One thread for each task; each round covers all partitions that exist when it begins. No thread
+  starts before `start`: in a broker that was opened idle the tasks are called one by one.
+* The copier wakes up when a topic changes: it publishes the topic and uploads rolled segments.
+* Deletions run in a thread of their own: those of a thousand partitions take many minutes. Files
+  are removed before objects, because requests to the store may take long, or fail.
+* Stopping waits only for the disk. A task that waits for the store is left behind: it cannot change
+  a closed log, registry or folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GROUPS_INTERVAL_S: Final = 10.0
 
 
 class BackgroundTasks:
-    """Thread-safe. `copying.wake` makes the next round begin at once."""
+    """Thread-safe. `copying.wake` starts the next round at once."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class BackgroundTasks:
             partitions,
             concurrency=settings.offload_concurrency,
             holes=self.holes,
-            store_answers=bucket.store_status.recheck if bucket else lambda: True,
+            store_is_reachable=bucket.store_status.recheck if bucket else lambda: True,
         )
         self.fence_checker = FenceChecker(partitions)
         self.janitor = Janitor(
@@ -104,13 +104,13 @@ class BackgroundTasks:
         )
 
     def _background_tasks(self) -> list[PeriodicTask]:
-        """In the order they start; they stop in the reverse."""
+        """In the order in which they start; they stop in reverse order."""
         settings = self._settings
         timed = (
             ("janitor", self.janitor.disk_round, settings.retention_check_interval_ms),
             ("bucket", self.janitor.bucket_round, settings.retention_check_interval_ms),
             ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
-            ("fences", self.fence_checker.look, settings.fence_check_ms),
+            ("fence-checker", self.fence_checker.run_round, settings.fence_check_ms),
             ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),
         )
         return [
@@ -122,14 +122,14 @@ class BackgroundTasks:
         ]
 
     def start(self) -> None:
-        """A broker that lost a partition to another folder knows it when this returns, if the store
-        answers.
+        """If the store responds, it is known when this returns whether another folder has taken a
+        partition over.
         """
-        if self._bucket is not None and self._bucket.store_status.answers:
+        if self._bucket is not None and self._bucket.store_status.is_reachable:
             self.fence_checker.check_before_serving(
                 timeout_s=self._settings.store_start_timeout_ms / 1000
             )
-        self.reserve.check()  # the task's first look is CHECK_S away
+        self.reserve.check()  # the task's first round is CHECK_S away
         for task in self._tasks:
             task.start()
         self._group_keeping.wake()
@@ -147,22 +147,26 @@ class BackgroundTasks:
         self.copier.wait_until_idle(timeout_s=max(0.0, deadline_s - time.monotonic()))
 
     def copy_round(self) -> None:
-        if self._bucket is not None and self._bucket.settle(self._registry):
+        if self._bucket is not None and self._bucket.publish_topics(self._registry):
             self.copier.run_round()
 
     def deletion_round(self) -> None:
-        with suppress(OSError):  # what fails is told by who tries again, below
+        with suppress(OSError):  # `finish_deletions` tries again, and raises it
             self._topics.remove_files()
         self._topics.finish_deletions(self._delete_objects)
 
     def _delete_objects(self, record: TopicRecord) -> None:
         if self._bucket is None:
             return
-        self._bucket.store_status.require_store()  # else what is ours is in none that answers now
+        self._bucket.store_status.require_store()  # not in another cluster's bucket
         try:
             self._bucket.delete_topic(record)
         except FencedError as error:
-            log.error("objects stay: not ours to delete", topic=record.name, reason=str(error))
+            log.error(
+                "objects not deleted: another folder owns them",
+                topic=record.name,
+                reason=str(error),
+            )
 
     def _cleaned_before(self, partition: Partition) -> int:
         return self.compactor.cleaned_before(partition)

@@ -1,10 +1,12 @@
-"""The three checkpoints of a data folder, written from what the logs say now.
+"""The three checkpoint files of a data folder, written from the current state of the logs.
 
-* A damaged partition's rows are written as they were read: with a recovery point of 0 the next
-  start would cut off what this one refused.
-* A log start is durable before anybody sees it, or deletes what is below it.
-* What is written is the latest: whoever looked earlier never writes later.
-* Rows go by names. Before a name gets another topic, those of the deleted one go (`forget`).
+* A damaged partition's rows are written back unchanged: with a recovery point of 0 the next start
+  would truncate a log that this start refused to open.
+* A log start is durable before it is visible, and before anything below it is deleted.
+* Reading the state and writing the file is one atomic step: an older state never overwrites a
+  newer.
+* Rows are keyed by topic name. Before a name is used again, the deleted topic's rows are removed
+  (`forget`).
 """
 
 from __future__ import annotations
@@ -31,18 +33,16 @@ class Checkpoints:
     ) -> None:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
         self._lock = threading.RLock()
-        self._written: frozenset[str] = frozenset()  # topics that the files may have rows of
+        self._written: frozenset[str] = frozenset()  # topics that may have rows in the files
 
     def forget(self, name: str) -> None:
-        """Forget, durably, the rows of a topic that no longer exists. Raises OSError."""
+        """Remove, durably, the rows of a deleted topic. Raises OSError."""
         with self._lock:
             if name in self._written:
                 self.save()
 
     def save(self) -> None:
-        """Recovery points and high watermarks: what a crash need not check again; and log starts.
-        Raises OSError.
-        """
+        """Write all three files. Raises OSError."""
         with self._lock:
             partitions, damaged = list(self._partitions()), list(self._damaged())
             topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
@@ -56,18 +56,18 @@ class Checkpoints:
             self._written = topics
 
     def move_log_start(self, partition: Partition, offset: int) -> int:
-        """The new log start; it never moves back. If there is no room on disk, nothing has moved.
+        """Advance the log start, and return it; it never moves back. On an error nothing has moved.
 
-        Raises OSError, LogOfflineError, ShuttingDown.
+        Raises OSError (a full disk), LogOfflineError, ShuttingDown.
         """
         with self._lock:
             self._save_log_starts({partition: offset})
             return partition.log.trim(offset)
 
     def _save_log_starts(self, moved: Mapping[Partition, int]) -> None:
-        """Kafka's rule: only starts that the first local segment does not say by itself.
+        """Kafka's rule: only log starts that the first local segment does not imply.
 
-        `moved` goes by the partition: its name may be that of the next topic by now.
+        `moved` is keyed by partition, because its name may belong to another topic by now.
         """
         starts = {}
         for partition in self._partitions():

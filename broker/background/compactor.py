@@ -1,18 +1,18 @@
-"""Compaction of the topics that ask for it, one partition at a time, the dirtiest first.
+"""Compacts the topics whose cleanup policy asks for it, one partition at a time, dirtiest first.
 
-* A partition that fails waits, longer each time, and does not hold up the others.
-* How far it got is in `cleaner-offset-checkpoint` (Kafka's file), written when a round is done:
-  after a crash a round is repeated, which changes nothing more. It is removed with the topic:
-  otherwise a new topic of that name would have records counted as clean that are not.
-* How far a round may get is noted before it begins: once the topic is no longer compacted, only
-  that explains the gaps of a round that did not finish.
+* A partition that fails is retried with back-off and does not delay the others.
+* The clean offset is in `cleaner-offset-checkpoint` (Kafka's file), written at the end of a round:
+  after a crash a round is repeated, which is idempotent. It is removed with the topic: otherwise
+  records of a new topic of that name would count as clean.
+* How far a round may reach is recorded before it begins: once the topic is no longer compacted,
+  only that explains the gaps of a round that did not finish.
 * Recovery points are saved after the dirty part is determined and before it is cleaned: a segment
   with gaps must not be above them, where recovery would take a gap for a loss.
-* Nor may a tombstone be dropped while the bucket has not followed the earlier rounds: it may still
-  hold the value, and `restore --tail` would put what is above the bucket's end behind it, without
-  the tombstone.
-* Segments that are only in the bucket (after a restore) cannot be compacted, and a tombstone must
-  not be dropped while they may hold what it deletes: they are brought back first.
+* A tombstone is not dropped before the bucket mirrors the earlier rounds: it may still hold the
+  deleted value, and `restore --tail` would append the log above the bucket's end, without the
+  tombstone.
+* Segments that are only in the bucket (after a restore) cannot be compacted, and no tombstone is
+  dropped while they may hold the deleted value: they are rehydrated first.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ MAX_WAIT_MS = 3_600_000
 LOCK_WAIT_S = 0.2
 
 
-class _Marks:
-    """`offsets` by partition, as one checkpoint file has them."""
+class _OffsetCheckpoint:
+    """`offsets` by partition, and the checkpoint file that stores them."""
 
     def __init__(self, folder: DataFolder, name: str) -> None:
         self._folder, self._name = folder, name
         self.offsets: Mapping[TopicPartition, int] = folder.read_checkpoint(name)
 
     def save(self, offsets: dict[TopicPartition, int]) -> None:
-        """Durably, before anybody relies on them. Raises OSError."""
+        """Durable before they are visible. Raises OSError."""
         if offsets != self.offsets:
             self._folder.write_checkpoint(self._name, offsets)
             self.offsets = offsets
@@ -73,54 +73,52 @@ class Compactor:
         self._partitions, self._settings = partitions, settings
         self._rehydrate = rehydrate
         self._clock, self._save_recovery_points = clock, save_recovery_points
-        self._checkpoints = _Marks(folder, CLEANER_CHECKPOINT)
-        self._reached = _Marks(folder, COMPACTION_REACHED)
-        self._lock = threading.Lock()  # around each change of them
-        self._waits: dict[TopicPartition, tuple[int, int]] = {}  # since when, how long
+        self._cleaned = _OffsetCheckpoint(folder, CLEANER_CHECKPOINT)
+        self._reached = _OffsetCheckpoint(folder, COMPACTION_REACHED)
+        self._lock = threading.Lock()  # for changes of the two
+        self._backoff: dict[TopicPartition, tuple[int, int]] = {}  # (since_ms, wait_ms)
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """The round in progress ends soon, with nothing half done."""
+        """Interrupt the round in progress, consistently."""
         self._stopping.set()
 
     def cleaned_before(self, partition: Partition) -> int:
-        """How far a round ever got, even one that did not finish; 0 for none."""
+        """How far any round ever got, even an unfinished one; 0 for none."""
         place = _place(partition)
-        return max(one.offsets.get(place, 0) for one in (self._checkpoints, self._reached))
+        return max(one.offsets.get(place, 0) for one in (self._cleaned, self._reached))
 
-    def look_at_start(self, topics: Collection[str]) -> None:
-        """As `follow_truncation`, for cuts that a crash interrupted; and forget what belongs to no
-        topic.
+    def reconcile_at_start(self, topics: Collection[str]) -> None:
+        """As `follow_truncation`, for truncations that a crash interrupted; and forget deleted
+        topics.
         """
-        self._cut({_place(one): one.log.log_end_offset for one in self._partitions()})
+        self._truncate({_place(one): one.log.log_end_offset for one in self._partitions()})
         self._keep(lambda place: place[0] in topics)
 
     def follow_truncation(self, topic: str, partition: int, end_offset: int) -> None:
-        """Durably, before anything is appended: nothing above the end of a log that was cut is
-        clean, because its offsets are assigned again. Otherwise a tombstone there would go without
-        what it deletes. Raises OSError.
+        """Lower the clean offset to the end of a truncated log, durably; call it before anything is
+        appended. The offsets above are assigned again, and a tombstone there would otherwise be
+        dropped without the value that it deletes. Raises OSError.
         """
-        self._cut({(topic, partition): end_offset})
+        self._truncate({(topic, partition): end_offset})
 
-    def _cut(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _truncate(self, ends: Mapping[TopicPartition, int]) -> None:
         with self._lock:
-            for marks in (self._checkpoints, self._reached):
-                marks.save(
-                    {place: min(at, ends.get(place, at)) for place, at in marks.offsets.items()}
-                )
+            for one in (self._cleaned, self._reached):
+                one.save({place: min(at, ends.get(place, at)) for place, at in one.offsets.items()})
 
     def forget_topic(self, name: str) -> None:
-        """Durably, what is known of a topic of that name. Raises OSError."""
+        """Remove, durably, the rows of a deleted topic. Raises OSError."""
         self._keep(lambda place: place[0] != name)
 
     def _keep(self, is_kept: Callable[[TopicPartition], bool]) -> None:
         with self._lock:
-            for marks in (self._checkpoints, self._reached):
-                marks.save({place: at for place, at in marks.offsets.items() if is_kept(place)})
+            for one in (self._cleaned, self._reached):
+                one.save({place: at for place, at in one.offsets.items() if is_kept(place)})
 
     def run_round(self) -> None:
-        """Clean every partition that is due. What a table holds is set aside only meanwhile."""
-        self._complete_logs()
+        """Clean every partition that is due. The key table is allocated only for the round."""
+        self._rehydrate_all()
         due = self._due()
         if not due:
             return
@@ -130,8 +128,8 @@ class Compactor:
                 return
             self._clean(partition, table)
 
-    def _complete_logs(self) -> None:
-        """Bring back what the disk lacks. Its log is cleaned from the start again afterwards."""
+    def _rehydrate_all(self) -> None:
+        """Download missing segments. Such a log is then cleaned from its start again."""
         for partition in list(self._partitions()):
             if self._rehydrate is None or self._stopping.is_set():
                 return
@@ -143,33 +141,31 @@ class Compactor:
                 self._rehydrate(partition, stopping=self._stopping.is_set)
             except Interrupted:
                 return
-            except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
-                self._put_off(partition, error)
+            except Exception as error:  # noqa: BLE001  it is logged, and delays no other partition
+                self._back_off(partition, error)
 
     def _due(self) -> list[tuple[Partition, Cleanable]]:
-        """The dirtiest first."""
+        """Dirtiest first."""
         live = list(self._partitions())
         places = {_place(partition) for partition in live}
-        self._waits = {k: v for k, v in self._waits.items() if k in places}
+        self._backoff = {k: v for k, v in self._backoff.items() if k in places}
         found = []
         for partition in live:
             if self._may_work_on(partition):
-                cleanable = self._look(partition)
+                cleanable = self._cleanable(partition)
                 if cleanable is not None:
                     found.append((partition, cleanable))
         return sorted(found, key=lambda one: one[1].dirty_ratio, reverse=True)
 
-    def _look(self, partition: Partition) -> Cleanable | None:
-        """What is to be cleaned, where it is due and all of it is here."""
+    def _cleanable(self, partition: Partition) -> Cleanable | None:
+        """What to clean; None if it is not due, or some segments are only in the bucket."""
         config = partition.log.config
         try:
             if has_cold_only(partition):
                 return None
-            cleanable = partition.log.sealed.cleanable(
-                self._checkpoints.offsets.get(_place(partition))
-            )
+            cleanable = partition.log.sealed.cleanable(self._cleaned.offsets.get(_place(partition)))
         except (TierlogError, OSError) as error:
-            self._put_off(partition, error)
+            self._back_off(partition, error)
             return None
         is_due = cleanable.is_due(
             min_dirty_ratio=config.min_cleanable_dirty_ratio,
@@ -183,26 +179,26 @@ class Compactor:
             return False
         if partition.leadership_lost:
             return False
-        since_ms, wait_ms = self._waits.get(_place(partition), (0, 0))
-        # A clock that was set back is no reason to wait for as long as it was ahead.
+        since_ms, wait_ms = self._backoff.get(_place(partition), (0, 0))
+        # If the clock was set back, do not wait for as long as it was ahead.
         return not 0 <= self._clock() - since_ms < wait_ms
 
     def _clean(self, partition: Partition, table: KeyTable) -> None:
-        """Rounds until the dirty part is done: the table may not hold all its keys at once."""
+        """Clean in passes until nothing is dirty: the table may not hold all keys at once."""
         hooks = CleanerHooks(
             stopping=self._stopping.is_set,
             may_forget=lambda: partition.cold is None or partition.log.sealed.mirrored,
             swapping=lambda: self._swapping(partition),
         )
         try:
-            while (cleanable := self._look(partition)) is not None:
+            while (cleanable := self._cleanable(partition)) is not None:
                 self._save_recovery_points()
                 may_reach = max(
                     cleanable.end_offset, self._reached.offsets.get(_place(partition), 0)
                 )
-                self._note(self._reached, partition, may_reach)  # before the first gap
+                self._record(self._reached, partition, may_reach)  # before the first gap
                 done = partition.log.sealed.clean(cleanable, table, hooks)
-                self._note(self._checkpoints, partition, done.end_offset)
+                self._record(self._cleaned, partition, done.end_offset)
                 log.info(
                     "partition compacted",
                     partition=str(partition),
@@ -214,32 +210,32 @@ class Compactor:
                 )
                 if done.complete:
                     break
-            self._waits.pop(_place(partition), None)
+            self._backoff.pop(_place(partition), None)
         except Interrupted:
-            return  # the next round begins again
-        except Exception as error:  # noqa: BLE001  it is reported, and holds up no other
-            self._put_off(partition, error)
+            return  # the next round repeats it
+        except Exception as error:  # noqa: BLE001  it is logged, and delays no other partition
+            self._back_off(partition, error)
 
-    def _note(self, marks: _Marks, partition: Partition, end_offset: int) -> None:
-        """Durably. Raises Interrupted where the partition was deleted meanwhile."""
+    def _record(self, checkpoint: _OffsetCheckpoint, partition: Partition, end_offset: int) -> None:
+        """Durable when this returns. Raises Interrupted if the partition was deleted meanwhile."""
         with self._lock:
             if all(one is not partition for one in self._partitions()):
                 raise Interrupted
-            marks.save({**marks.offsets, _place(partition): end_offset})
+            checkpoint.save({**checkpoint.offsets, _place(partition): end_offset})
 
     def _forget(self, partition: Partition) -> None:
         with self._lock:
-            place, marks = _place(partition), self._checkpoints
-            marks.save({other: at for other, at in marks.offsets.items() if other != place})
+            place, cleaned = _place(partition), self._cleaned
+            cleaned.save({other: at for other, at in cleaned.offsets.items() if other != place})
 
-    def _put_off(self, partition: Partition, error: Exception) -> None:
+    def _back_off(self, partition: Partition, error: Exception) -> None:
         if partition.is_deleted:
-            return  # a topic that gets its name has nothing to wait for
+            return  # a new topic of that name must not wait
         place = _place(partition)
-        wait_ms = min(2 * self._waits.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
-        self._waits[place] = (self._clock(), wait_ms)
+        wait_ms = min(2 * self._backoff.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
+        self._backoff[place] = (self._clock(), wait_ms)
         log.warning(
-            "compaction waits",
+            "compaction failed, will retry",
             partition=str(partition),
             error=str(error) or type(error).__name__,
             retry_in_ms=wait_ms,
@@ -248,15 +244,15 @@ class Compactor:
 
     @contextmanager
     def _swapping(self, partition: Partition) -> Iterator[frozenset[int]]:
-        """No upload reads the files meanwhile. Gives where the bucket ends, or may end, and where
-        its gaps do: a local segment below stands for whole entries of its manifest.
+        """Keep uploads from reading the files meanwhile. Yields the offsets that no segment may
+        span, so that each local segment corresponds to whole entries of the manifest.
         """
         lock = partition.log.sealed.lock
         while not lock.acquire(timeout=LOCK_WAIT_S):
             if self._stopping.is_set():
                 raise Interrupted
         try:
-            yield _borders(partition)
+            yield _segment_boundaries(partition)
         finally:
             lock.release()
 
@@ -265,13 +261,14 @@ def _place(partition: Partition) -> TopicPartition:
     return partition.topic, partition.number
 
 
-def _borders(partition: Partition) -> frozenset[int]:
-    """The bucket may have one segment more than is known: by a commit whose answer was lost, or
-    that a crash kept from being noted. Segments are committed one by one, in order.
+def _segment_boundaries(partition: Partition) -> frozenset[int]:
+    """The bucket's end and the ends of its gaps. The bucket may have one more segment than is
+    known, through a commit whose response was lost, or that a crash kept from being recorded.
+    Segments are committed one by one, in order.
     """
     cold = partition.cold
     if cold is None:
         return frozenset()
     views = partition.log.segments()
     may_be_cold = (v.last_offset + 1 for v in views if v.last_offset >= cold.end_offset)
-    return cold.borders | {next(may_be_cold, cold.end_offset)}
+    return cold.segment_boundaries | {next(may_be_cold, cold.end_offset)}

@@ -1,13 +1,14 @@
-"""Moves sealed segments to the bucket: rolled -> uploaded -> committed -> local may go.
+"""Copies sealed segments to the bucket: rolled -> uploaded -> committed -> local copy deletable.
 
-* Segments of a partition are uploaded in order, one at a time; `offload.concurrency` partitions
-  side by side. After each segment it is the next partition's turn: one that is written to as fast
-  as it uploads does not keep a quiet one from the bucket. A partition that fails waits with
-  back-off and jitter and does not hold up the others. One whose next segment rotted on local disk,
-  or is missing, waits until it is repaired; that is reported (`blocked`). That the store is
-  away, for which all wait, is told once, and not by the copier.
-* Nothing is uploaded before the partition is claimed, and nothing counts before the manifest that
-  names it was committed. What was uploaded and not committed is an orphan; the janitor collects it.
+* Segments of a partition are uploaded in order, one at a time, and `offload.concurrency` partitions
+  in parallel. After each segment the partition goes to the end of the queue, so that one that is
+  written as fast as it uploads does not starve a quiet one. A partition that fails is retried with
+  back-off and jitter and does not delay the others. If the next segment is corrupt or missing on
+  local disk, the partition waits for a repair and is reported (`blocked`). A store outage is logged
+  once, by `store_status`, not for each partition.
+* Nothing is uploaded before the partition is claimed, and no object counts before a manifest that
+  names it is committed. Objects that were uploaded but not committed are orphans; the janitor
+  collects them.
 * If compaction replaced segments, the bucket follows (`mirror`), but only once it has everything
   that compaction relied on.
 * The copier never deletes a local file: retention does, by the manifest in force.
@@ -44,8 +45,8 @@ log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
-_OF_FILES = (CorruptDataError, OffsetTrimmed)  # that are bad, or gone: a repair's to mend
-_OF_THE_STORE = (StoreUnavailable, OutcomeUnknownError, ConfigurationError)
+_FILE_ERRORS = (CorruptDataError, OffsetTrimmed)  # corrupt or missing files: need a repair
+_STORE_ERRORS = (StoreUnavailable, OutcomeUnknownError, ConfigurationError)
 
 
 class Offloaded(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class Offloaded(msgspec.Struct, frozen=True):
 
 
 class _Work:
-    """What the copier knows of one partition. Guarded by the copier's lock."""
+    """The copier's state of one partition. Guarded by the copier's lock."""
 
     __slots__ = (
         "blocked",
@@ -69,16 +70,16 @@ class _Work:
 
     def __init__(self) -> None:
         self.failures = 0
-        self.blocked: str | None = None  # by what does not check
+        self.blocked: str | None = None  # the corrupt or missing file
         self.not_before = 0.0
-        self.replaced_below: tuple[int, int] | None = None  # see `_may_follow`
+        self.replaced_below: tuple[int, int] | None = None  # see `_may_mirror`
         self.running: Future[None] | None = None
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
 
 
 class Copier:
-    """`run_round` starts what is due and returns; the uploads run in a pool of its own."""
+    """`run_round` submits the partitions that are due and returns; a thread pool uploads."""
 
     def __init__(
         self,
@@ -86,10 +87,10 @@ class Copier:
         *,
         concurrency: int,
         holes: Holes,
-        store_answers: Callable[[], bool],
+        store_is_reachable: Callable[[], bool],
     ) -> None:
         self._partitions, self._holes = partitions, holes
-        self._store_answers = store_answers
+        self._store_answers = store_is_reachable
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -110,19 +111,19 @@ class Copier:
                     work.running = self._pool.submit(self._copy, partition, work)
 
     def reset_backoff(self, partitions: Iterable[Partition]) -> None:
-        """Forget the back-off of these: somebody asked."""
+        """Retry these at once: an operator asked for it."""
         with self._changed:
             for partition in partitions:
                 if partition in self._work:
                     self._work[partition].not_before = 0.0
 
     def blocked(self) -> dict[Partition, str]:
-        """The partitions of which nothing is uploaded before they are repaired, and why."""
+        """The partitions that are not uploaded until they are repaired, and the reason."""
         with self._changed:
             return {one: work.blocked for one, work in self._work.items() if work.blocked}
 
     def progress(self, partitions: Iterable[Partition]) -> Offloaded:
-        """Uploaded since the start of the process, and what is still rolled and local only."""
+        """Uploads since the process started, and the sealed segments that are still local only."""
         partitions = list(partitions)
         with self._changed:
             work = [self._work.get(partition) or _Work() for partition in partitions]
@@ -133,8 +134,8 @@ class Copier:
         )
 
     def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
-        """Wait until nothing rolled is local only, or the topic is deleted; False if the time is
-        over, or the copier is stopped, first.
+        """Wait until every sealed segment is uploaded, or the topic is deleted. Returns False at
+        the timeout, or when the copier is stopped.
         """
         partitions = list(partitions)
 
@@ -146,32 +147,32 @@ class Copier:
             return done()
 
     def wait_until_idle(self, *, timeout_s: float) -> bool:
-        """Wait until no upload and no claim is under way; False when the time is over first."""
+        """Wait until no upload or claim is in progress. Returns False at the timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(work.running is None for work in self._work.values()), timeout_s
             )
 
     def stop(self) -> None:
-        """No new claim and no upload begins, and nobody waits for one any more."""
+        """Begin no new claim or upload, and release the threads that wait for one."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """As `stop`, and wait for those in progress."""
+        """As `stop`, and wait for claims and uploads in progress."""
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, partition: Partition, work: _Work) -> None:
-        """One turn of a partition; where more is to be done, another at the end of the queue."""
+        """One turn of a partition. If more is to be done, it goes to the end of the queue."""
         failure: Exception | None = None
-        more = untold = False
+        more = is_outage = False
         try:
             more = self._copy_next(partition, work)
         except (TierlogError, OSError) as error:
-            failure = error if not partition.is_deleted else None  # with all that it has
-            untold = isinstance(failure, _OF_THE_STORE) and self._is_store_away()
+            failure = error if not partition.is_deleted else None  # its files are being deleted
+            is_outage = isinstance(failure, _STORE_ERRORS) and self._is_store_down()
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
             failure = bug
@@ -179,44 +180,44 @@ class Copier:
             with self._changed:
                 work.running = None
                 work.failures = work.failures + 1 if failure else 0
-                if failure is None or isinstance(failure, _OF_FILES):  # else nobody looked
+                if failure is None or isinstance(failure, _FILE_ERRORS):  # otherwise not checked
                     work.blocked = str(failure) if failure else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:
                     work.not_before = time.monotonic() + _backoff_s(work.failures)
                 self._changed.notify_all()
-        if failure is not None and not untold and not isinstance(failure, ShuttingDown):
-            _report(partition, failure, retry_in_s=work.not_before - time.monotonic())
+        if failure is not None and not is_outage and not isinstance(failure, ShuttingDown):
+            _log_failure(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
-    def _is_store_away(self) -> bool:
-        """Asked before the next begins: there may be a thousand, and they would all say so."""
+    def _is_store_down(self) -> bool:
+        """Keeps a thousand partitions from all logging the same outage."""
         try:
             return not self._store_answers()
-        except TierlogError:  # it does, with what nobody expects; or it was closed
+        except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 
     def claim(self, partition: Partition) -> None:
-        """Become the owner in the bucket, now. Raises FencedError, StoreUnavailable."""
+        """Become the owner in the bucket. Raises FencedError, StoreUnavailable."""
         cold, log = partition.cold, partition.log
         assert cold is not None, "there is nothing to claim without a bucket"
         if cold.ownership.claim(
             log_start_offset=log.log_start_offset, log_end_offset=log.log_end_offset
         ):
-            cold.follow_log_start(log.log_start_offset)  # a trim before the claim left it behind
+            cold.follow_log_start(log.log_start_offset)  # there may have been a trim before
 
     def _copy_next(self, partition: Partition, work: _Work) -> bool:
-        """What comes before any upload, and the oldest segment; whether there may be another."""
+        """Claim, catch up, and upload the oldest segment. Returns whether there may be more."""
         cold = partition.cold
         assert cold is not None
         if self._stopping:
             return False
         self.claim(partition)
-        cold.settle()
-        # Who moves it tells the bucket himself; but what lies below may be gone from here by now.
+        cold.resolve_failed_commit()
+        # Trims commit it themselves, but if one failed, records below may be gone here by now.
         cold.follow_log_start(partition.log.log_start_offset)
         pending = _pending(partition)
-        if not partition.log.sealed.mirrored and (not pending or _may_follow(partition, work)):
+        if not partition.log.sealed.mirrored and (not pending or _may_mirror(partition, work)):
             follow_compaction(partition, stopping=lambda: self._stopping)
             if not partition.log.sealed.mirrored:
                 return True  # another turn
@@ -228,10 +229,10 @@ class Copier:
                 entry = cold.offload(partition.log.sealed.files(pending[0]))
             except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
                 if pending[0] not in partition.log.base_offsets:
-                    return True  # compaction, or retention, took it just now
-                if isinstance(error, _OF_FILES):
+                    return True  # compaction or retention removed it just now
+                if isinstance(error, _FILE_ERRORS):
                     raise
-                # None of us took its file.
+                # The log still has the segment, so the broker did not remove the file.
                 raise CorruptDataError(str(error), file=str(partition.log.folder)) from error
         log.info(
             "segment offloaded",
@@ -260,14 +261,14 @@ def _has_work(partition: Partition) -> bool:
     )
 
 
-def _may_follow(partition: Partition, work: _Work) -> bool:
-    """Whether the bucket has all that compaction went by: it drops a value for a newer one, which
-    may lie above the bucket's end, and then the older one is all that a lost disk would leave.
+def _may_mirror(partition: Partition, work: _Work) -> bool:
+    """Whether the bucket has everything that compaction relied on. Compaction drops a value for a
+    newer one; while that is above the bucket's end, the older one is all that survives a lost disk.
     """
     cold, swap_sequence = partition.cold, partition.log.sealed.swap_sequence
     assert cold is not None
     if work.replaced_below is None or work.replaced_below[0] != swap_sequence:
-        # In this order: what was replaced up to now went by segments that are sealed now.
+        # In this order: replacements so far relied on segments that are sealed by now.
         work.replaced_below = (swap_sequence, partition.log.active_base_offset)
     return cold.end_offset >= work.replaced_below[1]
 
@@ -281,26 +282,26 @@ def _is_done(partition: Partition) -> bool:
 def _pending(partition: Partition) -> list[int]:
     """Base offsets of the segments that are sealed, flushed, and not in the manifest in force.
 
-    None where remote storage was turned off.
+    Empty if remote storage was turned off.
     """
     if partition.cold is None or not partition.offloads:
         return []
     if partition.log.active_base_offset <= partition.cold.end_offset:
-        return []  # all that is sealed is covered: the usual case, and cheap
+        return []  # the usual case, and cheap: every sealed segment is in the bucket
     end_offset = partition.cold.end_offset
     return [
         segment.base_offset
         for segment in partition.log.segments()
         if segment.sealed  # and flushed
-        # By its end: a trim into the middle of a segment moves the bucket's end into it.
+        # By its last offset: a trim into a segment moves the bucket's end into it.
         and segment.last_offset >= max(end_offset, segment.base_offset)
     ]
 
 
-def _report(partition: Partition, failure: Exception, *, retry_in_s: float) -> None:
+def _log_failure(partition: Partition, failure: Exception, *, retry_in_s: float) -> None:
     fatal = isinstance(failure, FencedError | LogOfflineError)
     log.warning(
-        "offload stopped" if fatal else "offload waits",
+        "offload stopped" if fatal else "offload failed, will retry",
         partition=str(partition),
         epoch=partition.log.leader_epoch,
         error=str(failure) or type(failure).__name__,

@@ -1,17 +1,17 @@
-"""Looks after what is there: rolls by time, retention in both tiers, checkpoints, full disks.
+"""Maintains partitions: rolls by time, applies retention in both tiers, frees a full disk.
 
 * A local segment is deleted only if the manifest in force covers it, if it is below the durable log
   start, or if remote storage is off (DESIGN.md, invariant 1). That rule is in one function:
   `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
-  objects go: a crash in between leaves something to delete again, never something that is missing.
-* Nothing goes by its age while the store refuses this machine's clock. Where there is no store, or
-  none that says so, the clock is believed.
-* A trim waits for the bucket as long as a caller's patience allows, and is left to a thread of its
-  own then; what that does not get done is caught up with in a round (`follow_log_start`).
-* What may ask the store has rounds of its own: a store that hangs does not keep the disk from being
-  tidied. While it is known not to answer it is not asked, because each partition would wait for it:
-  the log start moves on disk, and the bucket follows later.
+  objects are deleted: a crash in between leaves something to delete, never something missing.
+* Nothing expires by age while the store refuses this machine's clock. Without a store, or if it
+  does not refuse, the clock is trusted.
+* A trim waits for its commit only as long as a client would, then leaves it to a thread; what that
+  fails to do is made up for in a later round (`follow_log_start`).
+* Work that may contact the store has its own rounds, so that a hanging store does not stop work on
+  the disk. A store known to be unreachable is not contacted, because each partition would wait for
+  it: the log start moves on disk, and the bucket follows later.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ log = structlog.get_logger(__name__)
 
 MIN_COLLECT_MS = 60_000
 NEVER_OLD = 2**63 - 1
-TRIM_WAIT_S = 15.0  # clients wait for half a minute
-TRIMS_MAX = 8  # of partitions, in the bucket at once
+TRIM_WAIT_S = 15.0  # clients time out after half a minute
+TRIMS_MAX = 8  # concurrent commits, of different partitions
 
 
 class Janitor:
-    """`move_log_start` gives the new one once it is durable, before anything is deleted."""
+    """`move_log_start` makes the new log start durable, and returns it."""
 
     def __init__(
         self,
@@ -74,80 +74,81 @@ class Janitor:
         self._stopping = threading.Event()
         self._trims = ThreadPoolExecutor(TRIMS_MAX, thread_name_prefix="trim")
         self._trimming: dict[ColdLog, threading.Event] = {}
-        self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # or looked
+        self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # last attempt
 
     def stop(self) -> None:
-        """The round in progress ends with the partition that it is at."""
+        """End the round in progress after its current partition."""
         self._stopping.set()
 
     def close(self) -> None:
-        """As `stop`, and wait for what is still done in the bucket."""
+        """As `stop`, and wait for trims that are being committed."""
         self.stop()
         self._trims.shutdown(wait=True, cancel_futures=True)
 
     def disk_round(self) -> None:
-        """One look at every partition; what fails in one does not hold up the others."""
-        self._look_at_each(self._look_after_disk)
-        self._look_at_each(self._holes.look)
+        """Work that never contacts the store. A partition that fails does not delay the others."""
+        self._for_each_partition(self._maintain_disk)
+        self._for_each_partition(self._holes.check_next)
 
     def bucket_round(self) -> None:
-        """The same for what may ask the store, which may hang at each of them."""
-        self._look_at_each(self._look_after_bucket)
+        """Work that may contact the store, and may hang there."""
+        self._for_each_partition(self._maintain_bucket)
 
-    def _look_at_each(self, look: Callable[[Partition], None]) -> None:
+    def _for_each_partition(self, maintain: Callable[[Partition], None]) -> None:
         for partition in list(self._partitions()):
             if self._stopping.is_set():
                 return
             try:
-                look(partition)
+                maintain(partition)
             except (LogOfflineError, UnknownTopic):
-                # Reported when it went offline; nothing can be done until restart. Or deleted.
-                continue
+                continue  # offline until a restart, and reported as such; or deleted meanwhile
             except (TierlogError, OSError) as error:
-                log.warning("retention waits", partition=str(partition), error=str(error))
+                log.warning(
+                    "retention failed, will retry", partition=str(partition), error=str(error)
+                )
             except Exception:
                 log.exception("retention failed: a bug", partition=str(partition))
 
     def maintain(self, partition: Partition) -> None:
-        """Roll what is due, apply both tiers' retention, unlink what was deleted a while ago, and
-        tidy the bucket.
+        """Roll if due, apply the retention of both tiers, unlink deleted files after their delay,
+        merge manifest pages, and collect garbage.
         """
-        self._look_after_disk(partition)
-        self._look_after_bucket(partition)
+        self._maintain_disk(partition)
+        self._maintain_bucket(partition)
 
-    def _look_after_disk(self, partition: Partition) -> None:
+    def _maintain_disk(self, partition: Partition) -> None:
         if partition.is_defunct:
             return
         partition.log.maybe_roll()
-        self._finish_deletion(partition)
-        self._retain_local(partition)
+        self._delete_below_log_start(partition)
+        self._apply_local_retention(partition)
         self._reap(partition)
         partition.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
         if partition.cold is None:
-            self._retain(partition)
+            self._apply_retention(partition)
 
-    def _look_after_bucket(self, partition: Partition) -> None:
+    def _maintain_bucket(self, partition: Partition) -> None:
         if partition.is_defunct or partition.cold is None:
             return
-        if not partition.cold.store_answers:
-            self._retain(partition)
+        if not partition.cold.store_is_reachable:
+            self._apply_retention(partition)
             return
         try:
             partition.cold.follow_log_start(partition.log.log_start_offset)
-            self._retain(partition)
-            partition.cold.merge_pages()  # what fails from here on holds up no retention
+            self._apply_retention(partition)
+            partition.cold.merge_pages()  # last: its failure must not delay retention
         finally:
             self._maybe_collect(partition)
 
     def _reap(self, partition: Partition) -> None:
-        """One that cannot be unlinked keeps nothing else from being looked after."""
+        """Unlink deleted files; a failure does not stop the other work."""
         try:
             partition.log.reap()
         except OSError as error:
-            log.warning("deleted files stay", partition=str(partition), error=str(error))
+            log.warning("deleted files not unlinked", partition=str(partition), error=str(error))
 
-    def _finish_deletion(self, partition: Partition) -> None:
-        """Of local files below the log start, which a crash, or a bucket that refused, left."""
+    def _delete_below_log_start(self, partition: Partition) -> None:
+        """Delete local segments below the log start that a crash or a failed commit left behind."""
         start = partition.log.log_start_offset
         if partition.log.first_local_offset >= start:
             return
@@ -156,33 +157,33 @@ class Janitor:
             partition.log.delete_local(start)
 
     def trim(self, partition: Partition, before_offset: int) -> int:
-        """Move the log start: durable when this returns, in the bucket too if that answers soon."""
-        told = partial(self._trim_in_bucket, partition.cold) if partition.cold else None
-        return self._advance(partition, before_offset, in_bucket=told)
+        """Advance the log start: durable when this returns, also in the bucket if it is fast."""
+        in_bucket = partial(self._trim_in_bucket, partition.cold) if partition.cold else None
+        return self._advance(partition, before_offset, in_bucket=in_bucket)
 
     def _trim_in_bucket(self, cold: ColdLog, start: int) -> None:
-        """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S: it may yet be done then."""
-        give_up_s, over = time.monotonic() + TRIM_WAIT_S, threading.Event()
-        # One of a partition at a time: those that wait for it would hold up all others.
-        while (ahead := self._trimming.setdefault(cold, over)) is not over:
-            _in_time(ahead.wait(_left_s(give_up_s)))
+        """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
+        deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
+        # One per partition: waiting in the pool, they would occupy the threads of the others.
+        while (ahead := self._trimming.setdefault(cold, done)) is not done:
+            _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
-            trimming = self._trims.submit(self._do_trim, cold, start, over)
+            trimming = self._trims.submit(self._do_trim, cold, start, done)
         except RuntimeError as error:
             del self._trimming[cold]
             raise ShuttingDown(str(error)) from error
         try:
-            _in_time(wait([trimming], _left_s(give_up_s)).done)
+            _check_in_time(wait([trimming], _left_s(deadline_s)).done)
             trimming.result()
         finally:
-            del trimming  # it and an error would keep each other alive
+            del trimming  # breaks the reference cycle of the future and its exception
 
-    def _do_trim(self, cold: ColdLog, start: int, over: threading.Event) -> None:
+    def _do_trim(self, cold: ColdLog, start: int, done: threading.Event) -> None:
         try:
             cold.trim(start)
         finally:
             del self._trimming[cold]
-            over.set()
+            done.set()
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -192,17 +193,15 @@ class Janitor:
             try:
                 in_bucket(start)
             except (RetriableError, OutcomeUnknownError) as error:
-                log.warning(
-                    "log start not in the bucket", partition=str(partition), error=str(error)
-                )
+                log.warning("log start not committed", partition=str(partition), error=str(error))
         partition.log.delete_local(start)
         return start
 
     def _maybe_collect(self, partition: Partition) -> None:
-        """Garbage in the bucket, now and then: listing a partition's objects costs requests."""
+        """Collect garbage in the bucket, rarely: listing a partition's objects costs requests."""
         now_ms = self._clock()
         last_ms = self._collected_ms.setdefault(partition, now_ms)
-        # Also after a clock was set back, that had been ahead.
+        # Due also after the clock was set back.
         is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
         if partition.cold is None or partition.is_defunct or not is_due:
             return
@@ -212,7 +211,11 @@ class Janitor:
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:
-            log.warning("garbage collection waits", partition=str(partition), error=str(error))
+            log.warning(
+                "garbage collection failed, will retry",
+                partition=str(partition),
+                error=str(error),
+            )
             return
         except Exception:
             log.exception("garbage collection failed: a bug", partition=str(partition))
@@ -224,7 +227,7 @@ class Janitor:
     def _collect_every_ms(self) -> int:
         return max(MIN_COLLECT_MS, self._settings.gc_grace_ms // 24)
 
-    def _retain(self, partition: Partition) -> None:
+    def _apply_retention(self, partition: Partition) -> None:
         config = partition.log.config
         if not config.deletes:
             return
@@ -245,15 +248,15 @@ class Janitor:
             try:
                 partition.log.roll()
             except DiskFull:
-                end = local[-1].base_offset  # what is sealed makes room
+                end = local[-1].base_offset  # deleting the sealed segments makes room
                 if end <= partition.log.log_start_offset:
                     raise
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        tells = cold is not None and cold.store_answers
-        self._advance(partition, start, in_bucket=cold.drop_expired if cold and tells else None)
+        commits = cold is not None and cold.store_is_reachable
+        self._advance(partition, start, in_bucket=cold.drop_expired if cold and commits else None)
 
-    def _retain_local(self, partition: Partition) -> None:
+    def _apply_local_retention(self, partition: Partition) -> None:
         config = partition.log.config
         if config.compacts or partition.cold is None:
             return
@@ -261,31 +264,30 @@ class Janitor:
         segments = [fact for fact in local_facts(partition) if not fact.active]
         sizes = sum(fact.size_bytes for fact in segments)
         active_bytes = partition.log.size_bytes - sizes
-        if limits.retention_bytes >= 0:  # the active segment counts, and stays
+        if limits.retention_bytes >= 0:  # the active segment counts, but stays
             limits = limits._replace(retention_bytes=max(0, limits.retention_bytes - active_bytes))
         end = expired_end(segments, limits, total_bytes=sizes, now_ms=self._clock())
         end = min(end or 0, removable_end(partition))
         if end > partition.log.local_log_start_offset:
             partition.log.delete_local(end)
-            log.info("local segments let go", partition=str(partition), before_offset=end)
+            log.info("local segments deleted", partition=str(partition), before_offset=end)
 
     def relieve_disk(self, missing_bytes: int) -> bool:
-        """Let the oldest covered segment of each partition go, whatever its retention.
-
-        A partition that fails does not hold up the others.
+        """Delete the oldest local segment of each partition that is in the bucket, until enough is
+        free, whatever its retention. A partition that fails does not delay the others.
         """
         freed = 0
         for partition in list(self._partitions()):
             try:
-                freed += self._let_oldest_go(partition)
+                freed += self._delete_oldest(partition)
             except (TierlogError, OSError) as error:
-                log.warning("no segment let go", partition=str(partition), error=str(error))
+                log.warning("no segment deleted", partition=str(partition), error=str(error))
             if freed >= missing_bytes:
                 break
         return freed > 0
 
-    def _let_oldest_go(self, partition: Partition) -> int:
-        """How many bytes it freed."""
+    def _delete_oldest(self, partition: Partition) -> int:
+        """Delete the oldest local segment if it is in the bucket; the bytes freed."""
         oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
         covered = partition.cold is not None and not partition.log.config.compacts
         if oldest is None or not covered or oldest.end_offset > removable_end(partition):
@@ -293,22 +295,22 @@ class Janitor:
         if not partition.log.delete_local(oldest.end_offset):
             return 0  # not before the next flush
         partition.log.reap(at_once=True)
-        log.warning("segment let go: the disk is full", partition=str(partition))
+        log.warning("local segment deleted: the disk is full", partition=str(partition))
         return oldest.size_bytes
 
 
-def _left_s(give_up_s: float) -> float:
-    return max(0.0, give_up_s - time.monotonic())
+def _left_s(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())
 
 
-def _in_time(done: object) -> None:
+def _check_in_time(done: object) -> None:
     if not done:
-        raise StoreUnavailable(f"no answer within {TRIM_WAIT_S:g} s")
+        raise StoreUnavailable(f"no response within {TRIM_WAIT_S:g} s")
 
 
 def removable_end(partition: Partition) -> int:
-    """Below this offset the disk may forget: the manifest in force has it, or the log start is
-    above. If the bucket has not followed a compaction, it has what was there before.
+    """Local segments below this offset may be deleted: the manifest in force has them, or they are
+    below the log start. Until the bucket mirrors a compaction it has other bytes, so none may.
     """
     cold = partition.cold
     covered_end = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
@@ -316,7 +318,7 @@ def removable_end(partition: Partition) -> int:
 
 
 def _age_timestamp(segment: SegmentView) -> int:
-    """Of a segment whose records have no time that of its file, as in Kafka."""
+    """The largest timestamp; the file's if the records have none, as in Kafka."""
     if segment.max_timestamp >= 0:
         return segment.max_timestamp
     try:
@@ -339,9 +341,9 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
 
 
 def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
-    """Of both tiers, each segment once: the manifest's sums, and what of the local ones it does not
-    count. Reads pages only if the manifest counts too much: before the bucket followed compaction,
-    or a log start that moved while the store was down.
+    """The size over both tiers, each segment once: the manifest's sum, and the local segments after
+    its end. Manifest pages are read only if that sum is too high: before the bucket mirrors
+    compaction, or catches up with a log start that moved while the store was down.
     """
     log_start = partition.log.log_start_offset
     manifest = partition.cold.manifest if partition.cold is not None else None
@@ -356,9 +358,9 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
 
 
 def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:
-    """Those below the local ones, oldest first; a page of the manifest is read when it is reached.
+    """The segments below the local ones, oldest first; manifest pages are read as they are reached.
 
-    Where nothing is known of a segment's age it stays.
+    A segment of unknown age never expires.
     """
     if partition.cold is None:
         return

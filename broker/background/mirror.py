@@ -1,17 +1,18 @@
-"""The bucket follows compaction: a local segment takes the place of the objects it was made from.
+"""Mirrors compaction in the bucket: a compacted local segment replaces the objects it was made
+from.
 
-* Compaction replaces segments on local disk first, whatever the store is doing, and leaves a mark
-  in the partition's folder. While the mark is there, the bucket may hold what was there before:
-  complete and correct, only longer.
-* What has to be replaced is found by comparing, so that a crash, a lost answer or a store that was
-  down cost nothing but another look. Groups never span the point where the cold tier ends, or may
-  end, so every local segment below stands for whole entries of the manifest.
-* One transition per segment: no version of the manifest has half of a replacement.
-* In offset order, and nothing that came after a replacement before what lies below it: a segment
-  without its tombstone must not be in the bucket while the value that it deleted still is. So a
-  pass ends if compaction replaces something meanwhile.
-* A local segment only takes the place of whole entries. One that stands for a part of an entry
-  belongs to another history (an older copy of the folder), and would remove the rest.
+* Compaction replaces segments on local disk first, independently of the store, and leaves a marker
+  in the partition's folder. While the marker exists, the bucket may hold the segments from before:
+  complete and correct, only larger.
+* Segments to replace are found by comparison, so that a crash, a lost response or a store that was
+  down only cost another pass. Compaction never merges segments across the point where the cold tier
+  ends, or may end, so every local segment below it corresponds to whole entries of the manifest.
+* One transition per segment: no manifest version contains half of a replacement.
+* In offset order, and within one pass only segments from before it: a segment whose tombstone was
+  removed must not be in the bucket while the value that it deleted still is. So a pass ends if
+  compaction replaces something meanwhile.
+* A local segment only replaces whole entries. One that covers part of an entry belongs to another
+  history (an older copy of the folder), and would remove the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> int:
-    """Replace what differs; how many segments. Raises what an upload and a commit raise."""
+    """Replace entries that differ; how many segments. Raises what uploads and commits raise."""
     cold, sealed, replaced = partition.cold, partition.log.sealed, 0
     assert cold is not None, "there is no bucket to follow"
     swap_sequence = sealed.swap_sequence
@@ -44,17 +45,17 @@ def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> 
 
 
 def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> bool:
-    """Whether the bucket got another object for this segment."""
+    """Returns whether the segment replaced entries."""
     sealed = partition.log.sealed
     with sealed.lock:  # nothing is replaced within
         if sealed.swap_sequence != swap_sequence:
-            return False  # this may be newer than what was done before it
+            return False  # the segment may be newer than this pass
         try:
             return _replace(partition, view)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             if view.base_offset in partition.log.base_offsets:
                 raise
-            return False  # retention took it just now
+            return False  # deleted by retention just now
 
 
 def _replace(partition: Partition, view: SegmentView) -> bool:
@@ -68,9 +69,9 @@ def _replace(partition: Partition, view: SegmentView) -> bool:
         return False
     if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:
         raise CorruptDataError(
-            f"has offsets {files.base_offset} to {files.last_offset}, and the bucket has one "
-            f"of offsets {old[0].base_offset} to {old[-1].last_offset}: is this an older copy "
-            "of the folder?",
+            f"has offsets {files.base_offset} to {files.last_offset}, but the bucket has segments "
+            f"of offsets {old[0].base_offset} to {old[-1].last_offset}: is this an older copy of "
+            "the folder?",
             file=str(files.log),
         )
     entry = cold.replace(old, files)
@@ -86,7 +87,7 @@ def _replace(partition: Partition, view: SegmentView) -> bool:
 
 
 def _same(partition: Partition, entry: SegmentEntry, view: SegmentView) -> bool:
-    # Not by their ends: a local segment ends where the next begins, an entry where a gap does.
+    # Last offsets may differ: a local segment ends where the next begins, an entry before a gap.
     there = (entry.base_offset, entry.size_bytes)
     if there != (view.base_offset, view.size_bytes):
         return False

@@ -1,10 +1,10 @@
-"""A thread that does one thing again and again, and is told when to stop.
+"""A thread that calls a function periodically until it is stopped.
 
-* A round that fails with one of our errors, or the disk's, is logged and the next round comes;
-  anything else is a bug, is logged with its traceback, and does not end the thread either: the logs
-  still have to be looked after.
-* A repeated failure is not logged again; its end is.
-* `wake` makes the next round start at once; `stop` waits for the round in progress.
+* A round that fails with a TierlogError or OSError is logged, and the next round runs as scheduled.
+  Any other exception is a bug: it is logged with its traceback, but does not end the thread either,
+  because the logs still need maintenance.
+* A repeated failure is logged once, and so is the recovery from it.
+* `wake` starts the next round at once; `stop` waits for the round in progress.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PeriodicTask:
         self._woken.set()
 
     def stop(self, timeout_s: float) -> bool:
-        """Whether the thread ended in time."""
+        """Returns whether the thread ended in time."""
         self._stopping.set()
         self._woken.set()
         if self._thread.is_alive():
@@ -60,7 +60,7 @@ class PeriodicTask:
         if failure == self._failure:
             return
         if failure is None:
-            log.info("background task goes on", task=self._name)
+            log.info("background task recovered", task=self._name)
         else:
-            log.warning("background task waits", task=self._name, error=failure)
+            log.warning("background task failed, will retry", task=self._name, error=failure)
         self._failure = failure

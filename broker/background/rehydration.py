@@ -1,11 +1,11 @@
-"""Brings the segments of a compacted topic back to disk if only the bucket has them.
+"""Downloads segments of a compacted topic that only the bucket has.
 
-* Compaction works on local segments, and such a topic stays on disk whole; after a restore, or a
-  repair that set a bad segment aside, the front of it is only in the bucket.
-* The newest comes back first, each whole: after a stop or a crash less is left to do. Meanwhile
-  reads take them from either tier.
-* What the store gives is not trusted (`rebuilt_segment`), nothing in the bucket changes, and the
-  disk's reserve is respected.
+* Compaction needs local segments, so a compacted topic stays on disk entirely; but after a restore,
+  or a repair that set a corrupt segment aside, the front of it is only in the bucket.
+* The newest segment comes first, and each is attached once it is complete, so that progress
+  survives a stop or a crash. Meanwhile reads are served from either tier.
+* The downloaded bytes are verified (`rebuilt_segment`), nothing in the bucket changes, and the disk
+  reserve is respected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Rehydrator:
-    """`scratch` is a folder of its own on the disk of the logs; one call at a time."""
+    """`scratch`: an exclusive folder on the disk of the logs. One call at a time."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Rehydrator:
         self._check_room = check_room
 
     def __call__(self, partition: Partition, *, stopping: Callable[[], bool]) -> None:
-        """Bring all of it back. Raises Interrupted, StoreUnavailable, ConfigurationError, DiskFull,
-        CorruptDataError, LogOfflineError.
+        """Download all missing segments. Raises Interrupted, StoreUnavailable, ConfigurationError,
+        DiskFull, CorruptDataError, LogOfflineError.
         """
         store = self._bucket.store_status.require_store()
         entries = list(cold_only(partition))
@@ -50,16 +50,16 @@ class Rehydrator:
             self._check_room(entry.size_bytes)
             snapshot = snapshot_before(store, entry, before)
             pieces = _until(stopping, object_pieces(store, entry))
-            if not self._bring(partition, entry, pieces, snapshot=snapshot):
-                return  # retention or a trim has passed it, and all that lies below
+            if not self._attach(partition, entry, pieces, snapshot=snapshot):
+                return  # retention or a trim has deleted it and everything below
             log.info(
-                "segment brought back",
+                "segment rehydrated",
                 partition=str(partition),
                 base_offset=entry.base_offset,
                 size_bytes=entry.size_bytes,
             )
 
-    def _bring(
+    def _attach(
         self,
         partition: Partition,
         entry: SegmentEntry,
@@ -76,7 +76,9 @@ class Rehydrator:
         with rebuilt_segment(
             self._scratch, partition.log, entry, pieces, clock=self._clock, snapshot=snapshot
         ) as rebuilt:
-            if entry.modified_ms >= 0:  # compaction and retention go by it; else it is new
+            if (
+                entry.modified_ms >= 0
+            ):  # used by compaction and retention; otherwise it counts as new
                 modified_ns = entry.modified_ms * 1_000_000
                 os.utime(rebuilt.files.log, ns=(modified_ns, modified_ns))
             return partition.log.sealed.prepend(
@@ -85,7 +87,7 @@ class Rehydrator:
 
 
 def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
-    """The segments that are in the bucket and not on disk, oldest first."""
+    """The segments that are only in the bucket, oldest first."""
     if partition.cold is None:
         return
     local_start = partition.log.first_local_offset
@@ -96,7 +98,9 @@ def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
 
 
 def has_cold_only(partition: Partition) -> bool:
-    """Where the manifest itself says it no page is read: this is asked in each round."""
+    """Whether there are segments only in the bucket. Called each round, so it reads a page only if
+    the manifest itself does not tell.
+    """
     manifest = partition.cold.manifest if partition.cold is not None else None
     if manifest is None:
         return False

@@ -1,9 +1,9 @@
-"""What may be deleted, decided from facts alone: no clock, no disk, no bucket.
+"""Decides which segments retention deletes. Pure: no clock, no disk, no bucket.
 
-Kafka's rules (UnifiedLog.deleteOldSegments, KIP-405): whole segments, oldest first, stopping at the
-first that has to stay; by time a segment goes when its largest timestamp (its file's, where the
-records have none) is older than the limit, by size while what remains is still at least the limit.
-The active segment stays unless it has expired.
+Kafka's rules (UnifiedLog.deleteOldSegments, KIP-405): whole segments, oldest first, up to the first
+that has to stay. By time, a segment is deleted when its largest timestamp (its file's, if the
+records have none) is older than the limit; by size, while the remaining segments still reach the
+limit. The active segment stays unless it has expired.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Limits(NamedTuple):
 def expired_end(
     segments: Iterable[SegmentFacts], limits: Limits, *, total_bytes: int, now_ms: int
 ) -> int | None:
-    """End offset of the last segment that `limits` allow to be deleted; None if all stay.
+    """End offset of the last segment that exceeds `limits`; None if all stay.
 
-    `total_bytes`: of all segments. An empty active segment never goes. Where the active segment has
-    expired too, its end is returned: the caller rolls it first. Nothing after the first that stays
-    is looked at: the cold tier may have a million.
+    `total_bytes`: of all segments. An empty active segment always stays. If the active segment has
+    expired too, its end is returned, and the caller has to roll it first. Segments after the first
+    that stays are not iterated: the cold tier may have a million.
     """
     if limits == (UNLIMITED, UNLIMITED):
         return None

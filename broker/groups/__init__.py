@@ -1,1 +1,1 @@
-"""How far each group has read, as Kafka keeps it: `groups` first, over `offset_log` and `view`."""
+"""Consumer group offsets, stored as Kafka does: `groups`, on top of `offset_log` and `view`."""

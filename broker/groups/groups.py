@@ -1,17 +1,16 @@
-"""How far each group has read: offsets in `__consumer_offsets`, as Kafka keeps them.
+"""Consumer group offsets in `__consumer_offsets`, in Kafka's format.
 
-* A commit is in the log, flushed, before it is answered; the view in memory follows the log
+* A commit is in the log, flushed, before it is acknowledged; the in-memory view follows the log
   (`offset_log`).
-* The topic is created at the first commit. It is a topic like any other: compacted, offloaded,
-  restored.
+* The topic is created at the first commit. It is an ordinary topic: compacted, offloaded, restored.
 * The view is rebuilt from the log in the background at startup. If that needs a store that is down,
-  calls on groups are refused as retriable; nothing else waits for it.
-* A topic's offsets are deleted with it. Tombstones that could not be written then are kept:
-  they are written with the next commit, or at the next start, which knows that the topic is gone.
-* If a log was cut, groups that had read further go back to its end, as soon as there is a view;
-  what could not be written of that is kept too, and the cut stays noted until it is (`cuts`).
+  group calls fail with a retriable error; nothing else waits for it.
+* A topic's offsets are deleted with it. Tombstones that cannot be written then are written with the
+  next commit, or after the next start, which finds that the topic is gone.
+* If a log was truncated, groups that had read further are set back to its end, as soon as there is
+  a view. Until all of that is written, the truncation stays recorded (`truncations`).
 
-Thread-safe. Every call may block: on the flush, or on the first rebuild.
+Thread-safe. Every call may block on the flush, or on the first rebuild.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ CONFIG: Final[Mapping[str, ConfigValue]] = {
 
 
 class OffsetState(msgspec.Struct, frozen=True):
-    """`lag`: offsets left to read, without gaps that a restore left."""
+    """`lag`: the offsets left to read, not counting the gaps of restores."""
 
     topic: str
     partition: int
@@ -70,32 +69,32 @@ class OffsetState(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    """`find_topic` raises UnknownTopic; `make_topic` returns the topic, new or not."""
+    """`find_topic` raises UnknownTopic; `ensure_topic` creates the topic if it does not exist."""
 
     def __init__(
         self,
         *,
         find_topic: Callable[[str], Topic],
-        make_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
+        ensure_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
         clock: Callable[[], int],
         commits_max: int,
-        cuts: Truncations,
+        truncations: Truncations,
     ) -> None:
-        self._find_topic, self._make_topic, self._clock = find_topic, make_topic, clock
-        self._commits_max, self._cuts = commits_max, cuts
+        self._find_topic, self._ensure_topic, self._clock = find_topic, ensure_topic, clock
+        self._commits_max, self._truncations = commits_max, truncations
         self._offsets = OffsetLog(lambda: self._topic_or_none(TOPIC), clock=clock)
-        self._gone: set[str] = set()  # deleted before the view was there
-        self._followed: set[tuple[TopicIdPartition, int]] = set()  # cuts that the view knows of
+        self._deleted_topics: set[str] = set()  # since startup, before the view was built
+        self._applied: set[tuple[TopicIdPartition, int]] = set()  # truncations, to the view
         self._rebuilding = threading.Lock()
 
     # --- the view ---------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Read the log, if nobody has yet. Raises StoreUnavailable, CorruptDataError, Starting."""
+        """Build the view, once. Raises StoreUnavailable, CorruptDataError, Starting."""
         if self._offsets.view is not None:
             return
         if not self._rebuilding.acquire(timeout=MAX_REBUILD_WAIT_S):
-            raise Starting("committed offsets are still being read")
+            raise Starting("committed offsets are still being loaded")
         try:
             if self._offsets.view is None:
                 self._publish(self._replay())
@@ -107,7 +106,7 @@ class Groups:
         self.rebuild()
         if self._offsets.unwritten:
             self._offsets.write_unwritten()
-        self._forget_cuts()
+        self._forget_truncations()
 
     def _replay(self) -> GroupView:
         view = GroupView()
@@ -119,52 +118,52 @@ class Groups:
 
     def _publish(self, view: GroupView) -> None:
         with self._offsets.lock:
-            if TOPIC in self._gone:
+            if TOPIC in self._deleted_topics:
                 view = GroupView()
-            gone = {key for key, commit in view.commits() if self._is_gone(key.topic, commit)}
+            gone = {key for key, commit in view.commits() if self._is_deleted(key.topic, commit)}
             for key in gone:
                 view.remove(key)
             self._offsets.view, self._offsets.unwritten = view, dict.fromkeys(gone)
-            self._gone.clear()
-            self._take_back(view)
+            self._deleted_topics.clear()
+            self._set_back_groups(view)
 
-    def _is_gone(self, name: str, commit: Commit) -> bool:
-        """Whether the commit is on a topic that is there no more, be it one of the same name."""
+    def _is_deleted(self, name: str, commit: Commit) -> bool:
+        """Whether the commit's topic was deleted, even if another now has its name."""
         topic = self._topic_or_none(name)
-        if topic is None or name in self._gone:
+        if topic is None or name in self._deleted_topics:
             return True
         return commit.topic_id not in (None, parse_topic_id(topic.record.topic_id))
 
     def _committed(self, group: str) -> list[tuple[TopicPartition, Committed]]:
         self.rebuild()
         if (topic := self._topic_or_none(TOPIC)) is not None:
-            home_partition(group, topic).check_leadership()  # whoever took it over has newer ones
+            home_partition(group, topic).check_leadership()  # a new owner has newer offsets
         with self._offsets.lock:
             return sorted(self._offsets.known.groups.get(group, {}).items())
 
     # --- calls ------------------------------------------------------------------------------------
 
     def commit(self, group: str, offsets: Sequence[NewOffset]) -> None:
-        """Durable when this returns; all of them, or none.
+        """Commit all of the offsets or none; durable when this returns.
 
-        Raises InvalidRequest, UnknownTopic, UnknownPartition, Throttled (too many commits in all),
-        and what an append raises.
+        Raises InvalidRequest, UnknownTopic, UnknownPartition, Throttled (too many offsets over all
+        groups), and what an append raises.
         """
         check_group_name(group)
         check_offsets(offsets)
         self.rebuild()
-        self._rows(group, offsets)  # a refused commit does not make the topic
-        home = home_partition(group, self._make_topic(TOPIC, CONFIG))
+        self._rows(group, offsets)  # first: a refused commit does not create the topic
+        home = home_partition(group, self._ensure_topic(TOPIC, CONFIG))
         with self._offsets.lock:
-            rows = self._rows(group, offsets)  # looks again: a topic may have been deleted since
+            rows = self._rows(group, offsets)  # again: a topic may have been deleted since
             self._check_room(rows)
             pending = self._offsets.append(home, rows)
-        self._offsets.settle(pending)
+        self._offsets.complete(pending)
         if self._offsets.unwritten:
             self._offsets.write_unwritten()
 
     def group(self, name: str) -> list[OffsetState]:
-        """By topic and partition. Raises UnknownGroup."""
+        """The group's offsets by topic and partition. Raises UnknownGroup."""
         check_group_name(name)
         found = self._committed(name)
         if not found:
@@ -172,7 +171,7 @@ class Groups:
         return self._shown(found)
 
     def all_groups(self) -> Iterator[tuple[str, list[OffsetState]]]:
-        """Every group by name, as `group` has it."""
+        """Every group, sorted by name, with its offsets."""
         self.rebuild()
         with self._offsets.lock:
             names = sorted(self._offsets.known.groups)
@@ -180,29 +179,29 @@ class Groups:
             yield name, self._shown(self._committed(name))
 
     def delete(self, group: str) -> None:
-        """Forget a group's offsets, durably. Raises UnknownGroup."""
+        """Delete a group's offsets, durably. Raises UnknownGroup."""
         check_group_name(group)
         self.rebuild()
         with self._offsets.lock:
-            self._offsets.settle_all()
+            self._offsets.complete_all()
             found = self._offsets.known.groups.get(group)
             topic = self._topic_or_none(TOPIC)
             if not found or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
             rows = [Row(CommitKey(group, *place), None) for place in found]
             pending = self._offsets.append(home_partition(group, topic), rows)
-        self._offsets.settle(pending)
+        self._offsets.complete(pending)
 
     def forget_topic(self, name: str) -> None:
-        """The topic was deleted: its offsets go from memory now, from the log where that works.
+        """Drop the offsets of a deleted topic: from memory now, from the log now or later.
 
-        Those that a group committed since on a new topic of the name stay.
+        Offsets that were committed since on a new topic of the same name stay.
         """
         with self._offsets.lock:
             if self._offsets.view is None:
-                self._gone.add(name)
+                self._deleted_topics.add(name)
                 return
-            self._offsets.settle_all()
+            self._offsets.complete_all()
             view = self._offsets.view
             if name == TOPIC:
                 self._offsets.view, self._offsets.unwritten = self._replay(), {}
@@ -220,40 +219,40 @@ class Groups:
         self._offsets.write_unwritten()
 
     def follow_truncations(self) -> None:
-        """Set back groups that had read further than a log that was cut now reaches: they would
-        skip what is written in place of what was lost. If that cannot be looked up, or written, it
-        is done later.
+        """Set back groups that had read past the end of a truncated log: they would skip the
+        records written in place of the lost ones. If the offsets cannot be read or written, this is
+        retried later.
         """
         try:
             self.rebuild()
             with self._offsets.lock:
-                self._offsets.settle_all()
-                self._take_back(self._offsets.known)
+                self._offsets.complete_all()
+                self._set_back_groups(self._offsets.known)
             self._offsets.write_unwritten()
-            self._forget_cuts()
+            self._forget_truncations()
         except (TierlogError, OSError) as error:
-            log.error("groups not set back yet", error=str(error))
+            log.error("group offsets not set back yet", error=str(error))
 
-    def _take_back(self, view: GroupView) -> None:
-        """In the view, of the cuts that it does not know of yet; the records are unwritten."""
-        ends = {cut for cut in self._cuts.ends.items() if cut not in self._followed}
-        self._followed |= ends
+    def _set_back_groups(self, view: GroupView) -> None:
+        """Apply new truncations to the view; the new offsets are still to be written."""
+        ends = {one for one in self._truncations.ends.items() if one not in self._applied}
+        self._applied |= ends
         for key, commit in list(view.commits()) if ends else ():
             topic = self._topic_or_none(key.topic)
             place = (topic.record.topic_id if topic else "", key.partition)
-            for end in (end for cut, end in ends if cut == place and end < commit.offset):
+            for end in (end for where, end in ends if where == place and end < commit.offset):
                 back = commit._replace(offset=end, leader_epoch=NO_EPOCH)
                 view.set_back(key, back)
                 self._offsets.unwritten[key] = back
-                log.warning("group set back", group=key.group, topic=key.topic, offset=end)
+                log.warning("group offset set back", group=key.group, topic=key.topic, offset=end)
 
-    def _forget_cuts(self) -> None:
-        """Those that groups have followed durably. Raises ShuttingDown, OSError."""
+    def _forget_truncations(self) -> None:
+        """Forget truncations whose new offsets are durable. Raises ShuttingDown, OSError."""
         with self._offsets.lock:
-            owes_offsets = any(commit is not None for commit in self._offsets.unwritten.values())
-            if self._followed and not owes_offsets:
-                self._cuts.forget(self._followed)
-                self._followed.clear()
+            has_unwritten = any(commit is not None for commit in self._offsets.unwritten.values())
+            if self._applied and not has_unwritten:
+                self._truncations.forget(self._applied)
+                self._applied.clear()
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -284,15 +283,15 @@ class Groups:
         new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)
         if kept + new > self._commits_max:
             raise Throttled(
-                f"{kept} offsets are committed, and at most {self._commits_max} are kept: "
-                "delete groups that nobody needs"
+                f"{kept} offsets are committed, and at most {self._commits_max} are kept: delete "
+                "groups that are no longer needed"
             )
 
     def _shown(self, found: Iterable[tuple[TopicPartition, Committed]]) -> list[OffsetState]:
-        """Without partitions that went in this moment, be there others of the name by now."""
+        """Skips partitions that were deleted meanwhile, even if others now have their names."""
         shown = []
         for (topic, number), (commit, _) in found:
-            if self._is_gone(topic, commit):
+            if self._is_deleted(topic, commit):
                 continue
             try:
                 end, lag = self._end_and_lag(topic, number, commit.offset)
@@ -302,7 +301,7 @@ class Groups:
         return shown
 
     def _end_and_lag(self, name: str, number: int, offset: int) -> tuple[int, int]:
-        """Of a damaged partition as its last checkpoint has it. Raises UnknownTopicOrPartition."""
+        """For a damaged partition, from its last checkpoint. Raises UnknownTopicOrPartition."""
         topic = self._find_topic(name)
         if (damaged := topic.damaged.get(number)) is not None:
             end = damaged.recovery_point or 0
@@ -313,7 +312,7 @@ class Groups:
 
 
 def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
-    """Offsets in [offset, log end), without those that a restore left out."""
+    """The number of offsets in [offset, log end), not counting the gaps of restores."""
     manifest = partition.cold.manifest if partition.cold is not None else None
     gaps = manifest.gaps if manifest is not None else ()
     skipped = sum(

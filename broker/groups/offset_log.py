@@ -1,9 +1,9 @@
-"""What is written to `__consumer_offsets`: in the order of the log, and what is yet to be written.
+"""Writes to `__consumer_offsets`, and keeps the view in the order of the log.
 
-* Appends are made under `lock`, and applied to the view in their order once they are flushed, never
+* Appends are made under `lock`, and applied to the view in that order once they are flushed, never
   in the order in which threads wake up.
-* What could not be written is `unwritten`: it is tried again until it succeeds, or until a later
-  commit has settled it.
+* A row that could not be written is `unwritten`: it is retried until it succeeds, or until a later
+  commit of its key supersedes it.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ log = structlog.get_logger(__name__)
 
 
 class Row(NamedTuple):
-    """`commit` None: a tombstone."""
+    """`commit` is None for a tombstone."""
 
     key: CommitKey
     commit: Commit | None
 
 
 class PendingAppend(NamedTuple):
-    """An append in progress; its rows are applied in the order of appends."""
+    """An append in progress; rows are applied in the order of appends."""
 
     rows: Sequence[Row]
     future: Future[AppendResult]
 
 
 class OffsetLog:
-    """`topic`: None if there is none yet. `view`: None before the log was read; changed, as
-    `unwritten`, under `lock`.
+    """`topic` returns None if the topic does not exist yet. `view` is None until the log was read;
+    `lock` guards it and `unwritten`.
     """
 
     def __init__(self, topic: Callable[[], Topic | None], *, clock: Callable[[], int]) -> None:
@@ -61,12 +61,12 @@ class OffsetLog:
 
     @property
     def known(self) -> GroupView:
-        """The view, after the log was read: once there, it stays."""
+        """The view; call it only after the log was read."""
         assert self.view is not None, "the log was not read yet"
         return self.view
 
     def append(self, home: Partition, rows: Sequence[Row]) -> PendingAppend:
-        """Under the lock: the order of appends is the order of `_pending`."""
+        """Append rows. Call it under the lock: the order of appends is the order of `_pending`."""
         batches = build_produced(
             [None if row.commit is None else encode_value(row.commit) for row in rows],
             keys=[encode_key(row.key) for row in rows],
@@ -77,8 +77,8 @@ class OffsetLog:
         self._pending.append(pending)
         return pending
 
-    def settle(self, pending: PendingAppend) -> None:
-        """Wait for the flush, then apply all that was appended up to there, in order."""
+    def complete(self, pending: PendingAppend) -> None:
+        """Wait for the flush, then apply everything appended up to this, in order."""
         try:
             pending.future.result()
         finally:
@@ -86,16 +86,16 @@ class OffsetLog:
                 while any(one is pending for one in self._pending):
                     self._apply_first()
 
-    def settle_all(self) -> None:
-        """Under the lock."""
+    def complete_all(self) -> None:
+        """Complete every append in progress. Call it under the lock."""
         while self._pending:
             self._apply_first()
 
     def _apply_first(self) -> None:
-        """Earlier appends of a log are flushed no later: this waits for what is as good as done."""
+        """Hardly waits: earlier appends of a log are flushed no later than the later ones."""
         pending = self._pending.popleft()
         if pending.future.exception() is not None:
-            return  # who appended it is told
+            return  # the caller that appended it raises the error
         record_offset = pending.future.result().base_offset
         for key, commit in pending.rows:
             self.unwritten.pop(key, None)
@@ -105,17 +105,17 @@ class OffsetLog:
                 self.known.put(key, commit, record_offset=record_offset)
 
     def write_unwritten(self) -> None:
-        """Write what is unwritten; what cannot be written stays unwritten."""
+        """Try to append the unwritten rows; those that fail stay unwritten."""
         with self.lock:
             started = self._append_unwritten()
         for pending in started:
             try:
-                self.settle(pending)
+                self.complete(pending)
             except TierlogError as error:
                 log.warning("offsets not written yet", error=str(error))
 
     def _append_unwritten(self) -> list[PendingAppend]:
-        self.settle_all()  # a commit that came since has settled its key's debt
+        self.complete_all()  # a commit appended since supersedes the unwritten row of its key
         topic = self._topic()
         if topic is None:
             return []
@@ -134,8 +134,6 @@ class OffsetLog:
 
 
 def home_partition(group: str, topic: Topic) -> Partition:
-    """The partition that Kafka would choose; in an adopted folder that lacks it, the first one
-    there.
-    """
+    """The partition that Kafka would choose; if an adopted folder lacks it, the first it has."""
     wanted = partition_for_group(group, topic.record.partitions)
     return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])

@@ -1,4 +1,4 @@
-"""What may be asked of a group: its name, and the offsets of one commit."""
+"""Validates group requests: the name, and the offsets of one commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
 
 
 class NewOffset(NamedTuple):
-    """The next offset that the group will read. `topic_id`, if it is given, must be the topic's."""
+    """The next offset that the group will read. `topic_id`, if given, must be the topic's."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ def check_group_name(name: str) -> None:
 
 
 def check_offsets(offsets: Sequence[NewOffset]) -> None:
-    """Of one commit. Raises InvalidRequest, which names each that is wrong."""
+    """Check the offsets of one commit. Raises InvalidRequest, which names each invalid one."""
     problems = []
     seen: set[tuple[str, int]] = set()
     for index, one in enumerate(offsets):
@@ -42,7 +42,7 @@ def check_offsets(offsets: Sequence[NewOffset]) -> None:
             problems.append(FieldProblem(f"offsets[{index}]", detail))
         seen.add(one[:2])
     if not offsets:
-        problems.append(FieldProblem("offsets", "there is no offset to commit"))
+        problems.append(FieldProblem("offsets", "at least one offset is required"))
     if problems:
         detail = "; ".join(f"{loc}: {msg}" for loc, msg in problems[:5])
         raise InvalidRequest(detail, problems=tuple(problems[:100]))

@@ -1,12 +1,12 @@
-"""Logs that a repair cut shorter, until the groups that had read further are set back.
+"""Logs that a repair truncated, until the groups that had read further are set back.
 
-`<data>/tierlog/cuts.json` has them by topic id and partition: where the log ended then, or null
-before that was known.
+`<data>/tierlog/cuts.json` maps topic id and partition to the log's new end; null until it is known.
 
-* A cut is noted before its first byte is cut, and forgotten once the groups' new offsets are
-  flushed: after a crash in between, or if the groups' offsets cannot be read or written, it is done
-  later.
-* A cut that startup finds without an end is looked at before anything is appended.
+* A truncation is recorded before the first byte is removed, and forgotten once the groups' new
+  offsets are flushed. After a crash in between, or if the offsets cannot be read or written, the
+  groups are set back later.
+* If startup finds a truncation without an end, it records the log's end before anything is
+  appended.
 
 Thread-safe; each change is durable when the call returns.
 """
@@ -33,9 +33,9 @@ class Truncations:
     def __init__(self, folder: DataFolder) -> None:
         self._folder, self._path = folder, folder.path / "tierlog" / "cuts.json"
         self._lock = threading.Lock()
-        self._noted: dict[str, int | None] = {}
+        self._ends: dict[str, int | None] = {}
         if self._path.exists():
-            self._noted = sealed_json.decode(
+            self._ends = sealed_json.decode(
                 self._path.read_bytes(),
                 kind=KIND,
                 file=str(self._path),
@@ -44,26 +44,28 @@ class Truncations:
 
     @property
     def ends(self) -> dict[TopicIdPartition, int]:
-        """Where each log ended that groups still have to follow."""
+        """The new ends of truncated logs, where they are known."""
         return {
             parse_topic_id_partition(name): end
-            for name, end in self._noted.items()
+            for name, end in self._ends.items()
             if end is not None
         }
 
     def begin(self, place: TopicIdPartition) -> None:
-        """Call it before anything is cut. Raises ShuttingDown, OSError."""
-        self._note(place, None)
+        """Record a truncation that is about to begin. Raises ShuttingDown, OSError."""
+        self._put(place, None)
 
     def end(self, place: TopicIdPartition, end_offset: int) -> None:
-        """Note from where on offsets are assigned again. Raises ShuttingDown, OSError."""
-        self._note(place, end_offset)
-
-    def look(self, partitions: Iterable[Partition], topic_ids: Collection[str]) -> None:
-        """At startup: find the ends of logs whose cut was interrupted, and forget topics that are
-        gone.
+        """Record the new end: from there on offsets are assigned again. Raises ShuttingDown,
+        OSError.
         """
-        if not self._noted:
+        self._put(place, end_offset)
+
+    def reconcile_at_start(
+        self, partitions: Iterable[Partition], topic_ids: Collection[str]
+    ) -> None:
+        """Record the ends of logs whose truncation was interrupted; forget deleted topics."""
+        if not self._ends:
             return
         ends = {
             format_topic_id_partition(one.log.topic_id, one.number): one.log.log_end_offset
@@ -73,22 +75,22 @@ class Truncations:
             self._save(
                 {
                     name: ends.get(name) if end is None else end
-                    for name, end in self._noted.items()
+                    for name, end in self._ends.items()
                     if parse_topic_id_partition(name)[0] in topic_ids
                 }
             )
 
     def forget(self, done: Iterable[tuple[TopicIdPartition, int]]) -> None:
-        """Groups have followed these ends. Raises ShuttingDown, OSError."""
+        """Remove truncations that groups have followed. Raises ShuttingDown, OSError."""
         gone = {(format_topic_id_partition(*place), end) for place, end in done}
         with self._lock:
-            self._save({name: end for name, end in self._noted.items() if (name, end) not in gone})
+            self._save({name: end for name, end in self._ends.items() if (name, end) not in gone})
 
-    def _note(self, place: TopicIdPartition, end_offset: int | None) -> None:
+    def _put(self, place: TopicIdPartition, end_offset: int | None) -> None:
         with self._lock:
-            self._save({**self._noted, format_topic_id_partition(*place): end_offset})
+            self._save({**self._ends, format_topic_id_partition(*place): end_offset})
 
-    def _save(self, noted: dict[str, int | None]) -> None:
-        if noted != self._noted:
-            self._folder.write(self._path, sealed_json.encode(noted, kind=KIND))
-            self._noted = noted
+    def _save(self, ends: dict[str, int | None]) -> None:
+        if ends != self._ends:
+            self._folder.write(self._path, sealed_json.encode(ends, kind=KIND))
+            self._ends = ends

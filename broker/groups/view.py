@@ -1,10 +1,10 @@
-"""What `__consumer_offsets` says, in memory: by group, the newest commit of each partition.
+"""The contents of `__consumer_offsets` in memory: by group, the newest commit of each partition.
 
-* Rebuilt from the log alone, and right whatever is in it: compacted or not, tombstones, other kinds
-  of records, transactions of a real Kafka (applied at their commit marker, forgotten at an abort).
-* A record that cannot be read is skipped and counted: one bad record from a foreign broker does not
-  cost everybody their offsets. A batch that fails its checksum does: that is our disk.
-* Read in windows of `WINDOW_BYTES`; what is kept is what the commits in the log amount to.
+* Rebuilt from the log alone, whatever is in it: compacted or not, tombstones, other kinds of
+  records, transactions of a real Kafka (applied at the commit marker, dropped at an abort).
+* A record that cannot be decoded is skipped and counted: one bad record from a foreign broker does
+  not cost every group its offsets. A batch that fails its checksum is an error: the disk failed.
+* The log is read in windows of `WINDOW_BYTES`; only the newest commits are kept.
 
 Not thread-safe: `groups` has the lock.
 """
@@ -37,7 +37,7 @@ class Committed(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """`commit` None: a tombstone."""
+    """`commit` is None for a tombstone."""
 
     key: CommitKey
     commit: Commit | None
@@ -59,7 +59,7 @@ class GroupView:
         offsets[key.topic, key.partition] = Committed(commit, record_offset)
 
     def set_back(self, key: CommitKey, commit: Commit) -> None:
-        """Replaces the commit that is there; its record is yet to come."""
+        """Replace an existing commit before its new record is written."""
         offsets = self.groups[key.group]
         place = (key.topic, key.partition)
         offsets[place] = offsets[place]._replace(commit=commit)
@@ -79,7 +79,7 @@ class GroupView:
     # --- the log ----------------------------------------------------------------------------------
 
     def replay(self, partition: Partition) -> None:
-        """Apply all of one partition's log. May block; raises what its reads raise."""
+        """Apply one partition's whole log. May block; raises what reads raise."""
         offset = partition.offsets().log_start_offset
         while offset < partition.offsets().high_watermark:
             try:
@@ -89,18 +89,18 @@ class GroupView:
                 continue
             self.apply(b"".join(piece.read() for piece in fetched.slices))
             if fetched.next_offset <= offset:
-                break  # nothing is left: compaction took the last records
+                break  # compaction removed the last records
             offset = fetched.next_offset
-        self._open_transactions.clear()  # an end of one that comes later is not ours to see
+        self._open_transactions.clear()  # the end of one is written only by a real Kafka
         if self.unreadable:
             log.warning(
-                "records of no known form passed over",
+                "records of unknown format skipped",
                 partition=str(partition),
                 records=self.unreadable,
             )
 
     def apply(self, batches: bytes) -> None:
-        """Whole batches, in the log's order. Raises CorruptBatch."""
+        """Apply whole batches, in log order. Raises CorruptBatch."""
         for header in iter_headers(batches):
             check_crc(batches, header)
             self._apply_batch(batches, header)
@@ -137,7 +137,7 @@ class GroupView:
             self.put(change.key, change.commit, record_offset=change.record_offset)
 
     def _end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """A commit outside of the transaction that came after its record stays."""
+        """A commit outside of the transaction, made after the transaction's record, wins."""
         changes = self._open_transactions.pop(producer_id, [])
         for change in changes if committed else ():
             key = change.key

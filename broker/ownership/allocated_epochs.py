@@ -1,8 +1,8 @@
-"""The leader epochs that this folder took, a new one whenever it opens a log: `epochs.json`.
+"""The leader epochs that this folder allocated, a new one each time it opens a log: `epochs.json`.
 
-* An epoch is durable before the first append under it: one file, one fsync, for all logs that are
-  opened together.
-* It is above every epoch that the log, the bucket when last seen, or this folder ever had.
+* An epoch is durable before the first append under it: one file and one fsync for all logs that
+  are opened together.
+* It is above every epoch of the log, of the bucket when last seen, and of this folder.
 
 Thread-safe: a repair may open a log at any time.
 """
@@ -33,29 +33,30 @@ class AllocatedEpochs:
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
         self._epochs = read_epochs(folder.path)
-        self._lock = threading.Lock()  # around each change
+        self._lock = threading.Lock()  # for changes
 
     def of(self, name: str) -> tuple[EpochStart, ...]:
-        """What the bucket may not know of yet; the last is the newest."""
+        """The epochs that the bucket may not know yet, oldest first."""
         return self._epochs.get(name, ())
 
     def prepare(self, cold: ColdLog, name: str) -> None:
-        """What it will claim: the epoch that its log has already."""
+        """Prepare the claim of a log that is open already, under the epoch that it has."""
         cold.ownership.prepare(self._folder.owner, self.of(name), take_over=False)
 
-    def take(self, opened: Iterable[OpenedLog]) -> None:
-        """The next epoch of each log; durable before this returns."""
+    def allocate(self, opened: Iterable[OpenedLog]) -> None:
+        """Start the next epoch of each log and prepare its claim; durable when this returns."""
         with self._lock:
-            self._take(opened)
+            self._allocate(opened)
 
-    def _take(self, opened: Iterable[OpenedLog]) -> None:
+    def _allocate(self, opened: Iterable[OpenedLog]) -> None:
         epochs, owner = dict(self._epochs), self._folder.owner
         for one in opened:
             history = epochs.get(one.name, ())
-            last = max([one.log.leader_epoch, one.in_force, *(entry.epoch for entry in history)])
+            own = (entry.epoch for entry in history)
+            last = max([one.log.leader_epoch, one.epoch_in_force, *own])
             start = EpochStart(last + 1, one.next_offset, owner)
-            # Also those under which nothing was written: one may be what the bucket has in force,
-            # by a claim that died before it was noted here.
+            # Includes epochs under which nothing was written: one may be in force in the bucket
+            # through a claim whose process died before it was recorded here.
             epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
             one.log.bump_epoch(start.epoch)
             if one.cold is not None:
@@ -65,7 +66,7 @@ class AllocatedEpochs:
         self._save(epochs)
 
     def forget_all_but(self, topic_ids: Collection[str]) -> None:
-        """Forget topics that no longer exist: what they left in the bucket is gone."""
+        """Forget topics that no longer exist, here or in the bucket."""
         with self._lock:
             kept = {
                 name: history

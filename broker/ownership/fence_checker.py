@@ -1,9 +1,10 @@
-"""Whether another folder owns a partition in the bucket by now: asked before anything is served,
-and every `fence.check.ms` from then on.
+"""Checks whether another folder has become the owner of a partition in the bucket: before anything
+is served, and every `fence.check.ms` after that.
 
-* Before it is served, because nobody would read what a former owner acknowledges between its start
-  and its claim. If the store does not answer in time, the partition is served nevertheless.
-* A partition that lost its leadership says so from then on, until a restart.
+* The first check comes before serving, because nobody would ever read what a former owner
+  acknowledges between its start and its claim. If the store does not respond in time, the partition
+  is served anyway.
+* A partition that lost its leadership refuses calls until a restart.
 """
 
 from __future__ import annotations
@@ -23,55 +24,55 @@ from record_format.errors import FencedError, StoreUnavailable, TierlogError, Un
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE: Final = 16  # requests side by side, before a broker serves
-OF_ONE: Final = 250  # later: at 20 ms each, that many are asked one after the other in 5 s
+STARTUP_THREADS: Final = 16
+PARTITIONS_PER_THREAD: Final = 250  # later: at 20 ms a request, one thread checks them in 5 s
 
 
 class FenceChecker:
     def __init__(self, partitions: Callable[[], Iterable[Partition]]) -> None:
         self._partitions = partitions
 
-    def look(self) -> None:
-        """If the store is down, the next round asks again."""
+    def run_round(self) -> None:
+        """If the store is down, the round ends early, and the next one tries again."""
         partitions = list(self._partitions())
-        _ask(partitions, threads=1 + len(partitions) // OF_ONE)
+        _check(partitions, threads=1 + len(partitions) // PARTITIONS_PER_THREAD)
 
     def check_before_serving(self, *, timeout_s: float) -> None:
-        """Waits no longer than this: a store may take a minute not to answer."""
-        _ask(self._partitions(), threads=AT_ONCE, timeout_s=timeout_s)
+        """Return after `timeout_s` at most: a request may take a minute to time out."""
+        _check(self._partitions(), threads=STARTUP_THREADS, timeout_s=timeout_s)
 
 
-def _ask(partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf) -> None:
+def _check(partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf) -> None:
     waiting: SimpleQueue[Partition] = SimpleQueue()
     for partition in partitions:
         waiting.put(partition)
     deadline = time.monotonic() + timeout_s
 
-    def ask_on() -> None:
+    def check_waiting() -> None:
         with suppress(Empty):
-            while time.monotonic() <= deadline and _was_asked(waiting.get_nowait()):
+            while time.monotonic() <= deadline and _check_one(waiting.get_nowait()):
                 pass
 
-    asking = [Thread(target=ask_on, name="fences", daemon=True) for _ in range(threads)]
-    for thread in asking:
+    workers = [Thread(target=check_waiting, name="fences", daemon=True) for _ in range(threads)]
+    for thread in workers:
         thread.start()
-    for thread in asking:
+    for thread in workers:
         thread.join(None if timeout_s == inf else max(0.0, deadline - time.monotonic()))
 
 
-def _was_asked(partition: Partition) -> bool:
-    """False if the store does not answer."""
+def _check_one(partition: Partition) -> bool:
+    """Returns False if the store does not respond."""
     if partition.cold is None:
         return True
     try:
         if not partition.leadership_lost:
             partition.cold.ownership.check_fence(log_end_offset=partition.log.log_end_offset)
     except (FencedError, UnknownTopic):
-        pass  # kept and reported by the partition; or deleted
+        pass  # the partition records it and reports it; or it was deleted
     except StoreUnavailable:
         return False
     except (TierlogError, OSError) as error:
-        log.warning("not known who owns it", partition=str(partition), error=str(error))
+        log.warning("ownership check failed", partition=str(partition), error=str(error))
     if partition.leadership_lost:  # found here, or by a commit since the last round
         partition.wake_all()
     return True

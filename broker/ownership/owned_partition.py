@@ -1,8 +1,7 @@
-"""A partition in the bucket, for a folder that believes itself the owner: what is beside the
-manifest (the topic's own object, a deletion) is written only after checking who is the owner in
-force.
+"""A partition in the bucket, for a folder that believes itself the owner. Whatever is not guarded
+by the manifest (the topic object, a deletion) is written only after checking the owner in force.
 
-* Damage is not a claim: a manifest that cannot be read does not stop anybody.
+* Damage is not a claim: a manifest that cannot be read fences nobody.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from record_format.errors import CorruptDataError, MissingObject
 
 
 class OwnedPartition:
-    """`recorded`: gives the (owner, epoch) pairs that the folder took or saw. `seen`: its last
-    manifest's version.
+    """`recorded` returns the (owner, epoch) pairs that the folder claimed or saw. `seen`: the
+    version of the last manifest that it saw.
     """
 
     def __init__(
@@ -46,13 +45,14 @@ class OwnedPartition:
             newest = self._newest()
         except CorruptDataError:
             return None
-        if newest is not None:  # asked behind it: a claim of ours that is under way is noted first
+        if newest is not None:  # evaluated afterwards: a claim is recorded before it is sent
             transitions.check_recorded(newest, self._recorded())
         return newest
 
     def drop_all(self) -> None:
-        """Commit, under the epoch in force, that the log is empty: no later manifest names an
-        object of before. Raises FencedError as `check` does, ManifestConflict, OutcomeUnknownError.
+        """Commit, under the epoch in force, that the log is empty, so that no later manifest names
+        an existing object. Raises FencedError as `check` does, ManifestConflict,
+        OutcomeUnknownError.
         """
         in_force, now_ms = self.check(), self._clock()
         if in_force is None:
@@ -70,5 +70,5 @@ class OwnedPartition:
     def _newest(self) -> Manifest | None:
         try:
             return self._manifests.load(at_least=self._seen)
-        except MissingObject:  # what was in force is gone: is there another chain?
+        except MissingObject:  # the version in force is gone: there may be another chain
             return self._manifests.load()

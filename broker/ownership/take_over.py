@@ -1,14 +1,13 @@
-"""Taking a partition over from another folder: what of the local log may stay, and the claim.
+"""Takes a partition over from another folder: reconciles the local log, then commits the claim.
 
-* `<data>/tierlog/take-over.json` durably names the partitions being taken over before a file is
-  touched; a partition leaves it when its claim is in the bucket. Every step may be repeated.
-* The claim is committed on top of exactly the end that the local log was brought in line with: if
-  another owner was faster, everything is looked at again. So a take-over needs the store, and a
-  start that takes over does not begin without it.
+* `<data>/tierlog/take-over.json` durably names the partitions being taken over before any file is
+  touched; a partition is removed from it once its claim is in the bucket. Every step is repeatable.
+* The claim is committed on top of exactly the end that the local log was reconciled with. If
+  another owner was faster, the manifest is reloaded and everything starts over. A take-over
+  therefore needs the store, and a start with `--take-over` fails without it.
 * No local record is removed before the manifest in force names it. After the commit that names the
-  tail everything is looked at again, as a start after a crash does: what is in force is then ours,
-  and leaves no gap.
-* What is to be done is decided in `take_over_plan`; this file acts on it.
+  tail, the manifest is reloaded, as at a start after a crash: it is then our own, and needs no gap.
+* `take_over_plan` decides what to do; this file carries it out.
 """
 
 from __future__ import annotations
@@ -43,15 +42,14 @@ KIND = "take-over"
 NO_MANIFEST = ("", -1)
 
 Reopen = Callable[[int, int | None], PartitionLog]
-"""Open the log as after a crash: (the recovery point at most, the log start at least)."""
+"""Open the log as after a crash: (upper bound of the recovery point, lower bound of the log
+start)."""
 
 
 class PendingTakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition that is being taken over.
-
-    `gap`: how many offsets to skip above the last that another may have assigned. `whole_tail_of`:
-    the (owner, epoch) of the manifest under which the local log is known to hold everything that
-    was ever acknowledged, so that nothing is skipped as long as that manifest is in force.
+    """`gap`: how many offsets to skip above the last that another owner may have assigned.
+    `whole_tail_of`: the (owner, epoch) of the manifest under which the local log is known to hold
+    everything that was ever acknowledged: nothing is skipped while that manifest is in force.
     """
 
     gap: int = 0
@@ -63,7 +61,7 @@ class PendingTakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingTakeOvers:
-    """The partitions under way. Thread-safe; each change is durable when the call returns."""
+    """`take-over.json`. Thread-safe; each change is durable when the call returns."""
 
     def __init__(self, folder: DataFolder) -> None:
         self._path = marker_path(folder.path)
@@ -108,9 +106,7 @@ def write_marker(path: Path, pending: Mapping[str, PendingTakeOver]) -> None:
 
 
 class TakeOver:
-    """One partition's take-over. `flushed_end`: up to there the folder's log is known to have
-    reached.
-    """
+    """One partition's take-over. `flushed_end`: the folder's log is known to have reached it."""
 
     def __init__(
         self,
@@ -132,20 +128,20 @@ class TakeOver:
         self.resume_at: int | None = None
 
     def is_ours(self) -> bool:
-        """Whether an earlier attempt's claim is in force: its gap is in the manifest already."""
+        """Whether the claim of an earlier attempt is in force: the manifest has its gap."""
         manifest = self.manifest
         return manifest is not None and manifest.owner == self._owner and not self.is_foreign
 
     def _is_of_another(self, manifest: Manifest) -> bool:
-        """Of an owner or epoch that this folder never recorded, or of a folder that this one is an
-        older copy of.
+        """Whether the owner or epoch is one that this folder never recorded, or the folder is an
+        older copy of the owner's.
         """
         is_known = (manifest.owner, manifest.leader_epoch) in self._recorded
         return not is_known or self._cold.ownership.is_older_than(manifest)
 
-    def look(self) -> None:
-        """Load the manifest in force, and see whether it `is_foreign`. Raises ConfigurationError
-        where the store does not answer.
+    def reload(self) -> None:
+        """Load the manifest in force and determine whether it `is_foreign`. Raises
+        ConfigurationError if the store does not respond.
         """
         try:
             newest = self._cold.load_newest()
@@ -153,14 +149,14 @@ class TakeOver:
             self.manifest = newest
         except StoreUnavailable as error:
             raise ConfigurationError(
-                f"{self._cold}: is to be taken over, and the store does not answer: {error}"
+                f"{self._cold}: cannot be taken over: the store does not respond: {error}"
             ) from error
         self.gap = 0 if self.is_ours() else self._pending.gap_over(self.manifest)
 
     def align(self, opened: PartitionLog) -> PartitionLog:
-        """Bring the local log in line with the manifest looked at; the log may be reopened."""
+        """Reconcile the local log with the loaded manifest; the log may be reopened."""
         if opened.log_end_offset < self._flushed_end and not self.is_ours():
-            self.gap = self._pending.gap  # a tail that was whole is so no more
+            self.gap = self._pending.gap  # the tail was complete, but is no longer
         ranges = tuple(
             (view.base_offset, view.last_offset + 1)
             for view in opened.segments()
@@ -185,14 +181,14 @@ class TakeOver:
         if plan.start_at is not None:
             snapshot = self._cold.producers_at_end(self.manifest)
             closed_log.replace_with_empty(folder, plan.start_at, snapshot=snapshot)
-            log.info("log begins anew", partition=str(self._cold), offset=plan.start_at)
+            log.info("log restarted empty", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:
             border = min(border, closed_log.split_at(folder, plan.split_at))
         return self._reopen(border, self.log_start_offset)
 
     @property
     def log_start_offset(self) -> int | None:
-        """The local log starts there at least. None: nothing is in the bucket."""
+        """A lower bound of the local log start; None if nothing is in the bucket."""
         return self.manifest.log_start_offset if self.manifest else None
 
     def _trimmed(self, opened: PartitionLog) -> PartitionLog:
@@ -201,12 +197,12 @@ class TakeOver:
         return opened
 
     def _set_aside(self, folder: Path, offset: int, epoch: int) -> int:
-        """Records from `offset` on leave the partition; the border that was cut."""
+        """Move the records from `offset` on out of the partition; the offset of the split."""
         border = closed_log.split_at(folder, offset)
         target = _folder_for(folder, epoch)
         closed_log.move_segments(folder, offset, target)
         log.warning(
-            "records set apart: another owner took this partition over",
+            "diverged records set aside: another owner had taken this partition over",
             partition=str(self._cold),
             epoch=epoch,
             offset=offset,
@@ -219,8 +215,8 @@ class TakeOver:
         return opened.log_end_offset if self.resume_at is None else self.resume_at
 
     def commit(self, opened: PartitionLog) -> bool:
-        """Claim the partition; False if it is to be looked at anew: the bucket has moved on, or
-        it has got the tail now, which may go.
+        """Claim the partition. Returns False if the manifest has to be reloaded: the bucket has
+        moved on, or it now has the tail, which may be removed here.
         """
         tail = self._uploaded_tail(opened) if self.resume_at is not None else []
         try:
@@ -231,14 +227,14 @@ class TakeOver:
                 gap_end=self.next_offset(opened) if self.gap else 0,
             )
         except ManifestConflict as moved:
-            log.warning("take-over begins again", partition=str(self._cold), reason=str(moved))
+            log.warning("take-over restarted", partition=str(self._cold), reason=str(moved))
             return False
         self._recorded |= {(taken.owner, taken.leader_epoch)}
         return self.resume_at is None
 
     def _uploaded_tail(self, opened: PartitionLog) -> list[SegmentEntry]:
-        """What the local log has past the manifest's end, in the bucket; nothing names it yet."""
-        assert self.manifest is not None, "a tail is the end of a log that both wrote"
+        """Upload what the local log has past the manifest's end; no manifest names it yet."""
+        assert self.manifest is not None, "a tail extends what is in the bucket"
         opened.roll()
         end = self.manifest.end_offset
         return [
@@ -258,8 +254,8 @@ class TakeOver:
 
 
 def _folder_for(folder: Path, epoch: int) -> Path:
-    """That of the epoch, or the next: an earlier topic of the name may have set records apart under
-    the same, and nothing is written over those.
+    """The folder for that epoch, or the next free one: an earlier topic of the same name may have
+    records set aside under it, which are never overwritten.
     """
     own = topic_id_of([folder])
     paths = (folder.with_name(f"{folder.name}.diverged-{number}") for number in count(epoch))
@@ -267,7 +263,7 @@ def _folder_for(folder: Path, epoch: int) -> Path:
 
 
 def _may_hold(path: Path, topic_id: str | None) -> bool:
-    """Whether what lies there, if anything, is of that topic."""
+    """Whether the path is free, or holds records of that topic."""
     try:
         return topic_id_of([path]) in (topic_id, None)
     except CorruptDataError:

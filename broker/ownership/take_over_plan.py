@@ -1,22 +1,23 @@
-"""What becomes of a local log that a folder takes over with: the decision alone.
+"""Decides what happens to the local log when its folder takes a partition over.
 
-| the local log                                   | becomes                                        |
+| the local log                                   | action                                         |
 |-------------------------------------------------|------------------------------------------------|
-| holds records past the point where the          | those go to `<partition>.diverged-<epoch>/`:   |
-| histories part, or within a gap of the manifest | never served, uploaded or deleted; reported    |
-| ends below the manifest's end                   | begins at the manifest's end                   |
-| reaches past the manifest's end                 | has a border of segments there                 |
+| holds records past the point where the          | they move to `<partition>.diverged-<epoch>/`:  |
+| histories diverge, or within a manifest gap     | never served, uploaded or deleted; reported    |
+| ends below the manifest's end                   | restarts at the manifest's end                 |
+| extends past the manifest's end                 | is split into segments there                   |
 
-Another owner may have acknowledged records that it never uploaded. So that their offsets are not
-assigned again, the log continues above a recorded gap, which begins where the bucket ends:
+Another owner may have acknowledged records that it never uploaded. To keep their offsets from being
+assigned again, the log continues above a recorded gap that begins where the bucket ends:
 
-| what stays of the local log                     | then                                           |
+| kept of the local log                           | action                                         |
 |-------------------------------------------------|------------------------------------------------|
-| nothing past the manifest's end                 | it begins above the gap                        |
-| records past it, of both histories              | they are uploaded; one commit has the claim,   |
-|                                                 | them and the gap; then it begins above the gap |
+| nothing past the manifest's end                 | restarts above the gap                         |
+| records past it that belong to both histories   | they are uploaded; one commit holds the claim, |
+|                                                 | the records and the gap; then the log restarts |
+|                                                 | above the gap                                  |
 
-* Pure: `take_over` acts on what is decided here.
+* Pure: `take_over` carries out the plan.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from manifest.state import EpochStart, Manifest
 
 
 class LocalLog(NamedTuple):
-    """`history`: the epochs that this folder knows of, its own and those it saw in force.
+    """`history`: the epochs that this folder knows, its own and those that it saw in force.
 
-    `recorded`: the (owner, epoch) pairs that it took or saw in force, also those under which
-    nothing was written. `ranges`: [base, next) of its segments that hold something.
+    `recorded`: the (owner, epoch) pairs that it claimed or saw in force, including those under
+    which nothing was written. `ranges`: [base, next) of its non-empty segments.
     """
 
     history: tuple[EpochStart, ...]
@@ -43,9 +44,11 @@ class LocalLog(NamedTuple):
 
 
 class TakeOverPlan(NamedTuple):
-    """From `diverged_from` on the local log is set aside; then it begins at `start_at`, or stays,
-    with a border at `split_at`. What stays past the manifest's end is to be uploaded before the
-    log goes on at `resume_at`. None: nothing of the kind.
+    """The steps, in order; None means the step is not needed.
+
+    `diverged_from`: set the local log aside from there. `start_at`: restart the log empty, there.
+    `split_at`: keep the log, with a segment boundary there. `resume_at`: upload what is kept past
+    the manifest's end, then continue there.
     """
 
     diverged_from: int | None = None
@@ -55,7 +58,7 @@ class TakeOverPlan(NamedTuple):
 
 
 def plan_take_over(local: LocalLog, manifest: Manifest | None, *, gap: int) -> TakeOverPlan:
-    """What becomes of the local log under this manifest."""
+    """The plan under this manifest; `gap` is the number of offsets to skip."""
     end = manifest.end_offset if manifest else 0
     kept_end = _same_until(local, manifest) if manifest else local.end_offset
     start = end
@@ -75,14 +78,15 @@ def plan_take_over(local: LocalLog, manifest: Manifest | None, *, gap: int) -> T
 
 
 def _reached(manifest: Manifest | None) -> int:
-    """The other log reached at least to where its last epoch began."""
+    """A lower bound of the other log's end: its last epoch began there."""
     return max(manifest.end_offset, manifest.epochs[-1].start_offset) if manifest else 0
 
 
 def _held_until(local: LocalLog, end: int, same_until: int) -> int:
-    """Up to where, past the manifest's end too, the local log has every record of both histories.
+    """The offset up to which, even past the manifest's end, the local log has every record that
+    both histories share.
 
-    An attempt that died may have emptied it, and a trim may have gone past the manifest's end.
+    An earlier attempt may have emptied it, and a trim may have gone past the manifest's end.
     """
     start = held = max(end, local.log_start_offset)
     for base, next_offset in local.ranges:
@@ -93,7 +97,7 @@ def _held_until(local: LocalLog, end: int, same_until: int) -> int:
 
 
 def _same_until(local: LocalLog, manifest: Manifest) -> int:
-    """Below this offset the local records are those of the manifest's history."""
+    """The offset below which the local records are those of the manifest's history."""
     same_until = local.end_offset
     if (manifest.owner, manifest.leader_epoch) not in local.recorded:
         same_until = divergence_offset(
@@ -112,7 +116,7 @@ def _same_until(local: LocalLog, manifest: Manifest) -> int:
 
 
 def history_of(copy: Manifest | None, own: Sequence[EpochStart]) -> tuple[EpochStart, ...]:
-    """The last manifest seen in force, and what this folder began since."""
+    """The epochs of the last manifest seen in force, and those that this folder began since."""
     history = copy.epochs if copy else ()
     for start in own:
         if not history or start.epoch > history[-1].epoch:

@@ -1,3 +1,3 @@
-"""For bad days: `verify` says what is wrong, `repair` plans and mends, `restore` makes a data
-folder from the bucket alone.
+"""`verify` finds what is missing or corrupt, `repair` plans and carries out repairs, `restore`
+makes a data folder from the bucket alone.
 """

@@ -1,8 +1,8 @@
-"""Checks what the bucket holds of one partition: manifest, pages, pins, and every segment.
+"""Checks one partition in the bucket: its manifest, pages, pins, and every segment.
 
-* Segments are checked side by side, a bounded number at a time; problems come in offset order.
-* A check may take longer than dropped objects are kept: what is wrong with a segment counts only if
-  the manifest in force still names it afterwards.
+* Segments are checked in parallel, a bounded number at a time; problems are in offset order.
+* A check may take longer than dropped objects are retained, so a problem of a segment counts only
+  if the manifest in force still names the segment afterwards.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from record_format.findings import Findings
 WORKERS = 8
 
 Progress = Callable[[int], None]
-"""Told of so many more bytes of segments that were looked at."""
+"""Called with the bytes of segments checked since the last call."""
 
 
 def no_progress(_size_bytes: int) -> None:
-    """For callers that do not watch."""
+    """Ignores progress."""
 
 
 class CheckOptions(NamedTuple):
@@ -43,7 +43,7 @@ class CheckOptions(NamedTuple):
 def check_partition(
     store: ObjectStore, keys: PartitionKeys, options: CheckOptions
 ) -> tuple[Findings, Manifest | None, list[SegmentEntry]]:
-    """The findings, and the manifest and entries that could be read, for further comparison.
+    """The findings, and the manifest and entries that could be read, for further checks.
 
     Raises StoreUnavailable, ConfigurationError.
     """
@@ -66,7 +66,7 @@ def _check_segments(
     *,
     options: CheckOptions,
 ) -> None:
-    """Check the objects of each; at most WORKERS at a time, results in order."""
+    """Check the objects of each entry; at most WORKERS at a time, results in order."""
 
     def check(entry: SegmentEntry) -> Findings:
         found = check_segment(store, entry, partition=findings.partition, deep=options.deep)
@@ -91,13 +91,13 @@ def _check_segments(
 
 
 def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
-    """Whether the manifest in force names this very object; where nobody can say, it does."""
+    """Whether the manifest in force names this object; True if no manifest can be read."""
     there = entry_in_force(manifests, entry)
     return there is not None and there.log_key == entry.log_key
 
 
 def entry_in_force(manifests: ManifestStore, entry: SegmentEntry) -> SegmentEntry | None:
-    """What the manifest in force has in place of `entry`; `entry` if nobody can say."""
+    """The manifest's present entry for the offsets of `entry`; `entry` if it cannot be read."""
     try:
         manifest = manifests.load()
         return manifests.find(manifest, entry.base_offset) if manifest else entry

@@ -1,20 +1,19 @@
-"""Sealed segments of an open log whose batches no longer pass their checks, or differ from the
-bucket.
+"""Repairs sealed segments of an open log that are corrupt, or differ from the bucket.
 
 | the segment                           | step                                                     |
 |---------------------------------------|----------------------------------------------------------|
-| the bucket has it, sound              | `set-aside`: it and all before it leave the disk; reads  |
-|                                       | come from the bucket, and compaction brings them back    |
-| the bucket has it, and it, or one     | `none`                                                   |
-| before it, is bad there too           |                                                          |
-| the bucket lacks it                   | `drop-batches`: exactly those that do not check, and     |
-|                                       | only where that loss was accepted; their offsets are     |
-|                                       | left out. So are those of a file that was lost behind it |
+| is sound in the bucket                | `set-aside`: delete it and all before it locally; the    |
+|                                       | bucket is read, and compaction fetches them back         |
+| is in the bucket, but it or one       | `none`                                                   |
+| before it is corrupt there too        |                                                          |
+| is not in the bucket                  | `drop-batches`: the corrupt ones, only if that loss was  |
+|                                       | accepted; their offsets are skipped, as are those of a   |
+|                                       | file that was lost after it                              |
 
-* One that the bucket lacks keeps all behind it from going up. So the next that is to go up is
-  always read; others, as far as they are deep, are read where every byte is.
-* Where there is no bucket (`NO_BUCKET`) it lacks everything.
-* What can be read of the files is copied to `tierlog/damaged/`, durably, before anything changes.
+* A corrupt segment that is not in the bucket blocks the upload of all after it. Therefore the next
+  segment to be uploaded is always read; the others only by a deep check.
+* Without a bucket (`NO_BUCKET`) no segment is in it.
+* Whatever can be read of the files is copied to `tierlog/damaged/`, durably, before any change.
 """
 
 from __future__ import annotations
@@ -42,16 +41,14 @@ log = structlog.get_logger(__name__)
 
 
 class InBucket(NamedTuple):
-    """`entries`: oldest first. `bad`: base offsets of those entries in which a check found
-    problems.
-    """
+    """`entries`: oldest first. `bad`: base offsets of entries in which a check found problems."""
 
     end_offset: int
     entries: Sequence[SegmentEntry]
     bad: frozenset[int]
 
     def has(self, view: SegmentView) -> bool:
-        """Whether there are entries that reach into the segment, and all those are sound."""
+        """Whether there are entries that overlap the segment, and all of them are sound."""
         number = bisect_right(self.entries, view.last_offset, key=attrgetter("base_offset"))
         there = []
         while number and self.entries[number - 1].last_offset >= view.base_offset:
@@ -68,7 +65,7 @@ NO_BUCKET: Final = InBucket(0, (), frozenset())
 
 
 class CorruptSegments:
-    """Of one partition. `aside`: the folder that gets a folder for each segment."""
+    """Repairs one partition. `aside`: the folder in which each segment gets a folder."""
 
     ACTIONS: Final = frozenset({Action.SET_ASIDE, Action.DROP_BATCHES})
 
@@ -76,7 +73,7 @@ class CorruptSegments:
         self._partition, self._aside, self._holes = partition, aside, holes
 
     def plan(self, bucket: InBucket, *, deep: bool) -> Iterator[RepairStep]:
-        """What would be done; changes nothing. Raises UnknownSegment, OSError."""
+        """The steps that `apply` would take. Changes nothing. Raises UnknownSegment, OSError."""
         cold_end_offset = bucket.end_offset
         views = [view for view in self._partition.log.segments() if view.sealed]
         waiting = [view for view in views if view.last_offset >= cold_end_offset]
@@ -92,7 +89,7 @@ class CorruptSegments:
                 yield self._drop_batches(view, lost)
 
     def hole_at(self, offset: int) -> Gap | None:
-        """The hole that begins at or below `offset`, and ends above it; None for none."""
+        """The hole that begins at or below `offset` and ends above it, or None."""
         views = [view for view in self._partition.log.segments() if view.sealed]
         view = next((one for one in views if one.last_offset >= offset), None)
         gap = self._holes.find(self._partition, view.base_offset) if view is not None else None
@@ -105,44 +102,43 @@ class CorruptSegments:
         ).lost_ranges()
 
     def _is_hole_of_the_log(self, base_offset: int, cold_end_offset: int) -> bool:
-        """Whether a hole is behind the segment that the manifest does not have to tell of."""
+        """Whether there is a hole after the segment that needs no gap in the manifest."""
         gap = self._holes.find(self._partition, base_offset)
         return gap is not None and gap.next_offset > cold_end_offset
 
     def _drop_batches(self, view: SegmentView, lost: Sequence[LostRange]) -> RepairStep:
         bad_bytes = sum(one.size_bytes for one in lost)
-        what = f"{bad_bytes} bytes do not check, from position {lost[0].position} on"
+        what = f"{bad_bytes} bytes are corrupt, from position {lost[0].position} on"
         if not bad_bytes:
-            what = "no file has what follows it"
+            what = "the file after it is missing"
         return self._step(
             Action.DROP_BATCHES,
             view,
-            f"{view.path}: {what}, and the bucket lacks it: offsets {spans_of(lost)} are "
-            f"lost, all else stays{ACCEPT_LOSS}",
+            f"{view.path}: {what}, and it is not in the bucket: offsets {spans_of(lost)} are "
+            f"lost, all others are kept{ACCEPT_LOSS}",
         )
 
     def _missing(self, view: SegmentView) -> RepairStep:
-        detail = f"{view.path} is missing: put it back, or restart the broker and repair then"
+        detail = f"{view.path} is missing: put it back, or restart the broker and repair again"
         return self._step(Action.NONE, view, detail)
 
     def _set_aside(self, view: SegmentView, bucket: InBucket) -> RepairStep:
         if not bucket.has(view):
-            detail = f"{view.path} fails its check, and so does the bucket's copy"
+            detail = f"{view.path} is corrupt, and so is the bucket's copy"
             return self._step(Action.NONE, view, detail)
         kept = self._kept_by(view, bucket)
         if kept is not None:
             detail = (
-                f"{view.path} does not check; the bucket has it, but not all of {kept.path.name}, "
-                "which would leave the disk with it: repair that first"
+                f"{view.path} is corrupt; the bucket has it, but not all of {kept.path.name}, "
+                "which would be deleted with it: repair that first"
             )
             return self._step(Action.NONE, view, detail)
-        detail = f"{view.path} fails its check; the bucket has all of it, and is read instead"
+        detail = f"{view.path} is corrupt; the bucket has all of it, and is read instead"
         return self._step(Action.SET_ASIDE, view, detail)
 
     def _kept_by(self, last: SegmentView, bucket: InBucket) -> SegmentView | None:
-        """The first up to `last` that is to stay on disk: the bucket lacks it, or it is bad there.
-
-        What lies below the log start, and what compaction left empty, is nobody's loss.
+        """The first segment up to `last` that must stay on disk: it is not in the bucket, or
+        corrupt there. Segments below the log start, or emptied by compaction, need not stay.
         """
         start = self._partition.log.log_start_offset
         for view in self._partition.log.segments():
@@ -163,8 +159,8 @@ class CorruptSegments:
 
     def apply(self, step: RepairStep, *, accept_loss: bool) -> RepairStep:
         """Raises Throttled (a compaction), DiskFull, LogOfflineError, CorruptIndex, OSError."""
-        assert step.base_offset is not None, "a step of a segment names it"
-        assert step.last_offset is not None, "a step of a segment names it"
+        assert step.base_offset is not None, "a segment's step has its offsets"
+        assert step.last_offset is not None, "a segment's step has its offsets"
         if step.action is Action.DROP_BATCHES and not accept_loss:
             return step
         opened = self._partition.log
@@ -173,7 +169,7 @@ class CorruptSegments:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
                 if step.action is Action.SET_ASIDE:
-                    opened.flush()  # what is yet to be flushed stays
+                    opened.flush()  # an unflushed segment is not deleted
                     opened.delete_local(step.last_offset + 1)
                 else:
                     cold = self._partition.cold
@@ -182,8 +178,8 @@ class CorruptSegments:
                     )
                     opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).rewrite()
             except (UnknownSegment, FileNotFoundError):
-                return step  # retention took it meanwhile
-        done = step.carried_out()
+                return step  # deleted by retention meanwhile
+        done = step.mark_done()
         log.warning(
             "segment repaired", partition=str(self._partition), step=done.action, detail=done.detail
         )

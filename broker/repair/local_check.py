@@ -1,12 +1,11 @@
 """Checks the local segments of one partition, and that the tiers agree where both have data.
 
-* Shallow: borders and sizes, and that the files are there. Deep: every batch of every local
-  segment, that they reach to the next segment where nothing explains a hole (`holes`), and its
-  CRC-32C against the manifest's.
-* The log stays in use while it is checked. A segment that was deleted meanwhile is not a finding,
-  nor is one that compaction replaced, here and in the bucket, while it was looked at: what differs
-  is looked at again, against the manifest then in force. Of the active segment only what is flushed
-  is read.
+* Shallow: offsets, sizes, and that the files exist. Deep: every batch of every local segment, that
+  there is no unexplained hole before the next segment (`holes`), and the CRC-32C against the
+  manifest's.
+* The log stays in use during the check. A segment that is deleted meanwhile is not a finding, nor
+  is one that compaction replaces, here and in the bucket: a difference is checked again, against
+  the manifest then in force. Only the flushed part of the active segment is read.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from manifest.state import Manifest, SegmentEntry
 from record_format.errors import CorruptDataError
 from record_format.findings import Findings, ProblemKind
 
-LOOKS: Final = 3  # a busy compactor could go on for ever
+ATTEMPTS: Final = 3  # a busy compactor could keep changing a segment
 
 InForce = Callable[[SegmentEntry], SegmentEntry | None]
-"""What the manifest in force has now where that entry was."""
+"""Returns the manifest's present entry for the offsets of an earlier one."""
 
 FindHole = Callable[[Partition, int], Gap | None]
-"""The hole behind a sealed segment that nothing explains: see `holes`."""
+"""Returns the unexplained hole after a sealed segment: see `holes`."""
 
 
 class _Problem(NamedTuple):
@@ -39,8 +38,8 @@ class _Problem(NamedTuple):
     detail: object
 
 
-def as_it_was(entry: SegmentEntry) -> SegmentEntry:
-    """There is no bucket to ask."""
+def unchanged(entry: SegmentEntry) -> SegmentEntry:
+    """For a check without a bucket."""
     return entry
 
 
@@ -51,9 +50,9 @@ def check_local(
     *,
     deep: bool,
     find_hole: FindHole,
-    in_force: InForce = as_it_was,
+    in_force: InForce = unchanged,
 ) -> Findings:
-    """`manifest` and `entries` as the bucket had them."""
+    """Check against `manifest` and `entries`, as they were read from the bucket."""
     found = Findings(partition.number)
     views = partition.log.segments()
     _check_borders(partition, views, manifest, found)
@@ -78,12 +77,12 @@ def _check_borders(
         if left.last_offset + 1 != right.base_offset:
             kind = ProblemKind.GAP if left.last_offset < right.base_offset else ProblemKind.OVERLAP
             detail = (
-                f"ends at offset {left.last_offset}, but the next begins at {right.base_offset}"
+                f"ends at offset {left.last_offset}, but the next one begins at {right.base_offset}"
             )
             found.add(kind, detail, file=str(left.path), base_offset=left.base_offset)
     local_start, covered = views[0].base_offset, partition.log.log_start_offset
     if partition.cold is not None:
-        # As it is now: what left the disk since `manifest` was loaded was in the bucket by then.
+        # The latest: segments that left the disk since `manifest` was loaded were uploaded later.
         manifest = partition.cold.manifest or manifest
     if manifest is not None:
         covered = max(manifest.end_offset, covered)
@@ -104,8 +103,8 @@ def _check_view(
     deep: bool,
     in_force: InForce,
 ) -> None:
-    """What is wrong counts only where a fresh look at both sides shows the same two."""
-    for look in range(1, LOOKS + 1):
+    """A problem counts only if neither the segment nor its entry has changed meanwhile."""
+    for attempt in range(1, ATTEMPTS + 1):
         problem = _problem(partition, view, entry, found, deep=deep)
         if problem is None:
             return
@@ -113,9 +112,9 @@ def _check_view(
             (one for one in partition.log.segments() if one.base_offset == view.base_offset), None
         )
         if now is None:
-            return  # retention let it go meanwhile
+            return  # deleted by retention meanwhile
         entry_now = in_force(entry) if entry is not None else None
-        if look == LOOKS or (_is_same(view, now) and entry_now == entry):
+        if attempt == ATTEMPTS or (_is_same(view, now) and entry_now == entry):
             at, file = view.base_offset, str(view.path)
             found.add(problem.kind, problem.detail, file=file, base_offset=at)
             return
@@ -131,16 +130,14 @@ def _is_same(view: SegmentView, now: SegmentView) -> bool:
 
 
 def is_lost(partition: Partition, view: SegmentView) -> bool:
-    """Whether its file is gone, and compaction is not just putting another in its place."""
+    """Whether the file is missing, and compaction is not just replacing it."""
     before = partition.log.sealed.swap_sequence
     is_missing = not view.path.exists()
     return is_missing and before % 2 == 0 and before == partition.log.sealed.swap_sequence
 
 
 def is_corrupt(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
-    """Whether its bytes fail their check, or are not those of the bucket's entry that begins
-    there.
-    """
+    """Whether the segment fails its check, or differs from the bucket's entry at its offset."""
     return _problem(partition, view, entry, Findings(partition.number), deep=True) is not None
 
 
@@ -152,7 +149,7 @@ def _problem(
     *,
     deep: bool,
 ) -> _Problem | None:
-    # Between a swap of compaction's and its commit the bucket has what was there before.
+    # Between compaction's swap and the commit, the bucket still has the old segment.
     comparable = (
         entry is not None
         and view.sealed

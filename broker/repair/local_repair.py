@@ -1,15 +1,16 @@
-"""Mending a log on disk that cannot be opened: what is bad is set aside, never deleted.
+"""Repairs a local log that cannot be opened. Corrupt data is set aside, never deleted.
 
-| the bad segment                | step                                                           |
+| the corrupt segment            | step                                                           |
 |--------------------------------|----------------------------------------------------------------|
-| the bucket has all its offsets | `set-aside`: it and all before it; reads come from the bucket  |
-| the bucket lacks some of them  | `cut` at the bad byte: the offsets after it are lost, and it  |
-|                                | is done only where that loss was accepted                      |
+| the bucket has all its offsets | `set-aside`: move it and all segments before it; the bucket is |
+|                                | read instead                                                   |
+| the bucket lacks some of them  | `cut`: truncate at the corrupt byte; the offsets after it are  |
+|                                | lost, so this requires that the loss is accepted               |
 
-* What is set aside goes to `tierlog/damaged/<topic>-<partition>-<offset>/` in the data folder, as
-  Kafka's files; for a cut, copies that are synced before anything is cut.
-* Damage that names no batch (two segments that overlap, a disk that cannot be read) is reported,
-  and nothing is done about it: its own message says what helps.
+* Data is set aside as Kafka's files in `tierlog/damaged/<topic>-<partition>-<offset>/` in the data
+  folder; for a cut these are copies, synced before anything is truncated.
+* Damage that names no batch (overlapping segments, a disk that cannot be read) is reported but not
+  repaired: its own message says what to do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COPY_BYTES: Final = 1 << 20
 
 
 class LocalRepair:
-    """What would mend one damaged log. `cold_end_offset`: where the bucket's records end."""
+    """The repair of one damaged log. `cold_end_offset`: where the bucket's records end."""
 
     def __init__(
         self, folder: DataFolder, damaged: DamagedPartition, *, cold_end_offset: int
@@ -52,11 +53,11 @@ class LocalRepair:
         aside = f"set aside in {self._aside.name}"
         if fault is not None and is_covered(fault, cold_end_offset=cold_end_offset):
             action = Action.SET_ASIDE
-            detail = f"offsets up to {fault.next_offset} are {aside}, and read from the bucket"
+            detail = f"offsets up to {fault.next_offset} are {aside} and read from the bucket"
         elif fault is not None:
             action = Action.CUT
             lost = self._lost(fault, cold_end_offset)
-            detail = f"{lost}; what is left is {aside}{ACCEPT_LOSS}"
+            detail = f"{lost}; the remaining bytes are {aside}{ACCEPT_LOSS}"
         return RepairStep(
             action=action,
             partition=self._damaged.number,
@@ -66,31 +67,31 @@ class LocalRepair:
 
     def _lost(self, fault: LocalFault, cold_end_offset: int) -> str:
         if cold_end_offset > fault.bad_offset:
-            return f"what the bucket lacks, from its end {cold_end_offset} on, is lost"
+            return f"offsets from the bucket's end {cold_end_offset} on are lost"
         end = self._damaged.recovery_point
         return (
             f"offsets from {fault.bad_offset} on ({end} had been flushed) are lost: the bucket "
             f"ends at {cold_end_offset}"
         )
 
-    def may_be_done(self, *, accept_loss: bool) -> bool:
+    def is_allowed(self, *, accept_loss: bool) -> bool:
         return self.step.action is Action.SET_ASIDE or (
             self.step.action is Action.CUT and accept_loss
         )
 
     def prepare(self) -> int:
-        """Set aside what is bad. What lies at the offset that this gives, and above, may be cut."""
-        assert self._fault is not None, "only a fault that was found is mended"
+        """Set the corrupt data aside. Returns the offset from which on the log may be truncated."""
+        assert self._fault is not None, "only a located fault is repaired"
         if self.step.action is Action.SET_ASIDE:
             set_aside_from_start(self._log_folder, self._fault, self._aside)
             return self._damaged.recovery_point or 0
-        if self._log_folder.is_dir():  # else nothing is left
+        if self._log_folder.is_dir():  # otherwise nothing is left
             copy_to_end(self._log_folder, self._fault, self._aside)
         return self._fault.bad_offset
 
 
 class LocalFault(NamedTuple):
-    """A bad segment: [base_offset, next_offset) by its neighbour, bad from `bad_offset` on."""
+    """A segment that is corrupt from `bad_offset` on. `next_offset`: where the next one begins."""
 
     base_offset: int
     next_offset: int | None
@@ -98,7 +99,7 @@ class LocalFault(NamedTuple):
 
 
 def locate(damaged: DamagedPartition) -> LocalFault | None:
-    """Where the log is bad; None if its error names no batch of a segment."""
+    """Where the log is corrupt; None if its error names no batch of a segment."""
     reason = damaged.reason
     if not isinstance(reason, CorruptDataError) or reason.offset is None:
         return None
@@ -111,22 +112,22 @@ def locate(damaged: DamagedPartition) -> LocalFault | None:
 
 
 def is_covered(fault: LocalFault, *, cold_end_offset: int) -> bool:
-    """Whether the bucket has every offset of the bad segment."""
+    """Whether the bucket has every offset of the corrupt segment."""
     return fault.next_offset is not None and fault.next_offset <= cold_end_offset
 
 
 def set_aside_from_start(folder: Path, fault: LocalFault, aside: Path) -> None:
-    """Move the bad segment and all before it out of the log."""
+    """Move the corrupt segment and all segments before it out of the log."""
     aside.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
         name = parse_file_name(path.name)
         if name is not None and name.offset <= fault.base_offset:
             path.rename(aside / path.name)
-    _settle(folder, aside)
+    _sync_folders(folder, aside)
 
 
 def copy_to_end(folder: Path, fault: LocalFault, aside: Path) -> None:
-    """Copy the bad segment and all after it, durably; the log itself stays as it is."""
+    """Copy the corrupt segment and all after it, durably; the log itself is unchanged."""
     _copy(folder, aside, lambda offset: offset >= fault.base_offset)
 
 
@@ -136,7 +137,7 @@ def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
 
 
 def unused_path(folder: Path) -> Path:
-    """That name, or one beside it: what an earlier repair kept is not overwritten."""
+    """The path, or the first free one with a number: never overwrite an earlier repair's files."""
     names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
     return next(path for path in chain([folder], names) if not path.exists())
 
@@ -149,11 +150,11 @@ def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
             copied = aside / path.name
             _copy_file(path, copied)
             REAL_DISK.sync_file(copied)
-    _settle(folder, aside)
+    _sync_folders(folder, aside)
 
 
 def _copy_file(path: Path, copied: Path) -> None:
-    """All that the disk can read of it."""
+    """Copy everything that the disk can read."""
     read = zero_filling_pread(os.pread)
     with path.open("rb") as source, copied.open("wb") as target:
         for position in range(0, path.stat().st_size, COPY_BYTES):
@@ -161,6 +162,6 @@ def _copy_file(path: Path, copied: Path) -> None:
     shutil.copystat(path, copied)
 
 
-def _settle(folder: Path, aside: Path) -> None:
+def _sync_folders(folder: Path, aside: Path) -> None:
     for place in (aside, aside.parent, aside.parent.parent, folder):
         sync_folder(place)

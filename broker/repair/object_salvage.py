@@ -1,7 +1,7 @@
-"""What is still good in a `.log` object that rotted in the bucket, and its bytes without the rest.
+"""Salvages the sound batches of a corrupt `.log` object.
 
-By the rules of `hot_tier.salvage`, as for a segment on disk. Each pass reads the object anew: a
-plan needs no room for it on the local disk.
+Follows the rules of `hot_tier.salvage`, as for a segment on disk. Each pass downloads the object
+again, so that a plan needs no local disk space.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from record_format.errors import CorruptDataError
 
 
 class ObjectSalvage:
-    """Of the object of `entry`, of which the store has `size_bytes`. Reads it whole, and raises
+    """The object of `entry`, of which the store has `size_bytes`. Reads all of it. Raises
     StoreUnavailable, MissingObject, CorruptObject.
     """
 
@@ -39,8 +39,8 @@ class ObjectSalvage:
         return bool(self._epochs)
 
     def batches(self) -> Iterator[bytes]:
-        """The log without what is bad: empty batches have the offsets that are lost. Raises
-        CorruptDataError in the end if something else is bad by now.
+        """The log's batches; empty batches replace the lost ones. Raises CorruptDataError at the
+        end if other bytes were corrupt this time.
         """
         for batch in fill_lost_ranges(self._as_before(), epoch_of=self._epoch_of):
             yield bytes(batch.body)
@@ -55,7 +55,7 @@ class ObjectSalvage:
             raise CorruptDataError("reads differently each time", file=self._entry.log_key)
 
     def _epoch_of(self, offset: int) -> int:
-        """That of the good batch before it, or else of the first."""
+        """The epoch of the sound batch before the offset, or else of the first."""
         number = bisect_right(self._epochs, offset, key=lambda epoch: epoch[0])
         return self._epochs[max(0, number - 1)][1]
 
@@ -70,7 +70,7 @@ class ObjectSalvage:
 
 
 class _ObjectBytes:
-    """Keeps the last piece that it got."""
+    """Reads the object; caches the last piece."""
 
     def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
         self._store, self.name, self._size_bytes = store, key, size_bytes

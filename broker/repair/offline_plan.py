@@ -1,10 +1,9 @@
-"""The plan of a repair, made without starting on the data folder: it changes nothing, neither on
-disk nor in the bucket.
+"""Plans a repair of a stopped broker's data folder. Changes nothing on disk or in the bucket.
 
-* The stand-in is a folder elsewhere with copies of the small files and links to those of one
+* The overlay is a folder elsewhere with copies of the small files and links to those of one
   topic's logs (`hot_tier.overlay`). The data folder itself stays locked meanwhile.
-* A broker without background work opens the stand-in: it decides as one on the folder would.
-* The store is only read. An attempt to write to it ends the plan, with an error that says so.
+* A broker without background work opens the overlay, and decides as it would on the folder.
+* The store is only read. An attempt to write to it ends the plan with an error that says so.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class ReadOnlyStore:
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigurationError(
-            f"a plan writes nothing to {self._store.url}, and a first start with it does: start "
-            "the broker once"
+            f"planning must not write to {self._store.url}, but the first start with this store "
+            "does: start the broker once"
         )
 
     put_file = delete = abort_upload = _refuse
@@ -87,14 +86,14 @@ class ReadOnlyStore:
 
 @contextmanager
 def stand_in(data_dir: Path, topic: str) -> Iterator[Path]:
-    """A folder to open in place of `data_dir`, of that topic alone. Raises ConfigurationError where
-    a broker has the folder open, or a take-over of it has begun.
+    """A temporary folder to open in place of `data_dir`, with only that topic. Raises
+    ConfigurationError if a broker has the folder open, or a take-over has begun.
     """
     with folder_lock(data_dir), tempfile.TemporaryDirectory(prefix="tierlog-plan-") as made:
         if marker_path(data_dir).exists():
             raise ConfigurationError(
                 f"{data_dir}: its partitions are being taken over, after a restore or with "
-                "--take-over: start the broker once, which ends that, or see what --apply does"
+                "--take-over: start the broker once to complete that, or use --apply"
             )
         place = Path(made)
         for path in data_dir.iterdir():
@@ -115,16 +114,16 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
 
 
 def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
-    """Where a store was ever used, none is probed: that writes, and a plan relies on nothing."""
+    """If a store was ever used, do not probe this one: a probe writes, and a plan needs none."""
     folder = DataFolder(place)
     if read_probe(folder.path) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
             place=store.identity,
-            traits=StoreTraits(checks_checksums=False),  # then none are tried
+            traits=StoreTraits(checks_checksums=False),  # so that none are tried
             probed_ms=wall_clock_ms(),
         )
         write_probe(folder, believed)
     if folder.was_clean:
-        folder.note_clean_stop()
+        folder.mark_clean_shutdown()
     folder.close()

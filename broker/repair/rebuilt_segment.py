@@ -1,10 +1,9 @@
-"""One segment that the manifest names, turned back into Kafka's files, in a scratch folder of its
-own.
+"""Turns a segment that the manifest names back into Kafka's files, in a scratch folder of its own.
 
-* Its bytes must have the CRC-32C that the manifest holds (`verified_pieces`), or be what is left of
-  them (`object_salvage`).
-* Nothing else is taken from the bucket except the producers before it: the folder is opened as
-  after a crash, which checks every batch and rebuilds the indexes.
+* Its bytes must have the manifest's CRC-32C (`verified_pieces`), or be its salvaged batches
+  (`object_salvage`).
+* Apart from those, only the producer snapshot before it is taken from the bucket: the folder is
+  opened as after a crash, which checks every batch and rebuilds the indexes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PIECE_BYTES = 8 << 20
 
 
 class RebuiltSegment(NamedTuple):
-    """A sealed segment's files, synced, and the epochs that its records were appended in."""
+    """A sealed segment's files, synced, and the leader epochs of its records."""
 
     files: SegmentFiles
     epochs: tuple[EpochEntry, ...]
@@ -52,9 +51,9 @@ def rebuilt_segment(
     clock: Callable[[], int],
     snapshot: bytes | None = None,
 ) -> Iterator[RebuiltSegment]:
-    """`entry` of the partition of `log`, made from `pieces`; `scratch` is gone afterwards.
+    """Rebuild `entry`, of the partition of `log`, from `pieces`; `scratch` is removed afterwards.
 
-    `snapshot`: the producers before it. Raises CorruptDataError, DiskFull, LogOfflineError,
+    `snapshot`: the producer snapshot before it. Raises CorruptDataError, DiskFull, LogOfflineError,
     OSError.
     """
     shutil.rmtree(scratch, ignore_errors=True)
@@ -73,7 +72,7 @@ def rebuilt_segment(
 
 
 def with_producers_of(files: SegmentFiles, bundle: ParsedBundle) -> SegmentFiles:
-    """`files`, with what was known of producers and transactions when nothing was lost yet."""
+    """`files`, with the producer and transaction state from before the loss."""
     if bundle.producer_snapshot:
         _write(files.snapshot, [bundle.producer_snapshot])
     txnindex = path_of(files.log.parent, files.base_offset, TRANSACTION_INDEX)
@@ -82,7 +81,7 @@ def with_producers_of(files: SegmentFiles, bundle: ParsedBundle) -> SegmentFiles
 
 
 def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
-    """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject, and in the end
+    """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject, and at the end
     CorruptDataError.
     """
     starts = range(0, entry.size_bytes, PIECE_BYTES)
@@ -91,7 +90,7 @@ def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
 
 
 def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[bytes]:
-    """The pieces; raises CorruptDataError in the end if the manifest means other bytes."""
+    """Yield the pieces; raise CorruptDataError at the end unless the manifest's CRC-32C matches."""
     crc = 0
     for piece in pieces:
         crc = crc32c_of(piece, crc)
@@ -99,7 +98,7 @@ def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[by
     if crc != entry.log_crc32c:
         raise CorruptDataError(
             f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
-            "`tierlog storage verify --deep` says where",
+            "`tierlog storage verify --deep` shows where",
             file=entry.log_key,
         )
 
@@ -107,8 +106,8 @@ def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[by
 def snapshot_before(
     store: ObjectStore, entry: SegmentEntry, before: SegmentEntry | None
 ) -> bytes | None:
-    """Of the producers, as the segment before it has them: a transaction that it aborts may have
-    begun there. None where that is damaged too. Raises StoreUnavailable.
+    """The producer snapshot of the segment before `entry`: a transaction that is aborted in `entry`
+    may have begun there. None if that is damaged too. Raises StoreUnavailable.
     """
     if before is None or before.next_offset != entry.base_offset:
         return None
@@ -117,7 +116,7 @@ def snapshot_before(
 
 
 def indexes_of(store: ObjectStore, entry: SegmentEntry) -> ParsedBundle | None:
-    """None where they are damaged. Raises StoreUnavailable."""
+    """The entry's indexes; None if they are damaged. Raises StoreUnavailable."""
     try:
         return load_bundle(store, entry)
     except CorruptDataError:

@@ -1,27 +1,27 @@
-"""Mending what a verification found: first a plan, then, if asked for, the plan applied.
+"""Repairs what a verification found: makes a plan and, on request, applies it.
 
-| `.log` | `.indexes` | the records on local disk | step                                          |
-|--------|------------|---------------------------|-----------------------------------------------|
-| good   | bad        |                           | `make-indexes`, out of the log object         |
-| bad    | any        | the manifest's CRC-32C    | `upload-again`, under a new name              |
-| bad    | any        | what compaction made of   | `none`: they are going up in their place      |
-|        |            | them                      |                                               |
-| bad    | any        | not there, or other       | `drop-batches`: exactly those that do not     |
-|        |            |                           | check; the others go up again                 |
-| gone   | any        | not there, or other       | `drop`: the offsets become a gap              |
-|        |            | begin above the bucket's  | `drop`: so do the offsets between             |
-|        |            | end                       |                                               |
+| `.log`  | `.indexes` | records on local disk    | step                                          |
+|---------|------------|--------------------------|-----------------------------------------------|
+| good    | bad        |                          | `make-indexes` from the log object            |
+| bad     | any        | the manifest's CRC-32C   | `upload-again`, under a new name              |
+| bad     | any        | compacted since          | `none`: the compacted segment replaces it     |
+| bad     | any        | missing or different     | `drop-batches`: the corrupt ones; the others  |
+|         |            |                          | are uploaded again                            |
+| missing | any        | missing or different     | `drop`: the offsets become a gap              |
+|         |            | begin above the bucket's | `drop`: the offsets in between become a gap   |
+|         |            | end                      |                                               |
 
-A bad manifest, page or pin is reported (`none`), and nothing is done about it. Local segments that
-rotted have their own table (`corrupt_segments`).
+A bad manifest, page or pin is reported (`none`), but not repaired. Corrupt local segments have
+their own table (`corrupt_segments`).
 
 * Only the owner repairs: steps are commits under its epoch.
-* A segment is uploaded again only if its bytes have the CRC-32C that the manifest holds, or its
-  batches theirs: repair never changes a record. Nothing is overwritten; what is replaced is deleted
-  after its grace.
-* Each step is one commit, and may be repeated; a step whose segment is gone meanwhile does nothing.
-* What could still be read in some other way is dropped only if that loss was accepted. Before
-  anything is dropped it is read once more, byte by byte: the store may have had a bad moment.
+* A segment is uploaded again only if its bytes have the manifest's CRC-32C, or its batches have
+  theirs: repair never changes a record. Nothing is overwritten; replaced objects are deleted after
+  `gc.grace.ms`.
+* Each step is one commit and may be repeated; a step whose segment was deleted meanwhile does
+  nothing.
+* Data that might still be readable in some other way is dropped only if that loss was accepted.
+  Before anything is dropped it is read once more in full: the fault may have been temporary.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class PlannedStep(NamedTuple):
     entry: SegmentEntry | None = None
     before: SegmentEntry | None = None
     loses: bool = False
-    """It gives up what might be read still."""
+    """Whether it gives up data that might still be readable."""
     salvage: ObjectSalvage | None = None
-    """Of an object that is there, and bad."""
+    """The salvage of an object that exists but is corrupt."""
 
 
 class Repair:
-    """Repairs one partition. `scratch` is a folder of its own on the local disk."""
+    """Repairs one partition. `scratch`: an exclusive folder on the local disk."""
 
     def __init__(
         self,
@@ -91,17 +91,17 @@ class Repair:
         store: ObjectStore,
         *,
         scratch: Path,
-        rotten: CorruptSegments,
+        corrupt: CorruptSegments,
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
         assert partition.cold is not None, "without a bucket there is nothing to repair"
-        self._rotten = rotten
+        self._corrupt = corrupt
         self._partition, self._cold, self._store = partition, partition.cold, store
         self._scratch, self._policy, self._clock = scratch, policy, clock
 
     def plan(self, *, deep: bool) -> list[PlannedStep]:
-        """What would be done; changes nothing."""
+        """The steps that `apply` would take. Changes nothing."""
         seen = self._cold.manifest
         log_ = self._partition.log
         keys = PartitionKeys(log_.topic, log_.topic_id, log_.partition)
@@ -123,8 +123,7 @@ class Repair:
             planned.append(PlannedStep(hole))
         end_offset = manifest.end_offset if manifest else 0
         bucket = InBucket(end_offset, entries, frozenset(by_base))
-        rotten = self._rotten.plan(bucket, deep=deep)
-        planned += [PlannedStep(one) for one in rotten]
+        planned += [PlannedStep(one) for one in self._corrupt.plan(bucket, deep=deep)]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)
             if (step := self._collection(garbage)) is not None:
@@ -132,14 +131,14 @@ class Repair:
         return planned
 
     def _hole(self, manifest: Manifest) -> RepairStep | None:
-        """What lies between the end of the bucket and the next local segment; nothing behind it
-        goes up before that is explained.
+        """The step for a hole between the bucket's end and the next local segment. Nothing after it
+        is uploaded before the hole becomes a gap.
         """
         log_ = self._partition.log
         start = max(manifest.end_offset, log_.log_start_offset)
         next_local = log_.first_local_offset
         if start >= next_local:
-            gap = self._rotten.hole_at(start)
+            gap = self._corrupt.hole_at(start)
             if gap is None:
                 return None
             next_local = gap.base_offset
@@ -153,13 +152,13 @@ class Repair:
         )
 
     def _unrepaired(self, problem: Problem) -> RepairStep:
-        helps = "restore the object from a copy, if there is one"
+        remedy = "restore the object from a copy, if there is one"
         if problem.kind is ProblemKind.PIN_BROKEN:
-            helps += ", or unpin it"
+            remedy += ", or unpin it"
         return RepairStep(
             action=Action.NONE,
             partition=problem.partition,
-            detail=f"{problem.kind}: {problem.detail}; {helps}",
+            detail=f"{problem.kind}: {problem.detail}; {remedy}",
             object_key=problem.object_key,
         )
 
@@ -175,11 +174,11 @@ class Repair:
         elif not self._partition.log.sealed.mirrored:
             action, detail = (
                 Action.NONE,
-                f"{kinds}: what compaction made of it goes up in its place",
+                f"{kinds}: the compacted local segment will replace it",
             )
         elif (salvage := self._salvage(entry, problems)) and salvage.has_good_batches:
             action, loses = Action.DROP_BATCHES, True
-            detail = f"{kinds}: offsets {spans_of(salvage.lost)} are lost, all else stays"
+            detail = f"{kinds}: offsets {spans_of(salvage.lost)} are lost, all others are kept"
         else:
             action, loses = Action.DROP, salvage is not None
             spans = f"offsets {entry.base_offset} to {entry.last_offset}"
@@ -195,7 +194,7 @@ class Repair:
         return PlannedStep(step, entry, before, loses, salvage)
 
     def _salvage(self, entry: SegmentEntry, problems: list[Problem]) -> ObjectSalvage | None:
-        """None where the object is gone."""
+        """None if the object is missing."""
         is_gone = ProblemKind.OBJECT_MISSING in self._kinds_of_log(entry, problems)
         stat = None if is_gone else self._store.head(entry.log_key)
         return ObjectSalvage(self._store, entry, size_bytes=stat.size_bytes) if stat else None
@@ -220,13 +219,13 @@ class Repair:
     # --- applying it ------------------------------------------------------------------------------
 
     def apply(self, planned: PlannedStep, *, accept_loss: bool) -> RepairStep:
-        """Take one step; it is not done, and says why, if the bytes prove to be other than planned.
+        """Carry out one step. If the data differs from the plan, the step is not done and says why.
 
         Raises FencedError, StoreUnavailable, LogOfflineError.
         """
         try:
             if planned.entry is None and planned.step.action in CorruptSegments.ACTIONS:
-                return self._rotten.apply(planned.step, accept_loss=accept_loss)
+                return self._corrupt.apply(planned.step, accept_loss=accept_loss)
             if planned.loses and not accept_loss:
                 return planned.step
             return self._apply(planned)
@@ -241,33 +240,33 @@ class Repair:
         if step.action is Action.COLLECT:
             self._cold.collect(self._policy)
         elif entry is None:
-            assert step.last_offset is not None, "a hole says where it ends"
+            assert step.last_offset is not None, "the step of a hole has its last offset"
             end_offset = step.last_offset + 1
             self._cold.commit(lambda manifest: record_gap(manifest, end_offset=end_offset))
         elif step.action in {Action.DROP, Action.DROP_BATCHES}:
             again = check_segment(self._store, entry, partition=step.partition, deep=True)
             if not self._is_log_bad(entry, again.problems):
                 return msgspec.structs.replace(
-                    step, detail="the store has it again: nothing is lost"
+                    step, detail="the store returns it intact again: nothing is lost"
                 )
             if step.action is Action.DROP:
                 self._change(repairs.drop_lost_segment, entry)
             else:
-                self._put_up_what_is_left(planned, entry)
+                self._upload_salvaged(planned, entry)
         else:
             local = step.action is Action.UPLOAD_AGAIN
             pieces = self._local_pieces(entry) if local else object_pieces(self._store, entry)
-            self._put_up(repairs.replace_objects, planned, entry, pieces)
-        done = step.carried_out()
+            self._upload_again(repairs.replace_objects, planned, entry, pieces)
+        done = step.mark_done()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
 
-    def _put_up_what_is_left(self, planned: PlannedStep, entry: SegmentEntry) -> None:
-        assert planned.salvage is not None, "what is dropped was found by reading the object"
+    def _upload_salvaged(self, planned: PlannedStep, entry: SegmentEntry) -> None:
+        assert planned.salvage is not None, "corrupt batches were found by reading the object"
         pieces, bundle = planned.salvage.batches(), indexes_of(self._store, entry)
-        self._put_up(repairs.replace_with_readable, planned, entry, pieces, bundle=bundle)
+        self._upload_again(repairs.replace_with_readable, planned, entry, pieces, bundle=bundle)
 
-    def _put_up(
+    def _upload_again(
         self,
         repair: Callable[..., Manifest],
         planned: PlannedStep,
@@ -276,8 +275,8 @@ class Repair:
         *,
         bundle: ParsedBundle | None = None,
     ) -> None:
-        """Both objects under a new name, the indexes made out of the log's bytes; what `bundle`
-        says of producers and transactions holds.
+        """Upload both objects under a new name, with indexes rebuilt from the log. `bundle`: the
+        producer and transaction state to keep instead of the rebuilt one.
         """
         snapshot = snapshot_before(self._store, entry, planned.before)
         log_ = self._partition.log
@@ -298,10 +297,10 @@ class Repair:
             lambda manifest: repair(manifest, *entries, pages=pages, now_ms=self._clock())
         )
 
-    # --- where the bytes come from ----------------------------------------------------------------
+    # --- reading the local copy -------------------------------------------------------------------
 
     def _is_local(self, entry: SegmentEntry) -> bool:
-        """Whether local disk has exactly the bytes that the manifest vouches for."""
+        """Whether the local log has exactly the bytes of the manifest's CRC-32C."""
         try:
             for _ in self._local_pieces(entry):
                 pass
@@ -314,7 +313,7 @@ class Repair:
 
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset
-        if log_.first_local_offset <= offset < log_.log_start_offset:  # no read goes below that
+        if log_.first_local_offset <= offset < log_.log_start_offset:  # reads refuse such offsets
             whole = log_.sealed.open(offset)
             for start in range(0, whole.size_bytes, PIECE_BYTES):
                 size_bytes = min(PIECE_BYTES, whole.size_bytes - start)

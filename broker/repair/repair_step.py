@@ -1,4 +1,4 @@
-"""What a repair would do, or has done: one row of its plan."""
+"""One step of a repair plan, planned or carried out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from hot_tier.salvage import LostRange
 
-ACCEPT_LOSS: Final = "; --accept-loss does it"  # ends what a step that loses says until it is done
+ACCEPT_LOSS: Final = "; requires --accept-loss"  # suffix of a step that loses records, until done
 
 
 class Action(StrEnum):
@@ -26,7 +26,7 @@ class Action(StrEnum):
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a plan. `done` once it was applied."""
+    """`done` is set once the step was carried out."""
 
     action: Action
     partition: int
@@ -36,12 +36,12 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_offset: int | None = None
     done: bool = False
 
-    def carried_out(self) -> RepairStep:
+    def mark_done(self) -> RepairStep:
         detail = self.detail.removesuffix(ACCEPT_LOSS)
         return msgspec.structs.replace(self, done=True, detail=detail)
 
 
 def spans_of(lost: Iterable[LostRange]) -> str:
-    """The offsets, in words."""
+    """The offset ranges, as text."""
     spans = (f"{one.start_offset} to {one.end_offset - 1}" for one in lost if one.spans_offsets)
     return ", ".join(spans) or "none"

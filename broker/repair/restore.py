@@ -1,23 +1,23 @@
-"""Making a data folder out of the bucket alone: topics, configurations, partitions, producers.
+"""Makes a data folder from the bucket alone: topics, configurations, partitions, producer state.
 
-    <new>/meta.properties                the bucket's cluster id, a directory id of its own; written
-                                         last: without it the folder is no broker's
-    <new>/tierlog/topics.json            the newest undeleted id of each name
+    <new>/meta.properties                the bucket's cluster id and a new directory id; written
+                                         last: without it the folder is not a data folder
+    <new>/tierlog/topics.json            the newest undeleted topic of each name
     <new>/tierlog/manifests/             the manifests in force
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
     <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint, tierlog/compaction-reached
-                                         with `--tail`: what the old folder's say of such logs
-    <new>/tierlog/restoring              until it is done: no broker starts on the folder, and a
-                                         restore that was interrupted may be repeated on it
-    <new>/<topic>-<partition>/           with `--tail`: what the old folder has above the bucket's
+                                         with `--tail`: the old folder's rows for these logs
+    <new>/tierlog/restoring              exists until the restore is complete: no broker starts on
+                                         the folder, and an interrupted restore may be repeated
+    <new>/<topic>-<partition>/           with `--tail`: the old folder's records above the bucket's
                                          end
 
-* Nothing is written to the bucket. The claim, under a higher epoch, and the gap that keeps offsets
-  from being given twice come with the first start (`take_over`), which looks at the bucket again:
-  an old owner that is still alive may have gone on.
-* Records below the bucket's end stay in the bucket, and are read from there.
-* A topic with an object that cannot be read is left out as a whole, and reported; it does not keep
-  others from being restored. Whatever took its place would be an older state, or an older topic.
+* Nothing is written to the bucket. The first start (`take_over`) commits the claim, under a higher
+  epoch, and the gap that keeps offsets from being assigned twice. It reads the bucket again,
+  because an old owner that is still running may have continued.
+* Records below the bucket's end stay in the bucket and are read from there.
+* A topic with an unreadable object is skipped entirely and reported; the others are restored. A
+  substitute would be an older state of the topic, or an older topic.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from broker.data_folder import (
     folder_lock,
     format_topic_id_partition,
     new_id,
-    refused,
+    unusable,
     write_checkpoint,
 )
 from broker.ownership.allocated_epochs import write_epochs
@@ -74,12 +74,12 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 NOT_IN_THE_WAY = frozenset({"lost+found", ".lock", "tierlog"})
-# Below `tierlog/`, of a broker that was refused before it had a topic: this bucket is another's.
+# Below `tierlog/`: left by a start that was refused because the bucket is another cluster's.
 LEFT_BY_A_START = frozenset({"cache", "manifests", "owner", "restoring.tmp"})
 
 
 class RestoreOptions(NamedTuple):
-    """`gap`: offsets left out at the end of each partition. `tail`: the old data folder."""
+    """`gap`: the offsets to skip at the end of each partition. `tail`: the old data folder."""
 
     data_dir: Path
     gap: int
@@ -88,7 +88,7 @@ class RestoreOptions(NamedTuple):
 
 
 class RestoredPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """`end_offset`: of the bucket. `tail`: what the old folder gave, or why it gave nothing."""
+    """`end_offset`: the bucket's end. `tail`: what was copied from the old folder, or why not."""
 
     topic: str
     partition: int
@@ -103,8 +103,8 @@ class RestoredPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """In the bucket, and not restored: deleted, or an older topic of a name, or not to be read:
-    `unreadable` says what.
+    """A topic in the bucket that was not restored: deleted, older than another of its name, or
+    `unreadable`, which then is the reason.
     """
 
     name: str
@@ -120,10 +120,10 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
-    """Fill a new data folder. Nothing in the bucket or in the old folder is changed.
+    """Fill a new data folder. Changes nothing in the bucket or in the old folder.
 
-    Raises ConfigurationError (a folder is in use or full, the bucket is no cluster's),
-    StoreUnavailable, CorruptDataError (a file of the old folder that is not a log's).
+    Raises ConfigurationError (a folder is in use or not empty, the bucket has no cluster),
+    StoreUnavailable, CorruptDataError (a file of the old folder, outside of its logs).
     """
     cluster = load_cluster(store)
     if cluster is None:
@@ -131,13 +131,13 @@ def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
     try:
         return _filled(store, options, cluster.cluster_id)
     except OSError as error:
-        raise refused(options.data_dir, error) from error
+        raise unusable(options.data_dir, error) from error
 
 
 def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> RestoreReport:
-    _check_empty(options.data_dir)  # before a lock would lie in somebody's folder
+    _check_empty(options.data_dir)  # before a lock file is created in somebody else's folder
     with folder_lock(options.data_dir):
-        _check_empty(options.data_dir)  # a broker may have gone on until now
+        _check_empty(options.data_dir)  # again: a broker may have used it until now
         unfinished = options.data_dir / RESTORING
         unfinished.parent.mkdir(exist_ok=True)
         write_durably(unfinished, b"")
@@ -164,17 +164,15 @@ def _check_empty(data_dir: Path) -> None:
         return
     if "meta.properties" in found:
         raise ConfigurationError(
-            f"data folder {data_dir} is not empty but a broker's: serve it, or restore into a new "
-            "one"
+            f"data folder {data_dir} already belongs to a broker: serve it, or restore into a new "
+            "folder"
         )
     if not (data_dir / RESTORING).exists():
-        raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new one")
+        raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new folder")
 
 
 def _clear(data_dir: Path) -> None:
-    """What an interrupted restore made, maybe of topics or of an old folder that are not asked for
-    now.
-    """
+    """Remove what an interrupted restore made, perhaps from other topics or another old folder."""
     for path in data_dir.iterdir():
         if path.is_dir() and path.name not in NOT_IN_THE_WAY:
             shutil.rmtree(path)
@@ -194,8 +192,8 @@ class _Restore:
         self._log_starts: dict[TopicPartition, int] = {}
         self._cleaned_before: dict[TopicPartition, int] = {}
         self._unreadable: list[OtherTopic] = []
-        self._nameless: list[OtherTopic] = []  # they keep none of their name from being restored
-        self._deletions: list[TopicRecord] = []  # to be finished
+        self._nameless: list[OtherTopic] = []  # these do not prevent restoring others of the name
+        self._deletions: list[TopicRecord] = []  # to be completed by the first start
         self._manifest_options = StoreOptions(clock=options.clock)
 
     def run(self, cluster_id: str) -> RestoreReport:
@@ -212,7 +210,7 @@ class _Restore:
                 partitions += of_topic
                 restored.append(whole)
             except (CorruptManifest, MissingObject) as bad:
-                self._leave(topic.name, topic.topic_id, bad)
+                self._skip(topic.name, topic.topic_id, bad)
         self._write_folder(cluster_id, [*map(_record, restored), *self._deletions])
         left = [
             OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
@@ -225,28 +223,28 @@ class _Restore:
         )
 
     def _topics(self) -> list[TopicObject]:
-        """What the bucket has, and what only the old folder knows."""
+        """The topics in the bucket, and those that only the old folder has."""
         objects, found = TopicObjects(self._store), []
-        untold = dict(self._old.untold) if self._old is not None else {}
+        unpublished = dict(self._old.unpublished) if self._old is not None else {}
         for name, topic_id in objects.scan():
             try:
                 topic = objects.load(name, topic_id)
                 if self._take_deletion(topic_id) and topic is not None:
                     topic = msgspec.structs.replace(topic, deleted=True)
             except CorruptManifest as bad:
-                self._leave(name, topic_id, bad)
+                self._skip(name, topic_id, bad)
                 continue
             if topic is not None:
                 found.append(topic)
-                untold.pop(topic_id, None)
-            elif topic_id not in untold and objects.is_lost(name, topic_id):
+                unpublished.pop(topic_id, None)
+            elif topic_id not in unpublished and objects.is_lost(name, topic_id):
                 self._nameless.append(
                     OtherTopic(name=name, topic_id=topic_id, unreadable=TOPIC_OBJECT_MISSING)
                 )
-        return found + [record.as_object() for record in untold.values()]
+        return found + [record.as_object() for record in unpublished.values()]
 
     def _take_deletion(self, topic_id: str) -> bool:
-        """Whether the old folder deleted the topic: then the new one finishes that."""
+        """Whether the old folder deleted the topic; the new folder then completes the deletion."""
         record = self._old.deleted.get(topic_id) if self._old is not None else None
         if record is None:
             return False
@@ -256,21 +254,21 @@ class _Restore:
             return False
         for manifests, manifest in loaded:
             if manifest is not None:
-                BucketState(self._data_dir, manifests.keys).note(manifest)
+                BucketState(self._data_dir, manifests.keys).record_manifest(manifest)
         self._deletions.append(record)
         return True
 
-    def _leave(self, name: str, topic_id: str, bad: CorruptDataError) -> None:
+    def _skip(self, name: str, topic_id: str, bad: CorruptDataError) -> None:
         log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
         self._unreadable.append(OtherTopic(name=name, topic_id=topic_id, unreadable=str(bad)))
 
     def _restored(self, topic: TopicObject) -> tuple[TopicObject, list[RestoredPartition]]:
-        """All partitions, or none where one cannot be read."""
+        """Restore all partitions; none if one cannot be read."""
         loaded = self._loaded(topic, range(topic.partitions))
-        untold = self._untold_of(topic, loaded)
-        if untold is not None:
-            loaded += self._loaded(untold, range(topic.partitions, untold.partitions))
-            topic = untold
+        unpublished = self._unpublished(topic, loaded)
+        if unpublished is not None:
+            loaded += self._loaded(unpublished, range(topic.partitions, unpublished.partitions))
+            topic = unpublished
         for manifests, manifest in loaded:
             if manifest is None:
                 manifests.check_never_existed()
@@ -281,17 +279,17 @@ class _Restore:
         stores = [ManifestStore(self._store, one, self._manifest_options) for one in keys]
         return [(manifests, manifests.load()) for manifests in stores]
 
-    def _untold_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
-        """The topic as the old folder left it, where the bucket was to be told of that."""
-        record = self._old.untold.get(topic.topic_id) if self._old is not None else None
+    def _unpublished(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
+        """The old folder's newer state of the topic that was not published to the bucket."""
+        record = self._old.unpublished.get(topic.topic_id) if self._old is not None else None
         return record.as_object() if record and self._is_newest_of(topic, loaded) else None
 
     def _is_newest_of(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> bool:
-        """Whether the old folder's state of the topic is the last there was."""
-        assert self._old is not None, "it says something of the topic"
+        """Whether the old folder was the last to change the topic."""
+        assert self._old is not None, "only an old folder has another state of the topic"
         is_newest = all(self._old.is_newest_of(*one) for one in loaded)
         if not is_newest:
-            log.warning("old folder's state of a topic left: it is not the last", topic=topic.name)
+            log.warning("old folder's state of the topic ignored: not the newest", topic=topic.name)
         return is_newest
 
     def _partition(
@@ -299,7 +297,7 @@ class _Restore:
     ) -> RestoredPartition:
         number = manifests.keys.partition
         if manifest is not None:
-            BucketState(self._data_dir, manifests.keys).note(manifest)
+            BucketState(self._data_dir, manifests.keys).record_manifest(manifest)
         tail = self._tail(topic, manifest, manifests)
         self._plan(topic, number, manifest, tail)
         log.info(
@@ -324,7 +322,7 @@ class _Restore:
             return None
         snapshot = producers_at_end(manifests, manifest)
         keys = manifests.keys
-        if why := self._old.why_left(keys, manifest):
+        if why := self._old.why_ignored(keys, manifest):
             return Tail(whole=False, detail=why)
         target = TailTarget(
             folder=self._data_dir / str(keys),
@@ -340,8 +338,8 @@ class _Restore:
         return tail
 
     def _take_checkpoints(self, old: OldFolder, keys: PartitionKeys, tail: Tail) -> None:
-        """What had been flushed, here or there, is not cut at the first start; what was trimmed
-        does not come back; what compaction left out is no loss.
+        """Copy the old folder's checkpoints, so that the first start neither truncates flushed
+        records, nor brings back trimmed ones, nor takes what compaction removed for a loss.
         """
         place = (keys.topic, keys.partition)
         self._recovery_points[place] = max(tail.end_offset, old.reached(keys))
@@ -353,9 +351,9 @@ class _Restore:
     def _plan(
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
     ) -> None:
-        """What the first start does with the partition."""
+        """Record what the first start is to do with the partition."""
         if not uses_bucket(LogConfig.parse(topic.config), manifest):
-            return  # it has nothing in the bucket, and never will: there is nobody to fence
+            return  # it has nothing in the bucket, and never will: there is no owner to fence
         name = format_topic_id_partition(topic.topic_id, number)
         whole = None
         if tail is not None and tail.epochs:
@@ -386,7 +384,7 @@ class _Restore:
 
 
 def _record(topic: TopicObject) -> TopicRecord:
-    """Dirty: who takes a topic over writes a version of its object (`topic_deletion`)."""
+    """Dirty, because a take-over writes a version of the topic object (`topic_deletion`)."""
     return TopicRecord(
         name=topic.name,
         topic_id=topic.topic_id,

@@ -1,27 +1,28 @@
-"""What the disk of a lost broker still has above the end of the bucket, taken over batch by batch.
+"""Copies what the disk of a lost broker still has above the bucket's end, batch by batch.
 
-| the old folder's log                                        | is                                 |
+| the old folder's log                                        | action                             |
 |-------------------------------------------------------------|------------------------------------|
-| not there, or of another topic id                           | left; the gap keeps offsets apart  |
-| of a folder that does not know the manifest's last epoch    | left: another owner came after it  |
-| begins above the bucket's end, and above its own log start  | left: there is a hole              |
-| bad below its recovery point                                | copied as it is, with the gap: to  |
-|                                                             | be repaired after the first start  |
-| ends below the bucket's end, or below what its checkpoints  | copied, with the gap above it: more|
-| say, or was cut at a bad byte                               | may have been acknowledged         |
-| anything else                                               | whole: copied from the bucket's end|
-|                                                             | on, and no gap is needed           |
+| is missing, or has another topic id                         | none; a gap separates the offsets  |
+| belongs to a folder that does not know the manifest's epoch | none: another owner came after it  |
+| begins above the bucket's end and its own log start         | none: there is a hole              |
+| is corrupt below its recovery point                         | copy as it is, with the gap: to be |
+|                                                             | repaired after the first start     |
+| ends below the bucket's end or its own checkpoints, or was  | copy, with a gap above: more may   |
+| truncated at a corrupt byte                                 | have been acknowledged             |
+| is complete                                                 | copy from the bucket's end on; no  |
+|                                                             | gap is needed                      |
 
-* A topic that is kept out of the bucket gets no gap: the first start refuses a log that ends below
-  what the checkpoints say, which come along.
-* The bucket may also know less about topics: one that has not reached it yet is taken whole, and so
-  are partitions, configuration or a deletion that have not, unless others wrote to it since.
+* A topic without remote storage gets no gap: the checkpoints are copied too, and the first start
+  refuses a log that ends below them.
+* The old folder may also have newer state of topics: a topic that was not published yet is restored
+  from it, and so are unpublished partitions, configuration and deletions, unless another owner
+  wrote to the bucket since.
 
-* The old folder is locked and only read; a broker that has it open keeps it from being taken. What
-  its next start would tidy up, such as a compaction that broke off, is tidied in a stand-in.
-* The copy is recovered as after a crash: every batch is checked (CRC, order, length), and cut at
-  the first bad one above the recovery point. One below it is left to a repair, which needs the new
-  folder, and keeps no other partition from being restored.
+* The old folder is locked and only read; it cannot be used while a broker has it open. Whatever its
+  next start would clean up, such as an interrupted compaction, is cleaned up in an overlay.
+* The copy is recovered as after a crash: every batch is checked (CRC, order, length), and the log
+  is truncated at the first corrupt one above the recovery point. Corruption below it is left to a
+  repair, which needs the new folder, and does not keep other partitions from being restored.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ from record_format.errors import ConfigurationError, CorruptDataError, CorruptSn
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """[start, end) is what was copied, and `epochs` what the bucket does not know yet of the old
-    folder's. `whole`: nothing that was acknowledged is missing, so that no gap is needed.
-    `damaged`: it has bytes that do not check, which had been flushed.
+    """[start, end) was copied. `epochs`: the old folder's epochs that the bucket does not know yet.
+    `whole`: no acknowledged record is missing, so that no gap is needed. `damaged`: bytes that had
+    been flushed are corrupt.
     """
 
     whole: bool
@@ -75,7 +76,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailTarget(NamedTuple):
-    """The partition that takes the tail."""
+    """The partition that the tail is copied to."""
 
     folder: Path
     keys: PartitionKeys
@@ -84,20 +85,20 @@ class TailTarget(NamedTuple):
 
 
 class OldFolder:
-    """The data folder of a broker that is gone; locked until `close`.
+    """The data folder of a lost broker; locked until `close`.
 
-    By their ids, `untold`: topics of whose present state the bucket was not told yet, and
-    `deleted`: those whose deletion was not finished.
+    By topic id, `unpublished`: topics whose present state is not in the bucket yet; `deleted`:
+    topics whose deletion is incomplete.
     """
 
     def __init__(self, path: Path, *, cluster_id: str) -> None:
         properties = path / "meta.properties"
         if not properties.exists():
-            raise ConfigurationError(f"--tail {path}: is not a broker's data folder")
+            raise ConfigurationError(f"--tail {path}: not a broker's data folder")
         found = checkpoint_files.parse_properties(properties.read_bytes(), file=str(properties))
         if (its_id := found.get("cluster.id")) != cluster_id:
             raise ConfigurationError(
-                f"--tail {path}: is of cluster {its_id}, and the bucket belongs to {cluster_id}"
+                f"--tail {path}: belongs to cluster {its_id}, the bucket to {cluster_id}"
             )
         self.path = path
         self._open = ExitStack()
@@ -109,10 +110,10 @@ class OldFolder:
         self._compaction = tuple(marks)
         try:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
-        except CorruptSnapshot:  # they only say once more what the recovery points say
+        except CorruptSnapshot:  # they only confirm the recovery points
             self._high_watermarks = {}
         topics = TopicRegistry(path / "tierlog" / "topics.json")
-        self.untold = {topic.topic_id: topic for topic in topics.live() if topic.dirty}
+        self.unpublished = {topic.topic_id: topic for topic in topics.live() if topic.dirty}
         self.deleted = {topic.topic_id: topic for topic in topics.deleted()}
 
     def close(self) -> None:
@@ -122,15 +123,15 @@ class OldFolder:
         return self.path / str(keys)
 
     def _has_partition(self, keys: PartitionKeys) -> bool:
-        """Whether its folder is there, and is no other topic's."""
+        """Whether the partition's folder exists and belongs to this topic."""
         metadata = self.partition_folder(keys) / "partition.metadata"
         if not metadata.exists():
             return False
         found = checkpoint_files.parse_partition_metadata(metadata.read_bytes(), file=str(metadata))
         return checkpoint_files.format_topic_id(found) == keys.topic_id
 
-    def why_left(self, keys: PartitionKeys, manifest: Manifest | None) -> str:
-        """Why what it says of the partition counts for nothing; empty where it counts."""
+    def why_ignored(self, keys: PartitionKeys, manifest: Manifest | None) -> str:
+        """Why the partition is not taken from the old folder; empty if it is."""
         if not self._has_partition(keys):
             return "the old folder does not have the partition"
         if manifest is not None and not self.bucket_state(keys).knows(manifest):
@@ -144,7 +145,7 @@ class OldFolder:
         return self._epochs.get(format_topic_id_partition(keys.topic_id, keys.partition), ())
 
     def is_newest_of(self, manifests: ManifestStore, manifest: Manifest | None) -> bool:
-        """Whether nobody but it can have changed the partition since."""
+        """Whether no other folder can have changed the partition since."""
         if manifest is None:
             return True
         state = self.bucket_state(manifests.keys)
@@ -163,7 +164,7 @@ class OldFolder:
         return max(marks.get((keys.topic, keys.partition), 0) for marks in self._compaction)
 
     def reached(self, keys: PartitionKeys) -> int:
-        """An offset up to which, at least, its log had records that were flushed."""
+        """A lower bound of the end of the flushed records."""
         high_watermark = self._high_watermarks.get((keys.topic, keys.partition), 0)
         return max(self.recovery_point(keys), high_watermark)
 
@@ -177,11 +178,11 @@ def take_tail(
     source: Path,
     snapshot: bytes | None,
 ) -> Tail:
-    """Copy what the old folder has from the manifest's end on; what it says counts (`why_left`).
-    Raises CorruptDataError for the old folder's own files.
+    """Copy what the old folder has from the manifest's end on, unless `why_ignored`. Raises
+    CorruptDataError for files of the old folder outside of the log.
 
-    `source`: the partition's old folder, tidied. `snapshot`: the producers at that end, as the
-    bucket has them; the old folder is asked where it has none.
+    `source`: the partition's old folder, cleaned up. `snapshot`: the bucket's producer snapshot at
+    the manifest's end; without one, the old folder's is used.
     """
     state, bases = old.bucket_state(target.keys), closed_log.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
@@ -207,8 +208,8 @@ def take_tail(
     reached = max(end_offset, old.reached(target.keys))
     missing = copied.recovery.truncate_reason or _ends_too_soon(ends, reached)
     if manifest is not None and manifests.is_stale_copy(state.manifest, manifest):
-        missing = missing or "it is an older copy: the bucket was written to since it was made"
-    taken = f"{copied.log_end_offset - end_offset} offsets taken over"
+        missing = missing or "it is an older copy: the bucket has been written to since"
+    taken = f"{copied.log_end_offset - end_offset} offsets copied"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
     return Tail(
         whole=not missing,
@@ -220,20 +221,20 @@ def take_tail(
 
 
 def _ends_too_soon(end_offset: int, reached: int) -> str:
-    return f"it ends at offset {end_offset}, and had {reached}" if end_offset < reached else ""
+    return f"it ends at offset {end_offset}, but had {reached}" if end_offset < reached else ""
 
 
 def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes | None) -> None:
-    """Segments that reach past the end; of the one that it lies in, the batches from there on.
-
-    Also one of which nothing is left: after a power cut that says that what follows is no tail.
+    """Copy the segments that extend past the end; of the one that contains it, the batches from
+    there on. An empty segment is copied too: after a power failure it shows that records are
+    missing before the next one.
     """
     target.folder.mkdir()
     bases = closed_log.base_offsets(source)
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         if following is not None and following <= end_offset:
             continue
-        log = path_of(source, base, LOG).resolve()  # what an error names is the old disk's
+        log = path_of(source, base, LOG).resolve()  # an error names the file on the old disk
         position, begins = 0, base
         if base < end_offset:
             position, begins = closed_log.locate_cut(log, end_offset, base_offset=base)
@@ -247,7 +248,7 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
 
 
 def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> PartitionLog:
-    """The copy, closed again, once every batch of it was checked."""
+    """The copy, after its recovery checked every batch; closed again."""
     opened = PartitionLog.open(
         target.folder,
         topic=target.keys.topic,

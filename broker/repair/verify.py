@@ -1,9 +1,9 @@
-"""Whether everything is there: the bucket against the manifest, and the disk against both.
+"""Verifies that everything is complete: the bucket against the manifest, the disk against both.
 
-* `verify_topic` has a broker's partitions; `verify_bucket` needs nothing but the bucket, so that it
-  can be run from anywhere, even when the broker is gone.
-* It only reads. What it finds is returned; it raises only for what keeps it from looking (the store
-  does not answer), and for a topic that does not exist.
+* `verify_topic` works on a broker's partitions; `verify_bucket` needs nothing but the bucket, so
+  that it can be run from anywhere, even if the broker is lost.
+* It only reads. Findings are returned; it raises only if it cannot check (the store does not
+  respond), or the topic does not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Clock = Callable[[], int]
 
 
 class VerifyContext(NamedTuple):
-    """How a broker's partitions are looked at."""
+    """What checking a broker's partitions needs."""
 
     deep: bool
     clock: Clock
@@ -45,27 +45,27 @@ class VerifyContext(NamedTuple):
 def verify_topic(
     topic: Topic,
     store: ObjectStore | None,
-    looking: VerifyContext,
+    context: VerifyContext,
     *,
-    settled: Callable[[], TopicRecord | None],
+    published: Callable[[], TopicRecord | None],
 ) -> VerifyReport:
-    """Both tiers of every partition. `settled`: the topic's present state where the bucket was told
-    of it.
+    """Verify both tiers of every partition. `published` returns the topic's present state if the
+    bucket has it.
 
     Raises StoreUnavailable, ConfigurationError.
     """
     found = Findings(-1)
-    record = settled()
+    record = published()
     if store is not None and record is not None:
         there = check_topic_object(store, record)
-        if settled() == record:  # else it was altered meanwhile
+        if published() == record:  # otherwise it was altered meanwhile
             found.merge(there)
     for number, damaged in sorted(topic.damaged.items()):
         local = Findings(number)
         local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))
         found.merge(local)
     for _, partition in sorted(topic.partitions.items()):
-        found.merge(_check_partition(partition, topic.record, store, looking))
+        found.merge(_check_partition(partition, topic.record, store, context))
     return found.report()
 
 
@@ -73,9 +73,9 @@ def _check_partition(
     partition: Partition,
     record: TopicRecord,
     store: ObjectStore | None,
-    looking: VerifyContext,
+    context: VerifyContext,
 ) -> Findings:
-    deep, clock, find_hole = looking
+    deep, clock, find_hole = context
     if store is None or partition.cold is None:
         found = check_local(partition, None, [], deep=deep, find_hole=find_hole)
         found.checked.partitions += 1
@@ -85,7 +85,7 @@ def _check_partition(
     options = CheckOptions(clock=clock, deep=deep, at_least=seen.version if seen else 0)
     found, manifest, entries = check_partition(store, keys, options)
     if manifest is None and seen is not None:
-        return found  # said already; what the disk has can be compared with nothing
+        return found  # reported already; there is nothing to compare the disk with
     in_force = partial(entry_in_force, ManifestStore(store, keys, StoreOptions(clock=clock)))
     found.merge(
         check_local(partition, manifest, entries, deep=deep, find_hole=find_hole, in_force=in_force)
@@ -94,7 +94,7 @@ def _check_partition(
 
 
 def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
-    """A restore finds the topic by this object."""
+    """Check the topic object, by which a restore finds the topic."""
     found = Findings(0)
     key = store.full_key(topic_versions(record.name, record.topic_id))
     try:
@@ -109,16 +109,16 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
         record.partitions,
         record.config,
     ):
-        detail = f"the newest version ({there.version}) differs from what this broker has"
+        detail = f"the newest version ({there.version}) differs from this broker's topic"
         found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
     return found
 
 
-# --- with nothing but the bucket ------------------------------------------------------------------
+# --- without a broker -----------------------------------------------------------------------------
 
 
 def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:
-    """Bytes that a verification goes through; 0 for a partition whose manifest cannot be read."""
+    """The bytes that a verification covers; an unreadable manifest counts as 0."""
     total = 0
     for number in range(topic.partitions):
         keys = PartitionKeys(topic.name, topic.topic_id, number)
@@ -138,7 +138,7 @@ def verify_bucket(
     clock: Clock,
     progress: Progress = no_progress,
 ) -> VerifyReport:
-    """The cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
+    """Verify the cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
     found = Findings(-1)
     for number in range(topic.partitions):
         keys = PartitionKeys(topic.name, topic.topic_id, number)

@@ -318,7 +318,7 @@ class World:
         copy_now(self.broker)
 
     def compact(self) -> None:
-        self.broker.background.compactor._waits.clear()
+        self.broker.background.compactor._backoff.clear()
         self.broker.background.compactor.run_round()
 
     def retain(self) -> None:

@@ -51,15 +51,15 @@ class World(House):
         return self.broker.partition("t", 0)
 
     def _watch(self):
-        notes = self.partition.cold.bucket_state
-        publish = notes.note
+        bucket_state = self.partition.cold.bucket_state
+        publish = bucket_state.record_manifest
 
         def published(manifest):
             publish(manifest)
             with self.store.faultless():
                 self._look(manifest.end_offset)
 
-        notes.note = published
+        bucket_state.record_manifest = published
 
     def _look(self, end_offset):
         shown = last_of(cold_records(self, "t")).items()
@@ -93,7 +93,7 @@ class World(House):
         self.partition.log.roll()
 
     def compact(self):
-        self.broker.background.compactor._waits.clear()
+        self.broker.background.compactor._backoff.clear()
         self.broker.background.compactor.run_round()
 
     def follow(self):
@@ -175,6 +175,6 @@ def test_the_bucket_loses_nothing_and_nothing_comes_back(seed, tmp_path, wear):
 
 
 def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(tmp_path, wear, monkeypatch):
-    monkeypatch.setattr(copier, "_may_follow", lambda partition, work: True)
+    monkeypatch.setattr(copier, "_may_mirror", lambda partition, work: True)
     with pytest.raises(Wrong, match="is lost"):
         run(World(0, tmp_path, wear), WEIGHTS, STEPS)

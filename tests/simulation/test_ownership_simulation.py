@@ -77,7 +77,7 @@ class Owner(House):
             take_over=take_over,
         )
         self.broker = Broker.open_idle(settings, store=self.store)
-        self.broker.background.fence_checker.look()
+        self.broker.background.fence_checker.run_round()
 
     @property
     def partition(self):

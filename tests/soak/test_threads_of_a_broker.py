@@ -347,6 +347,6 @@ def test_threads_of_a_broker(tmp_path, many_turns):
         storm.broker.close()
     faults = [one for one in lines if one["log_level"] in ("error", "critical")]
     assert not faults, faults
-    waits = [one for one in lines if one["event"] == "compaction waits"]
+    waits = [one for one in lines if one["event"] == "compaction failed, will retry"]
     assert not waits, waits  # it asks the store for nothing
     print(f"{len(storm.lives)} topics")

@@ -27,7 +27,7 @@ import structlog
 from api.app import create_app
 from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
-from broker.store_status import refuse_early
+from broker.store_status import check_access
 from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
@@ -128,7 +128,7 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
         raise ConfigurationError(f"data.dir {where} is a file, not a folder")
     broker, began_s = settings.broker, time.monotonic()
     if store is not None and not (where / "meta.properties").exists():
-        refuse_early(store, timeout_s=broker.store_start_timeout_ms / 1000)
+        check_access(store, timeout_s=broker.store_start_timeout_ms / 1000)
         waited_ms = round((time.monotonic() - began_s) * 1000)  # of one time for both
         left_ms = max(1, broker.store_start_timeout_ms - waited_ms)
         broker = replace(broker, store_start_timeout_ms=left_ms)

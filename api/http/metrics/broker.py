@@ -125,7 +125,7 @@ def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
     if broker.bucket is None:
         return
     status = broker.bucket.store_status
-    yield gauge("tierlog_store_available", {(): int(status.answers and not status.refusal)})
+    yield gauge("tierlog_store_available", {(): int(status.is_reachable and not status.refusal)})
     for metric, value_of in _STORE_COUNTERS.items():
         values: dict[Labels, float] = {
             (use.purpose, use.operation): value_of(use) for use in report.store_requests

@@ -12,7 +12,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a store answers again is looked at after seconds: here at once. The copier keeps its
     second, in which tests stop it.
     """
-    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "RETRY_S", 0.05)
 
 
 @pytest.fixture

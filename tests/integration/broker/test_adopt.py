@@ -71,7 +71,7 @@ def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
 def test_an_unclean_folder_that_the_cleaner_worked_on_is_refused_not_cut(tmp_path):
     root = copied(tmp_path, "compacted-keep-0", clean=False)
     before = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
-    with pytest.raises(ConfigurationError, match="not stopped cleanly"):
+    with pytest.raises(ConfigurationError, match="not shut down cleanly"):
         House(root)
     after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     assert after == before
@@ -81,7 +81,7 @@ def test_a_folder_of_which_nothing_says_whether_its_gaps_are_the_cleaners_is_ref
     folder = tmp_path / "kafka" / "data" / "compacted-codec-0"
     shutil.copytree(KAFKA / folder.name, folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    refusal = "compacted-codec-0: a segment ends before offset 632, the next begins at 654"
+    refusal = "compacted-codec-0: a segment ends before offset 632, and the next begins at 654"
     with pytest.raises(ConfigurationError, match=refusal):
         House(tmp_path / "kafka")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before

@@ -159,7 +159,7 @@ def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
     last = fill(house, "t", 600, keys=200)
     log = compacted(house, "t")
     cleaned_to = log.active_base_offset
-    assert house.broker.background.compactor._checkpoints.offsets["t", 0] == cleaned_to
+    assert house.broker.background.compactor._cleaned.offsets["t", 0] == cleaned_to
     assert last_of(house.records("t")) == last
     assert len(house.records("t")) == len(last)
 
@@ -199,12 +199,12 @@ def test_where_compaction_came_to_survives_a_restart(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     compacted(house, "t")
-    at = house.broker.background.compactor._checkpoints.offsets["t", 0]
+    at = house.broker.background.compactor._cleaned.offsets["t", 0]
     house.restart()
     log = house.broker.partition("t", 0).log
     assert (
         log.sealed.cleanable(
-            house.broker.background.compactor._checkpoints.offsets["t", 0]
+            house.broker.background.compactor._cleaned.offsets["t", 0]
         ).first_dirty_offset
         == at
     )
@@ -348,7 +348,7 @@ def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
     house.stop_copying()
-    house.broker.bucket.settle(house.broker.registry)
+    house.broker.bucket.publish_topics(house.broker.registry)
     partition = house.broker.partition("t", 0)
     sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
     house.broker.background.copier.run_round()
@@ -391,7 +391,7 @@ def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypat
     )
     monkeypatch.setattr(partition.log.sealed, "crc32c", lambda base: 1)
     assert before[0].base_offset == half.base_offset
-    with pytest.raises(CorruptDataError, match="the bucket has one of offsets 0 to"):
+    with pytest.raises(CorruptDataError, match="the bucket has segments of offsets 0 to"):
         mirror.follow_compaction(partition, stopping=lambda: False)
     assert list(partition.cold.entries(0)) == before
 
@@ -425,14 +425,14 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
     house.broker.partition("t", 0).log.roll()
 
     compactor = house.broker.background.compactor
-    note = compactor._note
+    note = compactor._record
 
     def stopped(marks, *noted):
-        if marks is compactor._checkpoints:
+        if marks is compactor._cleaned:
             raise Interrupted  # the broker stops before the round ends
         note(marks, *noted)
 
-    monkeypatch.setattr(compactor, "_note", stopped)
+    monkeypatch.setattr(compactor, "_record", stopped)
     compactor.run_round()
     house.restart()
     house.stop_copying()
@@ -470,8 +470,8 @@ def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
     monkeypatch.setattr(type(log.sealed), "clean", overtaken)
     with capture_logs() as lines:
         compactor.run_round()
-    assert not [line for line in lines if line["event"] == "compaction waits"]
-    assert not compactor._waits
+    assert not [line for line in lines if line["event"] == "compaction failed, will retry"]
+    assert not compactor._backoff
 
 
 def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
@@ -516,7 +516,7 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
     log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     log.roll()
     compactor._clock = lambda: 10**12
-    compactor._put_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
+    compactor._back_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
     before = log.size_bytes
     compactor.run_round()
     assert log.size_bytes == before, "it waits a minute"
@@ -538,13 +538,13 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     sealed(house, [(b"key", b"newer"), (b"other", b"p")])
     compacted(house, "t")
     sealed(house, [(b"another", b"a")])
-    publish = partition.cold.bucket_state.note
+    publish = partition.cold.bucket_state.record_manifest
 
     def published(manifest):
         publish(manifest)
         missing.append({b"key", b"other"} - last_of(cold_records(house, "t")).keys())
 
-    monkeypatch.setattr(partition.cold.bucket_state, "note", published)
+    monkeypatch.setattr(partition.cold.bucket_state, "record_manifest", published)
     house.broker.background.copier.run_round()
     assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     assert missing == [set()] * len(missing)

@@ -147,15 +147,15 @@ def test_it_is_told_until_it_is_repaired(house, monkeypatch):
     assert house.broker.readiness().reasons == [], "the partition serves"
     partition = house.broker.partition("t", 0)
     with monkeypatch.context() as down:
-        down.setattr(partition.cold, "settle", unreachable)
+        down.setattr(partition.cold, "resolve_failed_commit", unreachable)
         house.copy_sealed()
     assert house.broker.readiness().degraded == [told], "nobody looked"
     rotten = log_of(house).read_bytes()
     (step,) = house.broker.repair("t")
     assert not repaired(house).done, "a loss is to be accepted"
-    assert "offsets 12 to 14 are lost, all else stays; --accept-loss" in step.detail
+    assert "offsets 12 to 14 are lost, all others are kept; requires --accept-loss" in step.detail
     assert log_of(house).read_bytes() == rotten
-    assert repaired(house, accept_loss=True).detail.endswith("all else stays")
+    assert repaired(house, accept_loss=True).detail.endswith("all others are kept")
     house.copy_sealed()
     assert house.broker.readiness().degraded == []
 
@@ -232,7 +232,7 @@ def test_of_a_compacted_topic_it_comes_back_from_the_bucket(house):
     damage(house, (positions(house)[4] + 70, b"\xff"))
     assert repaired(house, deep=True).action == "set-aside"
     assert house.broker.partition("t", 0).log.first_local_offset == 30
-    house.broker.background.compactor._complete_logs()
+    house.broker.background.compactor._rehydrate_all()
     assert house.broker.partition("t", 0).log.first_local_offset == 0
     assert house.records("t") == before
     assert house.broker.repair("t", deep=True) == []

@@ -253,14 +253,14 @@ def test_what_the_bucket_was_told_of_partitions_that_did_not_come_is_taken_back(
     bucket, registry = house.broker.bucket, house.broker.registry
 
     def told_and_full(*_given, **_options):
-        bucket.settle(registry)
+        bucket.publish_topics(registry)
         raise DiskFull("no room", retry_after_s=1)
 
     with monkeypatch.context() as patched:
         patched.setattr(PartitionLog, "open", told_and_full)
         with pytest.raises(DiskFull):
             house.broker.alter_topic("t", partitions=2)
-    bucket.settle(registry)
+    bucket.publish_topics(registry)
     topic = TopicObjects(house.store).load("t", registry.by_name("t").topic_id)
     assert topic.partitions == 1
 

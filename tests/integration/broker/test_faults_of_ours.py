@@ -64,20 +64,20 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
 
 def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monkeypatch):
     wrap = breaking(lambda _self, _marks, partition, *_: partition)
-    monkeypatch.setattr(compactor.Compactor, "_note", wrap(compactor.Compactor._note))
+    monkeypatch.setattr(compactor.Compactor, "_record", wrap(compactor.Compactor._record))
     with capture_logs() as lines:
         two.broker.background.compactor.run_round()
-    assert [line["partition"] for line in lines if line["event"] == "compaction waits"] == [
-        "a-broken-0"
-    ]
-    assert ("b-whole", 0) in two.broker.background.compactor._checkpoints.offsets
-    assert two.broker.background.compactor._waits.keys() == {("a-broken", 0)}
+    assert [
+        line["partition"] for line in lines if line["event"] == "compaction failed, will retry"
+    ] == ["a-broken-0"]
+    assert ("b-whole", 0) in two.broker.background.compactor._cleaned.offsets
+    assert two.broker.background.compactor._backoff.keys() == {("a-broken", 0)}
 
 
 def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
     seen = []
     wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
-    monkeypatch.setattr(janitor.Janitor, "_retain", wrap(janitor.Janitor._retain))
+    monkeypatch.setattr(janitor.Janitor, "_apply_retention", wrap(janitor.Janitor._apply_retention))
     with capture_logs() as lines:
         tidy(two.broker)
     assert seen == ["a-broken-0", "b-whole-0"]
@@ -99,4 +99,4 @@ def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, mon
     with capture_logs() as lines:
         tidy(two.broker)
     events = [line["event"] for line in lines if line.get("partition") == str(partition)]
-    assert events == ["garbage collection waits"]
+    assert events == ["garbage collection failed, will retry"]

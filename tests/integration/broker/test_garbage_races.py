@@ -44,7 +44,7 @@ def repair_first(house):
 
 def all_is_in_the_bucket(house):
     partition = house.broker.partition("t", 0)
-    partition.cold.settle()
+    partition.cold.resolve_failed_commit()
     assert partition.log.delete_local(partition.cold.end_offset) == [0, 50]
     partition.log.reap(at_once=True)
     return [record.offset for record in house.records("t")] == list(range(100))

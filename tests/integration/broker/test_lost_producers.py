@@ -55,6 +55,6 @@ def test_the_broker_starts_without_it_where_the_store_is_down(stopped):
     snapshot_of(stopped).unlink()
     with capture_logs() as logs:
         stopped.broker = stopped.open(down=True)
-    (told,) = [one for one in logs if one["event"] == "producers are not known"]
+    (told,) = [one for one in logs if one["event"] == "producer state is unknown"]
     assert told["partition"] == "t-0"
     assert stopped.produce("t", [b"more"]).base_offset == 2

@@ -169,7 +169,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
     fill(house, 5, **{"cleanup.policy": "compact"})
     lose(house, 20)
     if was == "compact":
-        house.broker.background.compactor._checkpoints.save({("t", 0): 50})
+        house.broker.background.compactor._cleaned.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     house.copy_sealed()
     house.copy_sealed()
@@ -181,7 +181,7 @@ def test_what_compaction_left_out_is_no_loss(house, was):
 def test_what_compaction_left_out_is_no_loss_without_a_bucket_either(house):
     fill(house, 5, **{"cleanup.policy": "compact", "remote.storage.enable": "false"})
     lose(house, 20)
-    house.broker.background.compactor._checkpoints.save({("t", 0): 50})
+    house.broker.background.compactor._cleaned.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     assert house.broker.verify("t", deep=True).ok
 
@@ -269,7 +269,7 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
         house.restart(down=True, store_start_timeout_ms=200)
         house.stop_copying()
         house.set_down(False)
-        house.broker.bucket.settle(house.broker.registry)
+        house.broker.bucket.publish_topics(house.broker.registry)
     (house.root / "data" / "t-0" / f"{0:020d}.log").unlink()
     with capture_logs() as logs:
         partition = house.copy_sealed()

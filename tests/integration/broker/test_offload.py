@@ -54,7 +54,7 @@ def copier_of(house):
                 house.broker.partitions,
                 concurrency=concurrency,
                 holes=house.broker.background.holes,
-                store_answers=house.broker.bucket.store_status.recheck,
+                store_is_reachable=house.broker.bucket.store_status.recheck,
             )
         )
         return made[-1]
@@ -87,9 +87,9 @@ def test_of_a_store_that_is_away_the_log_has_one_line_and_one_when_it_is_back(ho
         copier.run_round()
         assert copier.wait_until_idle(timeout_s=20)
         house.set_down(False)
-        house.wait_for(lambda: status.answers)
+        house.wait_for(lambda: status.is_reachable)
     told = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
-    assert told == ["store unavailable", "store answers again"]
+    assert told == ["store unavailable", "store available again"]
 
 
 def test_a_partition_that_waits_alone_says_so(house, copier_of):
@@ -99,9 +99,9 @@ def test_a_partition_that_waits_alone_says_so(house, copier_of):
         copier.run_round()
         assert copier.wait_until_done(partitions(house, "a"), timeout_s=20)
         assert copier.wait_until_idle(timeout_s=20)
-    waits = [line["partition"] for line in lines if line["event"] == "offload waits"]
+    waits = [line["partition"] for line in lines if line["event"] == "offload failed, will retry"]
     assert waits == ["b-0"]
-    assert house.broker.bucket.store_status.answers
+    assert house.broker.bucket.store_status.is_reachable
 
 
 def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house, copier_of):
@@ -114,7 +114,7 @@ def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house,
     with capture_logs() as lines:
         copier.run_round()
         assert copier.wait_until_done([partition], timeout_s=20)
-    assert not [line for line in lines if line["event"] == "offload waits"]
+    assert not [line for line in lines if line["event"] == "offload failed, will retry"]
     assert partition.cold.manifest.log_start_offset == start
 
 

@@ -20,7 +20,7 @@ def copied(house, tmp_path):
     house.stop_copying()
     house.produce("t", [b"x"] * 20)
     house.broker.partition("t", 0).log.roll()
-    house.broker.bucket.settle(house.broker.registry)
+    house.broker.bucket.publish_topics(house.broker.registry)
     house.copy_sealed()
     house.broker.background.checkpoints.save()
     shutil.copytree(house.root / "data", tmp_path / "older")

@@ -82,7 +82,7 @@ def test_a_folder_in_use_refuses_a_second_broker(house):
 def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
     offloaded(house)
     a_copy_claims(house, tmp_path)
-    house.broker.background.fence_checker.look()
+    house.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
 
@@ -97,7 +97,7 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
         raise OutcomeUnknownError("the process dies here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(BucketState, "note", dies)
+        patched.setattr(BucketState, "record_manifest", dies)
         house.broker = house.open()
         house.claim()
         house.broker.close()
@@ -141,16 +141,16 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     house.offload()
     monkeypatch.setattr(FenceChecker, "check_before_serving", lambda *_, **__: None)
     if not disk_takes_the_note:
-        monkeypatch.setattr(BucketState, "note", disk_is_full)
+        monkeypatch.setattr(BucketState, "record_manifest", disk_is_full)
     copy = House(copied)
     try:
         copy.broker.background.copy_round()
         partition = copy.broker.partition("t", 0)
         copy.wait_for(lambda: partition.leadership_lost)
-        assert "the bucket reaches to" in partition.leadership_lost
+        assert "the bucket reaches offset" in partition.leadership_lost
     finally:
         copy.broker.close()
-    house.broker.background.fence_checker.look()
+    house.broker.background.fence_checker.run_round()
     house.produce("t", [b"the original goes on"])
 
 
@@ -188,7 +188,7 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
     monkeypatch.setattr(Ownership, "check_fence", fails)
     house.broker = house.open(fence_check_ms=3_600_000)
     assert len(set(asked)) == 20, "more than are asked side by side"
-    house.broker.background.fence_checker.look()
+    house.broker.background.fence_checker.run_round()
     assert len(asked) == 40
     house.produce("t", [b"taken"])
 
@@ -196,9 +196,9 @@ def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkey
 def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
     house.restart(fence_check_ms=3_600_000).create_topic("t", partitions=4)
     two_at_a_time = threading.Barrier(2)
-    monkeypatch.setattr(fence_checker, "OF_ONE", 4)
+    monkeypatch.setattr(fence_checker, "PARTITIONS_PER_THREAD", 4)
     monkeypatch.setattr(Ownership, "check_fence", lambda *_, **__: two_at_a_time.wait(20))
-    house.broker.background.fence_checker.look()
+    house.broker.background.fence_checker.run_round()
     assert not two_at_a_time.broken
 
 
@@ -217,7 +217,7 @@ def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
     partition = house.broker.partition("t", 0)
     partition.retire()
     with capture_logs() as lines:
-        FenceChecker(lambda: [partition]).look()
+        FenceChecker(lambda: [partition]).run_round()
     assert not lines
 
 
@@ -227,7 +227,7 @@ def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house
     store = open_store(f"file://{house.root / 'bucket'}")
     broker = house.broker = Broker.open_idle(house.broker.settings, store=store)
     broker.create_topic("t")
-    broker.bucket.settle(broker.registry)
+    broker.bucket.publish_topics(broker.registry)
     broker.alter_topic("t", config={"retention.ms": 1000})
     look = store.list
 
@@ -238,7 +238,7 @@ def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house
         return look(prefix, **options)
 
     monkeypatch.setattr(store, "list", claim_and_look)
-    broker.bucket.settle(broker.registry)
+    broker.bucket.publish_topics(broker.registry)
     assert broker.partition("t", 0).cold.ownership.claimed
     assert not broker.registry.by_name("t").dirty
 

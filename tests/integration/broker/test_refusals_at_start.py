@@ -182,12 +182,12 @@ def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, mon
         assert len(house.records("t")) == 20
         house.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
         house.broker.close()
-        with pytest.raises(ConfigurationError, match=r"t-0: No space left .* make room"):
+        with pytest.raises(ConfigurationError, match=r"t-0: No space left .* free space"):
             house.open()
     assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} == {
-        "background task waits",
+        "background task failed, will retry",
         "log not closed cleanly",
-        "stop not noted",
+        "clean shutdown not recorded",
     }
     house.broker = house.open()
     assert len(house.records("t")) == 20
@@ -201,7 +201,9 @@ def test_a_stop_that_cannot_be_noted_is_a_stop_all_the_same(tmp_path):
     (tmp_path / "data" / ".kafka_cleanshutdown.tmp").mkdir()  # as a disk that refuses just this
     with capture_logs() as logs:
         broker.close()
-    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["stop not noted"]
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == [
+        "clean shutdown not recorded"
+    ]
     again = Broker.open(settings, store=None)
     assert not again.folder.was_clean
     (tmp_path / "data" / ".kafka_cleanshutdown.tmp").rmdir()
@@ -217,8 +219,8 @@ def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("data/t-0", "give the one that it is in"),
-        (".", "has the data folder .*/data; give that, or"),
+        ("data/t-0", "give the folder that contains it"),
+        (".", "contains the data folder .*/data; give that, or"),
     ],
 )
 def test_a_folder_next_to_a_data_folder_is_none(house, where, said):
@@ -264,7 +266,7 @@ def test_a_start_that_fails_late_lets_everything_go(house, monkeypatch):
 
     before = held()
     with monkeypatch.context() as patched:
-        patched.setattr(Truncations, "look", no_room)
+        patched.setattr(Truncations, "reconcile_at_start", no_room)
         with pytest.raises(ConfigurationError, match="No space left"):
             house.open()
     assert held() == before

@@ -86,7 +86,7 @@ def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
     )
     house.broker.close()
     restored = Restored(tmp_path / "restored", house)
-    restored.broker.background.compactor._complete_logs()
+    restored.broker.background.compactor._rehydrate_all()
     assert restored.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
     restored.broker.close()
 
@@ -95,7 +95,7 @@ def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restore
     """A fetch below the high watermark that gets nowhere is asked again at once, for ever."""
     partition = partition_of(restored)
     before = partition.read(500, max_bytes=1 << 20)
-    restored.broker.background.compactor._complete_logs()
+    restored.broker.background.compactor._rehydrate_all()
     assert partition.log.first_local_offset < 500
     for offset in (500, 600):
         found = partition.read(offset, max_bytes=1 << 20)
@@ -224,7 +224,7 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     flip(path, -1)
     restored.broker.background.compactor.run_round()
     assert partition.log.first_local_offset == entries[2].base_offset
-    assert restored.broker.background.compactor._waits
+    assert restored.broker.background.compactor._backoff
     assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
@@ -235,7 +235,7 @@ def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
     restored.broker.background.compactor.run_round()
     assert list(cold_only(partition)) == entries
     restored.set_down(False)
-    restored.broker.background.compactor._waits.clear()
+    restored.broker.background.compactor._backoff.clear()
 
     def no_room(size_bytes):
         raise DiskFull(f"{size_bytes} do not fit")
@@ -244,7 +244,7 @@ def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
     restored.broker.background.compactor.run_round()
     assert list(cold_only(partition)) == entries
     monkeypatch.undo()
-    restored.broker.background.compactor._waits.clear()
+    restored.broker.background.compactor._backoff.clear()
     restored.broker.background.compactor.run_round()
     assert not has_cold_only(partition)
 

@@ -113,7 +113,7 @@ def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
     flip(path_of(filled, entry.log_key), 99)
     (step,) = filled.broker.repair("t", apply=True, deep=True)
     assert (step.action, step.done) == ("drop-batches", False)
-    assert "offsets 30 to 39 are lost, all else stays; --accept-loss does it" in step.detail
+    assert "offsets 30 to 39 are lost, all others are kept; requires --accept-loss" in step.detail
     assert entry.log_key in [one.log_key for one in entries(filled)]
     flip(path_of(filled, entry.log_key), 99)
     assert filled.records("t") == before
@@ -135,7 +135,7 @@ def test_of_an_object_that_was_cut_all_whole_batches_stay(filled):
     cut(path_of(filled, entry.log_key))
     (step,) = filled.broker.repair("t", apply=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
-    assert "offsets 50 to 59 are lost, all else stays" in step.detail
+    assert "offsets 50 to 59 are lost, all others are kept" in step.detail
     assert filled.broker.verify("t", deep=True).ok
     assert filled.records("t") == [one for one in before if not 50 <= one.offset < 60]
 
@@ -146,7 +146,7 @@ def test_an_object_without_a_good_batch_is_dropped_once_that_is_accepted(filled,
     path.write_bytes(bytes(path.stat().st_size if size_bytes is None else size_bytes))
     (step,) = filled.broker.repair("t", apply=True, deep=True)
     assert (step.action, step.done) == ("drop", False)
-    assert "offsets 30 to 59 (30 records) are lost; --accept-loss does it" in step.detail
+    assert "offsets 30 to 59 (30 records) are lost; requires --accept-loss" in step.detail
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert step.done
     assert filled.broker.verify("t", deep=True).ok

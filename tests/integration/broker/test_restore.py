@@ -133,7 +133,7 @@ def test_of_two_restores_that_find_no_manifest_the_later_goes_on_above_the_other
 ):
     house.stop_copying()
     house.broker.create_topic("t", config=CONFIG)
-    house.broker.bucket.settle(house.broker.registry)
+    house.broker.bucket.publish_topics(house.broker.registry)
     house.broker.close()
     assert not list((house.root / "bucket").glob("topics/t/*/0/manifest/*"))
     other = Restored(tmp_path / "other", house, start=False)
@@ -205,7 +205,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     lost.broker = lost.open()
     lost.claim()
     opened.append(Restored(tmp_path / "new", lost))
-    lost.broker.background.fence_checker.look()
+    lost.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         lost.broker.alter_topic("t", config={"retention.ms": 1000})
     with pytest.raises(FencedError):
@@ -313,8 +313,8 @@ def flip_a_byte_past_the_checkpoints(folder):
 @pytest.mark.parametrize(
     ("harm", "kept", "words"),
     [
-        (lose_the_last_segment, 80, "it ends at offset 80, and had 100"),
-        (flip_a_byte_past_the_checkpoints, 90, "10 offsets taken over; a gap follows"),
+        (lose_the_last_segment, 80, "it ends at offset 80, but had 100"),
+        (flip_a_byte_past_the_checkpoints, 90, "10 offsets copied; a gap follows"),
     ],
 )
 def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
@@ -397,7 +397,7 @@ def test_a_tail_that_ends_too_soon_is_refused_where_no_gap_can_follow(
     new = Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
     opened.append(new)
     tail = new.report.partitions[0].tail
-    assert "no gap follows: it ends at offset 90, and had 100" in tail.detail
+    assert "no gap follows: it ends at offset 90, but had 100" in tail.detail
     with pytest.raises(CorruptBatch, match="it had reached offset 100"):
         new.broker.partition("t", 0)
 
@@ -485,7 +485,7 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=older)
     opened.append(new)
-    assert "it ends at offset 80, and had 160" in new.report.partitions[0].tail.detail
+    assert "it ends at offset 80, but had 160" in new.report.partitions[0].tail.detail
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
@@ -812,7 +812,7 @@ def test_a_deletion_by_a_folder_that_others_came_after_is_left(lost, tmp_path, o
 def test_a_tail_of_another_cluster_is_refused(lost, tmp_path):
     other = House(tmp_path / "other")
     other.broker.close()
-    with pytest.raises(ConfigurationError, match="of cluster"):
+    with pytest.raises(ConfigurationError, match="belongs to cluster"):
         Restored(tmp_path / "new", lost, tail=other.root / "data")
 
 
@@ -933,11 +933,11 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
     house.broker.create_topic("t", config=CONFIG)
     house.stop_copying()
     house.broker.background.deleting.stop(10)
-    house.broker.bucket.settle(house.broker.registry)
+    house.broker.bucket.publish_topics(house.broker.registry)
     monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
     house.broker.delete_topic("t")
     house.broker.create_topic("t", config=CONFIG)
-    house.broker.bucket.settle(house.broker.registry)
+    house.broker.bucket.publish_topics(house.broker.registry)
     newer = topic_id_of(house)
     house.broker.close()
     new = Restored(tmp_path / "new", house)
@@ -980,7 +980,7 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_pat
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
     restore(store_of(lost), options)
-    with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
+    with pytest.raises(ConfigurationError, match="already belongs to a broker: serve it"):
         restore(store_of(lost), options)
 
 
@@ -994,7 +994,7 @@ def test_the_folder_of_a_start_that_the_bucket_refused_is_restored_into(lost, tm
     broker = Broker.open(settings, store=store_of(lost))
     assert broker.partition("t", 0).log.log_end_offset == 80 + GAP
     broker.close()
-    with pytest.raises(ConfigurationError, match="not empty but a broker's: serve it"):
+    with pytest.raises(ConfigurationError, match="already belongs to a broker: serve it"):
         restore(store_of(lost), options)
 
 
@@ -1005,7 +1005,7 @@ def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next
     new = Restored.__new__(Restored)
     with crash():
         new.__init__(tmp_path / "new", lost, tail=lost.root / "data")
-    with pytest.raises(ConfigurationError, match="a restore into it has not ended: run"):
+    with pytest.raises(ConfigurationError, match="a restore into it is incomplete: run"):
         new.open()
     restore(store_of(lost), RestoreOptions(new.root / "data", GAP, lambda: 0))
     assert not list((new.root / "data").glob("*/*.log"))

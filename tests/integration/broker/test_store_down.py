@@ -56,7 +56,7 @@ def test_a_store_that_hangs_at_the_start_is_said_to(tmp_path):
     with closing(Broker.open(given, store=Hanging())) as broker:
         degraded = broker.readiness().degraded
         answers.set()
-    assert degraded == ["store unavailable: its check takes longer than 0.01 s"]
+    assert degraded == ["store unavailable: no result within 0.01 s"]
 
 
 def test_who_waits_for_the_check_of_a_store_that_hangs_is_refused_with_it(tmp_path):
@@ -71,7 +71,7 @@ def test_who_waits_for_the_check_of_a_store_that_hangs_is_refused_with_it(tmp_pa
     given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
     with closing(Broker.open_idle(given, store=Hanging())) as broker, ThreadPoolExecutor() as pool:
         status, waits = broker.bucket.store_status, threading.Event()
-        status._checking = Waited(status._checking, waits)
+        status._verifying = Waited(status._verifying, waits)
         waiting = pool.submit(status.require_store)
         assert waits.wait(20)
         answers.set()
@@ -280,7 +280,7 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
     house.offload()
     house.broker.alter_topic("t", config={"retention.bytes": 8192})
     house.set_down(True)
-    house.broker.bucket.store_status.note_unavailable(StoreUnavailable("hangs"))
+    house.broker.bucket.store_status.mark_unavailable(StoreUnavailable("hangs"))
     before, partition = len(house.store.calls), house.broker.partition("t", 0)
     starts = [0]
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
     assert starts == sorted(set(starts))
     commits = [key for call, key in house.store.calls[before:] if call == "put" and "/0/" in key]
     assert commits == []
-    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "RETRY_S", 0.05)
     house.set_down(False)
     house.wait_for(lambda: house.broker.bucket.store_status.unavailable is None)
     tidy(house.broker)
@@ -307,19 +307,19 @@ def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known)
     for call in ("get", "head", "put", "list"):
         house.store.fail(call, refused, times=10**9)
     if known:
-        house.broker.bucket.store_status.note_unavailable(ClockSkewTooLarge("known"))
+        house.broker.bucket.store_status.mark_unavailable(ClockSkewTooLarge("known"))
     partition, janitor._clock = house.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
     assert partition.log.log_start_offset == 0
     house.set_down(False)
-    house.wait_for(lambda: house.broker.bucket.store_status.answers)
+    house.wait_for(lambda: house.broker.bucket.store_status.is_reachable)
     janitor.bucket_round()
     assert partition.log.log_start_offset == 1, "a clock that nobody refuses is believed"
 
 
 def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):
     """Another cluster's bucket, mounted in place of ours for a while."""
-    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(store_status, "RETRY_S", 0.05)
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.broker.create_topic("going")
@@ -363,7 +363,7 @@ def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(hous
     limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
     house.broker.alter_topic("t", config=limits)
     for _ in range(4):
-        house.broker.background.janitor._retain(partition)
+        house.broker.background.janitor._apply_retention(partition)
         starts.append(partition.log.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4

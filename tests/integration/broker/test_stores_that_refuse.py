@@ -90,7 +90,7 @@ EACH_CALL = {
     "a web server": (
         Say(200, body=PAGE),
         "cluster.json: not a sealed JSON document: JSON is malformed: invalid character "
-        "(byte 0); does another kind of server answer there?",
+        "(byte 0); is another kind of server listening there?",
     ),
     "a web server without such a page": (
         Say(404, body=PAGE),

@@ -118,7 +118,9 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     assert records[100].value.startswith(b"copy")
     (folder,) = diverged_folders(house)
     assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 40
-    assert f"records set apart by a take-over: {folder}" in house.broker.readiness().degraded
+    assert (
+        f"diverged records set aside by a take-over: {folder}" in house.broker.readiness().degraded
+    )
     (reported,) = house.broker.storage_report().diverged
     assert (reported.folder, reported.size_bytes > 0) == (str(folder), True)
     house.fill(10, mark=b"after")
@@ -218,7 +220,7 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
         ("before", ManifestStore, "confirm"),
         ("before", take_over.closed_log, "replace_with_empty"),
         ("after", take_over.closed_log, "replace_with_empty"),
-        ("before", BucketState, "note"),
+        ("before", BucketState, "record_manifest"),
         ("before", take_over.PendingTakeOvers, "remove"),
     ],
 )
@@ -232,7 +234,7 @@ def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch
     house.broker = house.open(restore_offset_gap=7)  # a take-over under way goes on with its own
     assert not take_over.marker_path(house.root / "data").exists()
     goes_on_above_the_gap(house, kept=140)
-    copy.broker.background.fence_checker.look()
+    copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
 
@@ -304,7 +306,7 @@ def test_a_log_that_is_bad_is_taken_over_when_it_is_repaired(parted):
     assert not take_over.marker_path(house.root / "data").exists()
     goes_on_above_the_gap(house, kept=160)
     copy.broker = copy.open()
-    copy.broker.background.fence_checker.look()
+    copy.broker.background.fence_checker.run_round()
     assert copy.broker.partition("t", 0).leadership_lost
 
 
@@ -353,7 +355,7 @@ def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
     copy.offload()
     house.broker = house.open(take_over=True)
     named = {key for e in house.broker.partition("t", 0).cold.entries(0) for key in e.keys}
-    copy.broker.background.fence_checker.look()
+    copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
     copy.restart()

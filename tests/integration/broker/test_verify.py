@@ -324,7 +324,7 @@ def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch)
         log.sealed.files(bad.base_offset)  # what is looked at at first is known
         cannot_read(disk, bad.path, kept=filled.root / "kept")
         report = filled.broker.verify("t", deep=True)
-        filled.broker.background.holes.look(filled.broker.partition("t", 0))
+        filled.broker.background.holes.check_next(filled.broker.partition("t", 0))
     (problem,) = report.problems
     assert (problem.kind, problem.file) == (ProblemKind.SEGMENT_CORRUPT, str(bad.path))
     assert "cannot be read" in problem.detail

@@ -93,7 +93,7 @@ def test_repair_needs_a_folder_that_no_broker_has_open(place):
     assert refused.returncode == 1
     assert b"in use by another broker" in refused.stderr
     refused = offline.run("storage", "gc", "t", "--apply", *on(place, data_dir="nothing"))
-    assert b"is not a broker's data folder" in refused.stderr
+    assert b"not a broker's data folder" in refused.stderr
     assert not (place / "nothing").exists()
 
 
@@ -208,7 +208,7 @@ def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_unt
         "--data-dir",
         place / "new",
     )
-    assert "a restore into it has not ended: run `tierlog storage restore` on it again" in refused
+    assert "a restore into it is incomplete: run `tierlog storage restore` on it again" in refused
     epochs.unlink()
     kept.rename(epochs)
     report = json.loads(offline.ok("storage", "restore", *flags))

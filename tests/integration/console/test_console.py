@@ -581,7 +581,7 @@ def test_a_partition_that_another_broker_has_now_says_so_without_a_column_of_it(
             other.post("/v1/topics/flights/offload", params={"wait_ms": 20_000})
         shown_at(browser, house, "#/topics/flights", heading="flights")
         assert not browser.run(notice)
-        house.broker.background.fence_checker.look()
+        house.broker.background.fence_checker.run_round()
         browser.run(TICK)
         browser.until(notice)
         said = browser.run(f"{notice}.textContent")

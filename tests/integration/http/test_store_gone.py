@@ -22,8 +22,8 @@ from tests.integration.http.conftest import Api, records_path
 def test_readyz_stays_200_and_lists_a_store_that_went_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_status, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(store_status, "POLL_S", 0.02)
+    monkeypatch.setattr(store_status, "RETRY_S", 0.02)
     root = tmp_path / "store"
     with served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one:
 
@@ -45,8 +45,8 @@ def test_readyz_stays_200_and_lists_a_store_that_went_away(
 def test_a_store_that_failed_any_request_is_looked_at_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_status, "LOOK_EVERY_S", 3600.0)
-    monkeypatch.setattr(store_status, "LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(store_status, "POLL_S", 3600.0)
+    monkeypatch.setattr(store_status, "RETRY_S", 0.02)
     root = tmp_path / "store"
     with (
         served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one,

@@ -46,13 +46,13 @@ class Shelf:
         self.log = Log()
         self.topics = {}
         self.make("t", {})
-        cuts = SimpleNamespace(ends={}, forget=lambda done: None)
+        truncations = SimpleNamespace(ends={}, forget=lambda done: None)
         self.groups = Groups(
             find_topic=self.find,
-            make_topic=self.find_or_make,
+            ensure_topic=self.find_or_make,
             clock=lambda: 0,
             commits_max=100,
-            cuts=cuts,
+            truncations=truncations,
         )
 
     def make(self, name, _config):

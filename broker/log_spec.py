@@ -1,0 +1,89 @@
+"""How to open the log of one partition. A take-over opens it again after it changed the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.cold_log import ColdLog
+from broker.data_folder import format_topic_id_partition
+from broker.topic_registry import TopicRecord
+from hot_tier.disk import Disk
+from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
+from hot_tier.log_state import no_producer_snapshot
+from hot_tier.open_files import OpenFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSpec:
+    """`checkpoint`: the recovery point as it was saved. `recovery_point`: from there on every batch
+    is checked. `log_start_offset`: None if neither the checkpoint nor the bucket has one.
+    """
+
+    folder: Path
+    record: TopicRecord
+    number: int
+    cold: ColdLog | None
+    cold_end: int
+    was_clean: bool
+    checkpoint: int
+    recovery_point: int
+    log_start_offset: int | None
+    clock: Callable[[], int]
+    disk: Disk
+    open_files: OpenFiles
+
+    def __str__(self) -> str:
+        return f"{self.record.name}-{self.number}"
+
+    @property
+    def name(self) -> str:
+        """Topic id and partition, as files below `tierlog/` name the partition."""
+        return format_topic_id_partition(self.record.topic_id, self.number)
+
+    def open(self, *, flushed_end: int) -> PartitionLog:
+        """Open the log; below `flushed_end` everything is known to have been flushed."""
+        return self._open(
+            clean=self.was_clean, flushed_end=flushed_end, log_start_offset=self.log_start_offset
+        )
+
+    def open_for_take_over(self, log_start_offset: int | None) -> PartitionLog:
+        """Open the log of a partition that is being taken over. `log_start_offset`: the bucket's;
+        it counts where the log has none of its own, because an earlier attempt may have left a
+        first segment that begins above it.
+        """
+        start = self.log_start_offset if self.log_start_offset is not None else log_start_offset
+        return self._open(clean=self.was_clean, flushed_end=self.checkpoint, log_start_offset=start)
+
+    def reopen(self, recovery_point: int, log_start_offset: int | None) -> PartitionLog:
+        """Open the log again as after a crash, with these bounds: the recovery point is at most,
+        the log start at least the one given.
+        """
+        starts = [at for at in (self.log_start_offset, log_start_offset) if at is not None]
+        return self._open(
+            clean=False,
+            flushed_end=min(self.checkpoint, recovery_point),
+            log_start_offset=max(starts, default=None),
+        )
+
+    def _open(self, *, clean: bool, flushed_end: int, log_start_offset: int | None) -> PartitionLog:
+        cold = self.cold
+        return PartitionLog.open(
+            self.folder,
+            topic=self.record.name,
+            partition=self.number,
+            topic_id=self.record.topic_id,
+            config=LogConfig.parse(self.record.config),
+            clock=self.clock,
+            clean=clean,
+            recovery_point=min(self.recovery_point, flushed_end),
+            flushed_end=flushed_end,
+            log_start_offset=log_start_offset,
+            start_offset=self.cold_end,
+            jitter_seed=self.name,
+            disk=self.disk,
+            open_files=self.open_files,
+            fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,
+        )
