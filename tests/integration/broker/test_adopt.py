@@ -113,7 +113,7 @@ def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):
 def test_a_folder_whose_name_ends_like_a_partitions_is_no_topic_of_millions(house):
     house.broker.close()
     (house.root / "data" / "backup-20261122").mkdir()
-    with pytest.raises(ConfigurationError, match="partition 20261122 of a topic 'backup'"):
+    with pytest.raises(ConfigurationError, match="partition 20261122 of topic 'backup'"):
         house.open()
     (house.root / "data" / "backup-20261122").rename(house.root / "backup")
     house.broker = house.open()

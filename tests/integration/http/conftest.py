@@ -115,7 +115,7 @@ def take_over(api: Api, topic: str, root: Path) -> None:
     )
     until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
     copy.close()
-    api.broker.background.fence_checker.look()
+    api.broker.background.fence_checker.run_round()
 
 
 @pytest.fixture
