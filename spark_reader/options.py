@@ -167,9 +167,11 @@ def access_of(values: Mapping[str, Any], s3a: S3ASettings | None = None) -> Acce
 def _choice(values: Mapping[str, Any]) -> TopicChoice:
     given = [name for name in ("subscribe", "subscribePattern", "assign") if name in values]
     if len(given) != 1:
+        hint = f", not {' and '.join(given)}" if given else ""
+        if not values:
+            hint = "; Spark hands over none of a table: CREATE TEMPORARY VIEW instead"
         raise InvalidOption(
-            "give exactly one of the options subscribe, subscribePattern and assign"
-            + (f", not {' and '.join(given)}" if given else "")
+            f"give exactly one of the options subscribe, subscribePattern and assign{hint}"
         )
     return TopicChoice(
         topics=values.get("subscribe", ()),

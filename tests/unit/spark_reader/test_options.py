@@ -156,6 +156,15 @@ def test_what_kafkas_options_say_of_rows_and_bytes_holds_where_ours_say_nothing(
     assert parse_write_options({**to, "compression": "none"}).codec == CODEC_IDS["none"]
 
 
+def test_a_table_of_the_catalog_comes_without_options_and_hears_what_to_create():
+    with pytest.raises(
+        InvalidOption, match=r"subscribePattern and assign; .* CREATE TEMPORARY VIEW"
+    ):
+        parse_options({}, streaming=False)
+    with pytest.raises(InvalidOption, match=r"and assign$"):
+        parse_options({"server": "http://127.0.0.1:1"}, streaming=False)
+
+
 def test_cold_needs_a_store_and_a_stream_takes_no_end():
     with pytest.raises(InvalidOption, match="option store"):
         parse_options({"tier": "cold", "subscribe": "a"}, streaming=False)
