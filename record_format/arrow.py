@@ -1,17 +1,18 @@
-"""Record batches in, Arrow record batches out: what Spark and anything else that reads Arrow uses.
+"""Decodes record batches into Arrow record batches, for Spark and other readers of Arrow.
 
 Rules that keep it honest:
 
-* Columns, names and types are those of Spark's Kafka source.
-* Every batch's checksum is checked before anything in it is trusted, except for batches from which
-  no row is wanted.
-* Memory is bounded by the request: about `batch_bytes` of expanded records at a time (at least one
-  batch), and `batch_rows` rows per Arrow batch, whatever a batch holds.
-* Arrow's 32-bit offsets cannot overflow: the records behind one Arrow batch are those of one Kafka
-  batch (below 2 GiB by its own length, `max_expanded_bytes` where compressed) or `batch_bytes`.
-* Control batches never show. A time outside what microseconds hold becomes the nearest inside.
+* Column names and types are those of Spark's Kafka source.
+* A batch's checksum is verified before its content is trusted. Batches without a wanted row are
+  skipped unverified.
+* Memory is bounded by the request: about `batch_bytes` of decompressed records at a time (at least
+  one batch), and `batch_rows` rows per Arrow batch, however large a record batch is.
+* Arrow's 32-bit offsets cannot overflow: the records of one Arrow batch come either from a single
+  record batch (below 2 GiB by its length field, or `max_expanded_bytes` if compressed) or from at
+  most `batch_bytes`.
+* Control batches are skipped. Timestamps outside the range of microseconds are clamped.
 
-If only offsets are wanted, a batch without a gap is not even expanded: its header tells them all.
+If only offsets are wanted, a batch without gaps is not even decompressed: its header suffices.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from record_format.row_filter import RowFilter
 BATCH_ROWS: Final = 16 * 1024
 BATCH_BYTES: Final = 16 * 1024 * 1024
 ALONE_BYTES: Final = 512 * 1024
-"""Records expanded to this many bytes are decoded by themselves, not copied beside others."""
+"""Batches that decompress to at least this size are decoded alone, not copied into a group."""
 
 _FROM_HEADERS: Final = {"topic", "partition", "offset", "timestampType"}
 _SCAN_ROWS: Final = 1024
@@ -65,7 +66,7 @@ FIRST_HEADERS: Final = 1024
 
 
 class DecodeRequest(NamedTuple):
-    """What to decode. `aborted`: transactions whose records are left out; none for
+    """What to decode. `aborted`: transactions whose records are skipped; empty for
     read_uncommitted.
     """
 
@@ -80,14 +81,14 @@ class DecodeRequest(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Batches that are decoded together: their rows of the table, and the bytes after them."""
+    """Batches that are decoded together: their rows in the header table, and their records."""
 
     table: Array
     source: Array
 
 
 class ArrowDecoder:
-    """Decodes buffer after buffer of one partition. One thread at a time."""
+    """Decodes successive buffers of one partition. Not thread-safe."""
 
     def __init__(self, request: DecodeRequest) -> None:
         unknown = set(request.columns) - set(COLUMNS)
@@ -96,7 +97,7 @@ class ArrowDecoder:
         self.schema = pa.schema([SCHEMA.field(name) for name in request.columns])
         self._request = request
         self._want = wanted_parts(request.columns)
-        self._cuts = np.array(request.row_filter, np.int64)
+        self._bounds = np.array(request.row_filter, np.int64)
         self._aborted = _by_producer(request.aborted)
         self._constant = constant_columns(
             request.columns,
@@ -109,12 +110,12 @@ class ArrowDecoder:
         self._by_header = timeless and _FROM_HEADERS.issuperset(request.columns)
 
     def decode(self, buf: Buffer, *, file: str = "", position: int = 0) -> Iterator[pa.RecordBatch]:
-        """The wanted rows of `buf`, which holds whole batches and nothing else.
+        """The wanted rows of `buf`, which consists of whole batches.
 
-        Raises CorruptBatch; its position counts from `position`, where in `file` the buffer begins.
+        Raises CorruptBatch, with a position in `file`, where the buffer begins at `position`.
         """
         view = memoryview(buf)
-        data = _frozen(view)
+        data = _read_only(view)
         try:
             for table in _tables(view, data):
                 yield from self._decode_table(view, data, table)
@@ -141,12 +142,13 @@ class ArrowDecoder:
                 yield from self._records(view, data, run)
 
     def _wanted(self, table: Array) -> Array:
-        """Which batches can hold a row that is wanted."""
+        """A mask of the batches that may have wanted rows."""
         row_filter = self._request.row_filter
         last_offset = table[:, kernel.BASE_OFFSET] + table[:, kernel.LAST_DELTA]
         wanted: Array = (
             (table[:, kernel.ATTRIBUTES] & CONTROL_BIT == 0)
-            # compaction keeps empty batches, as headers alone; bytes behind one are a broken count
+            # Compaction keeps empty batches as bare headers. One with bytes after its header has a
+            # corrupt count, and is decoded to report it.
             & ((table[:, kernel.COUNT] > 0) | (table[:, kernel.SIZE] > HEADER_SIZE))
             & (table[:, kernel.BASE_OFFSET] < row_filter.end_offset)
             & (last_offset >= row_filter.start_offset)
@@ -159,7 +161,7 @@ class ArrowDecoder:
         return wanted
 
     def _is_aborted(self, row: Array) -> bool:
-        """A producer has one transaction at a time, so its batches in the range are of that one."""
+        """A producer has one transaction at a time: all its batches in the range belong to it."""
         base_offset = int(row[kernel.BASE_OFFSET])
         transactions = self._aborted.get(int(row[kernel.PRODUCER]), ())
         return any(txn.first_offset <= base_offset <= txn.last_offset for txn in transactions)
@@ -170,7 +172,7 @@ class ArrowDecoder:
         while outcome == kernel.ROWS_FULL:
             columns = Columns(self._request.batch_rows)
             outcome = kernel.fill_offsets(
-                table, len(table), self._cuts, state, columns.offsets, columns.kinds
+                table, len(table), self._bounds, state, columns.offsets, columns.kinds
             )
             if state[kernel.ROWS]:
                 yield self._batch(columns, state)
@@ -180,7 +182,9 @@ class ArrowDecoder:
             yield from self._decode_group(group, view)
 
     def _groups(self, view: memoryview, data: Array, table: Array) -> Iterator[_Group]:
-        """All batches in runs of about `batch_bytes` of expanded records, or `batch_rows`."""
+        """Split the batches into groups of about `batch_bytes` of decompressed records, or
+        `batch_rows`.
+        """
         request = self._request
         parts: list[Buffer] = []
         start = size = rows = 0
@@ -225,7 +229,7 @@ class ArrowDecoder:
         outcome = kernel.ROWS_FULL
         while outcome == kernel.ROWS_FULL:
             columns = Columns(self._request.batch_rows)
-            columns.make_room(self._want, _left(group, state), self._header_room)
+            columns.allocate(self._want, _remaining_bytes(group, state), self._header_room)
             state[kernel.ROWS : kernel.STATE_SIZE] = 0
             outcome = self._call_kernel(group, columns, state)
             while outcome == kernel.HEADERS_FULL:
@@ -243,7 +247,13 @@ class ArrowDecoder:
 
     def _call_kernel(self, group: _Group, columns: Columns, state: Array) -> int:
         outcome: int = kernel.decode_records(
-            group.source, group.table, len(group.table), self._cuts, self._want, state, *columns.all
+            group.source,
+            group.table,
+            len(group.table),
+            self._bounds,
+            self._want,
+            state,
+            *columns.all,
         )
         return outcome
 
@@ -263,9 +273,9 @@ class ArrowDecoder:
 
 
 def warm() -> None:
-    """Compile the kernel, or load it from numba's cache, before somebody waits for rows.
+    """Compile the kernel, or load it from numba's cache, before a caller waits for rows.
 
-    Takes seconds on the first call after an installation, a third of a second later on.
+    Takes seconds on the first call after an installation, and a third of a second after that.
     """
     smallest = encode_batch([b""], timestamps=[0])
     for columns in (COLUMNS, ("offset",)):
@@ -273,16 +283,16 @@ def warm() -> None:
 
 
 def _group(table: Array, parts: Sequence[Buffer], data: Array) -> _Group:
-    """Where none is compressed the source is `data` itself."""
+    """Without compressed batches the source is `data` itself."""
     if not (table[:, kernel.ATTRIBUTES] & CODEC_MASK).any():
         table[:, kernel.START] = table[:, kernel.POSITION] + HEADER_SIZE
         table[:, kernel.END] = table[:, kernel.POSITION] + table[:, kernel.SIZE]
         return _Group(table, data)
-    return _Group(table, _frozen(parts[0] if len(parts) == 1 else b"".join(parts)))
+    return _Group(table, _read_only(parts[0] if len(parts) == 1 else b"".join(parts)))
 
 
-def _left(group: _Group, state: Array) -> int:
-    """How many bytes of records may still come: no column can hold more."""
+def _remaining_bytes(group: _Group, state: Array) -> int:
+    """The size of the records that are left, which no column's data can exceed."""
     batches = group.table[state[kernel.BATCH] :]
     left = int((batches[:, kernel.END] - batches[:, kernel.START]).sum())
     if state[kernel.RECORD]:
@@ -290,8 +300,8 @@ def _left(group: _Group, state: Array) -> int:
     return left
 
 
-def _frozen(buf: Buffer) -> Array:
-    """As the kernel takes its source: one type, so that it is compiled once."""
+def _read_only(buf: Buffer) -> Array:
+    """A read-only array: always the same type, so that the kernel is compiled only once."""
     data = np.frombuffer(buf, np.uint8)
     data.setflags(write=False)
     return data
@@ -301,7 +311,7 @@ def _frozen(buf: Buffer) -> Array:
 
 
 def _tables(view: memoryview, data: Array) -> Iterator[Array]:
-    """The headers of all batches, some at a time. Raises CorruptBatch, also for a cut last one."""
+    """Tables of all batch headers. Raises CorruptBatch, also for a truncated last batch."""
     position = 0
     while position < len(data):
         table = np.zeros((_SCAN_ROWS, kernel.TABLE_WIDTH), np.int64)
@@ -321,7 +331,7 @@ def _check_crcs(view: memoryview, table: Array) -> None:
 
 
 def _check_counts(view: memoryview, table: Array, max_expanded_bytes: int) -> None:
-    """A count that no records could fill is refused, though nothing is expanded to see."""
+    """Refuse record counts that cannot be true, since these batches are not decompressed."""
     too_many = np.flatnonzero(table[:, kernel.COUNT] * MIN_RECORD_SIZE > max_expanded_bytes)
     if len(too_many):
         row = table[too_many[0]]
@@ -336,7 +346,7 @@ def _located(view: memoryview, row: Array, detail: str) -> CorruptBatch:
 
 
 def _runs(flags: Array) -> Iterator[tuple[int, int, bool]]:
-    """Runs of equal flags: start, end, flag."""
+    """(start, end, flag) of each run of equal flags."""
     edges = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)]
     for start, end in pairwise(edges):
         if start < end:

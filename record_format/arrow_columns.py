@@ -1,7 +1,7 @@
-"""Columns as the kernel fills them, and as Arrow has them.
+"""The columns that the kernel fills, and their conversion to Arrow arrays.
 
-* Parts of a record that are not wanted take no room.
-* An Arrow array is made of the kernel's own buffers, not copied.
+* No memory is allocated for unwanted parts of records.
+* Arrow arrays share the kernel's buffers; nothing is copied.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Array = np.ndarray[Any, Any]
 
 
 def wanted_parts(names: Collection[str]) -> int:
-    """Which parts of a record the kernel has to copy, as its flags."""
+    """The kernel's flags for the parts of a record that it has to copy."""
     return sum(_WANTS.get(name, 0) for name in names)
 
 
 class Columns:
-    """The arrays that the kernel fills for one Arrow batch; what is not wanted stays empty."""
+    """The arrays that the kernel fills for one Arrow batch; unwanted ones are empty."""
 
     def __init__(self, rows: int) -> None:
         self.offsets, self.times = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -53,19 +53,19 @@ class Columns:
         self.names = self.contents = _NO_BYTES
         self.header_ends = _NO_ENDS
 
-    def make_room(self, want: int, size: int, headers: int) -> None:
-        """Room for `size` bytes of records. Pages that are never written cost nothing."""
+    def allocate(self, want: int, size: int, headers: int) -> None:
+        """Allocate for `size` bytes of records. Memory that is never written costs nothing."""
         rows = len(self.offsets)
         if want & kernel.WANT_KEY:
-            self.keys = _room(rows, size)
+            self.keys = _allocate(rows, size)
         if want & kernel.WANT_VALUE:
-            self.values = _room(rows, size)
+            self.values = _allocate(rows, size)
         if want & kernel.WANT_HEADERS:
-            self.names, self.contents = _room(headers, size), _room(headers, size)
+            self.names, self.contents = _allocate(headers, size), _allocate(headers, size)
             self.header_ends = np.zeros(rows + 1, np.int32)
 
     def grow_headers(self) -> int:
-        self.names, self.contents = _larger(self.names), _larger(self.contents)
+        self.names, self.contents = _grow(self.names), _grow(self.contents)
         return len(self.names.there)
 
     @property
@@ -84,7 +84,7 @@ class Columns:
 
 
 class _Bytes(NamedTuple):
-    """A column of bytes as Arrow keeps it, except for validity, which is a byte a row here."""
+    """A binary column in Arrow's layout, except that validity has one byte per row."""
 
     ends: Array
     data: Array
@@ -95,14 +95,14 @@ _NO_ENDS: Final = np.zeros(1, np.int32)
 _NO_BYTES: Final = _Bytes(_NO_ENDS, np.zeros(0, np.uint8), np.zeros(0, np.uint8))
 
 
-def _room(rows: int, size: int) -> _Bytes:
+def _allocate(rows: int, size: int) -> _Bytes:
     ends = np.empty(rows + 1, np.int32)
     ends[0] = 0
     return _Bytes(ends, np.empty(size, np.uint8), np.empty(rows, np.uint8))
 
 
-def _larger(column: _Bytes) -> _Bytes:
-    """Room for four times the rows; the bytes stay where they are."""
+def _grow(column: _Bytes) -> _Bytes:
+    """The column with room for four times the rows, and the same data buffer."""
     rows = len(column.there)
     larger = _Bytes(np.empty(4 * rows + 1, np.int32), column.data, np.empty(4 * rows, np.uint8))
     larger.ends[: rows + 1] = column.ends
@@ -113,9 +113,9 @@ def _larger(column: _Bytes) -> _Bytes:
 def constant_columns(
     names: Collection[str], *, topic: str, partition: int, rows: int
 ) -> dict[str, pa.Array]:
-    """Topic and partition, made once and sliced.
+    """The topic and partition columns, built once and sliced for each batch.
 
-    Of buffers: pyarrow's own scalars import pandas where it is installed, 40 MB of it.
+    Built from buffers, because pyarrow's scalars import pandas if it is installed (40 MB).
     """
     columns: dict[str, pa.Array] = {}
     if "topic" in names:
@@ -143,7 +143,7 @@ def _binary(kind: pa.DataType, column: _Bytes, *, rows: int, nulls: int) -> pa.A
 
 
 def _names(column: _Bytes, headers: int) -> pa.Array:
-    """Header names. Bytes that are no UTF-8 become U+FFFD, as in Kafka's client."""
+    """Header names. Invalid UTF-8 becomes U+FFFD, as in Kafka's client."""
     names = _binary(pa.string(), column, rows=headers, nulls=0)
     try:
         names.validate(full=True)
@@ -154,7 +154,7 @@ def _names(column: _Bytes, headers: int) -> pa.Array:
 
 
 def _headers(columns: Columns, state: Array) -> pa.Array:
-    """Null where a record has none, as Spark's Kafka source has it."""
+    """The headers column; null for a record without headers, as in Spark's Kafka source."""
     rows, headers = int(state[kernel.ROWS]), int(state[kernel.HEADERS])
     contents = _binary(
         pa.binary(), columns.contents, rows=headers, nulls=int(state[kernel.NULL_CONTENTS])

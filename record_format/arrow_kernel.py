@@ -2,13 +2,13 @@
 
 Rules that keep it honest:
 
-* No byte is read before its position was compared with the end of its record, and none written past
-  what the caller allocated: rows and headers are counted against the arrays' sizes, and a key,
-  value or header is never larger than the source it is copied from.
-* Nothing is raised here. A problem is a number in `state` (one of `record_walk`'s), and exactly
-  what `record_walk` refuses is refused; a test feeds both the same broken bytes.
-* A call can stop at any record, and the next call continues after it: `state` says where. That
-  bounds the memory of a batch with millions of records.
+* No byte is read before its position is checked against the end of its record, and none is written
+  past what the caller allocated: rows and headers are checked against the arrays' sizes, and keys,
+  values and headers cannot exceed the source they are copied from.
+* Nothing is raised here. A problem is returned as a number in `state` (a `record_walk.Problem`).
+  This module refuses exactly what `record_walk` refuses; a test feeds both the same corrupt bytes.
+* A call can stop at any record, and the next one continues from `state`. That bounds the memory for
+  a batch with millions of records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from record_format.compiled import compiled
 from record_format.kernel_bytes import batch_header, copy_bytes, pointer_to, varint, varlong
 from record_format.record_walk import Problem
 
-# Columns of the header table, one row a batch; SIZE to COUNT are those of `batch_header`.
+# Columns of the header table, one row per batch; SIZE to COUNT are those of `batch_header`.
 POSITION: Final = 0
 SIZE: Final = 1
 BASE_OFFSET: Final = 2
@@ -37,7 +37,7 @@ START: Final = 10  # of the expanded records in the source, set by the caller
 END: Final = 11
 TABLE_WIDTH: Final = 12
 
-# Cells of `state`. The first four say where to go on.
+# Cells of `state`. The first four are where to continue.
 BATCH: Final = 0
 RECORD: Final = 1
 AT: Final = 2
@@ -65,15 +65,15 @@ HEADERS_FULL: Final = 2
 BROKEN: Final = 3
 
 
-_MAX_MS: Final = (2**63 - 1) // 1000  # what fits when it becomes microseconds
+_MAX_MS: Final = (2**63 - 1) // 1000  # the greatest that fits as microseconds
 
 
 @compiled()
 def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
-    """Fill `table` with the headers of whole batches; (how many, position after them).
+    """Fill `table` with the headers of whole batches; returns (count, position after them).
 
-    Stops at the end, at a full table, at a batch that reaches past the end, and at a header that
-    `batch.parse_header` would refuse: the caller asks it which.
+    Stops at the end, when the table is full, at a truncated batch, and at a header that
+    `batch.parse_header` refuses. The caller finds out which.
     """
     source, count = pointer_to(data), 0
     while start + HEADER_SIZE <= end and count < table.shape[0]:
@@ -92,20 +92,20 @@ def scan_headers(data, start, end, table):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _micros(milliseconds):  # type: ignore[no-untyped-def]
-    """Microseconds; a time that they cannot hold becomes the nearest that they can."""
+    """Convert to microseconds, clamped to 64 bits."""
     return max(-_MAX_MS, min(_MAX_MS, milliseconds)) * 1000
 
 
 @compiled()
-def fill_offsets(table, batches, cuts, state, offsets, kinds):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Rows of batches without a gap, from the headers alone: offset and timestamp type."""
+def fill_offsets(table, batches, bounds, state, offsets, kinds):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    """Fill rows (offset, timestamp type) of batches without gaps, from their headers alone."""
     rows = np.int64(0)
     batch = state[BATCH]
     delta = state[RECORD]
     while batch < batches:
         row = table[batch]
-        first = max(delta, cuts[0] - row[BASE_OFFSET])
-        last = min(row[COUNT], cuts[1] - row[BASE_OFFSET])
+        first = max(delta, bounds[0] - row[BASE_OFFSET])
+        last = min(row[COUNT], bounds[1] - row[BASE_OFFSET])
         for record in range(first, last):
             if rows == offsets.shape[0]:
                 state[BATCH] = batch
@@ -127,7 +127,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     data,  # the expanded records of all batches
     table,
     batches,  # how many rows of the table count
-    cuts,  # first offset, end offset, first time, last time
+    bounds,  # first offset, end offset, first time, last time
     want,
     state,
     offsets,
@@ -146,11 +146,11 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     contents,
     content_there,
 ):
-    """Decode from where `state` stands until the batches end, rows or headers are full, or trouble.
+    """Decode from `state` on, until the end, rows or headers are full, or a problem is found.
 
-    One function, long for the sake of speed. Unwanted headers are skipped unread, everything else
-    in a record is checked. `data` must be as large as the table says, `keys`, `values`, `names` and
-    `contents` (where wanted) as large as what is left of `data`.
+    One long function for speed. Unwanted headers are skipped unread; everything else in a record is
+    checked. `data` must be as large as the table says; `keys`, `values`, `names` and `contents`, if
+    wanted, as large as the rest of `data`.
     """
     source = pointer_to(data)
     rows, headers = state[ROWS], state[HEADERS]
@@ -187,7 +187,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 problem = Problem.VARINT
                 break
             time = base_time + time_delta
-            # The sum wrapped where both have one sign and it has the other.
+            # The addition overflowed if both operands have one sign and the sum has the other.
             if (base_time >= 0) == (time_delta >= 0) and (time >= 0) != (base_time >= 0):
                 problem = Problem.TIMESTAMP
                 break
@@ -202,10 +202,10 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             if append_time:
                 time = max_time
             offset = base_offset + delta
-            if offset >= cuts[1]:
+            if offset >= bounds[1]:
                 cut_short = True
                 break
-            if offset < cuts[0] or time < cuts[2] or time > cuts[3]:
+            if offset < bounds[0] or time < bounds[2] or time > bounds[3]:
                 at = end
                 record += 1
                 continue

@@ -1,15 +1,15 @@
-"""The five codecs of a batch's records, framed as Kafka's own clients frame them.
+"""The five compression codecs of record batches, with the framing of Kafka's own clients.
 
 Rules that keep it honest:
 
-* Expansion is bounded: no call gives or holds more than `max_bytes` of output, whatever the input
-  claims.
-* All of the input must be used: a truncated stream and trailing bytes are corrupt.
-* Compressor objects are kept, one per thread; none is shared.
+* The decompressed size is bounded: no call returns or allocates more than `max_bytes` of output,
+  whatever sizes the input declares.
+* The whole input must be consumed: truncated streams and trailing bytes are corrupt.
+* Compressor objects are per thread; none is shared.
 
-Kafka's framing: gzip members; snappy in xerial's stream format (raw snappy is read too: librdkafka
-writes it); the LZ4 frame with independent 64 KiB blocks and no content checksum (KIP-57); zstd
-frames (KIP-110).
+Kafka's framing: gzip members; snappy in xerial's stream format (raw snappy, which librdkafka
+writes, is accepted too); LZ4 frames with independent 64 KiB blocks and no content checksum
+(KIP-57); zstd frames (KIP-110).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODEC_NAMES: Final[dict[int, str]] = {
     LZ4: "lz4",
     ZSTD: "zstd",
 }
-# `uncompressed` is what the topic setting `compression.type` calls it.
+# The topic setting `compression.type` calls it `uncompressed`.
 CODEC_IDS: Final[dict[str, int]] = {
     "uncompressed": NONE,
     **{name: codec for codec, name in CODEC_NAMES.items()},
@@ -52,22 +52,22 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _I32: Final = struct.Struct(">i")
-# No snappy element gives more than 64 bytes for 3; a larger claim is a lie.
+# No snappy element of 3 bytes yields more than 64, so a larger declared size is invalid.
 _SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
-# An LZ4 sequence gives at most 255 bytes for each of its own.
+# An LZ4 sequence yields at most 255 bytes per input byte.
 _LZ4_MAX_RATIO: Final = 256
-# Each member after the first copies the rest of the input; clients write one.
+# Each member after the first copies the rest of the input, and clients write only one.
 _GZIP_MAX_MEMBERS: Final = 64
 _ZSTD_BLOCK_MAX: Final = 128 * 1024
 _ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 
 
 class DecompressedTooLarge(CorruptBatch):
-    """Compressed records that grow beyond the caller's limit."""
+    """Compressed records exceed the caller's limit when decompressed."""
 
     def __init__(self, codec: int, *, max_bytes: int) -> None:
-        super().__init__(f"{CODEC_NAMES[codec]} data expands to more than {max_bytes} bytes")
+        super().__init__(f"{CODEC_NAMES[codec]} data decompresses to more than {max_bytes} bytes")
         self.max_bytes = max_bytes
 
 
@@ -88,15 +88,15 @@ def compress(codec: int, data: Buffer) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_EXPANDED_BYTES) -> Buffer:
-    """Expand `data`, for codec 0 the same object.
+    """Decompress `data`; for codec 0 returns the same object.
 
-    Raises DecompressedTooLarge beyond `max_bytes`, CorruptBatch for an unknown codec or bad bytes.
+    Raises DecompressedTooLarge beyond `max_bytes`, CorruptBatch for an unknown codec or bad data.
     """
     if codec == NONE:
         return data
     expand = _DECOMPRESSORS.get(codec)
     if expand is None:
-        raise CorruptBatch(f"codec {codec} is not known")
+        raise CorruptBatch(f"unknown codec {codec}")
     return expand(data, max_bytes)
 
 
@@ -146,7 +146,9 @@ def _snappy_decompress(data: Buffer, max_bytes: int) -> bytes:
         size = _I32.unpack_from(data, position)[0]
         position += 4
         if not 0 < size <= len(data) - position:
-            raise CorruptBatch(f"snappy: block length {size}, {len(data) - position} bytes left")
+            raise CorruptBatch(
+                f"snappy: block length is {size}, but {len(data) - position} bytes are left"
+            )
         parts.append(_snappy_block(bytes(data[position : position + size]), left, max_bytes))
         left -= len(parts[-1])
         position += size
@@ -157,7 +159,7 @@ def _snappy_block(block: bytes, left: int, max_bytes: int) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > _SNAPPY_MAX_RATIO * len(block):
-            raise CorruptBatch(f"snappy: {len(block)} bytes cannot expand to {size}")
+            raise CorruptBatch(f"snappy: {len(block)} bytes cannot decompress to {size}")
         if size > left:
             raise DecompressedTooLarge(SNAPPY, max_bytes=max_bytes)
         return bytes(cramjam.snappy.decompress_raw(block))
@@ -190,21 +192,21 @@ def _lz4_decompress(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _lz4_fits(data: Buffer, max_bytes: int) -> bool:
-    """Whether a frame says by its blocks, and by what it claims, that it cannot give more.
+    """Whether the frame's block count and declared size prove that it stays within `max_bytes`.
 
     | bytes | of a frame                                                                  |
     |-------|-----------------------------------------------------------------------------|
     | 0-3   | magic                                                                       |
-    | 4     | flags: 16 checksums of blocks, 8 size of the contents, 1 id of a dictionary |
-    | 5     | most that a block holds, 4 to 7: 64 KiB to 4 MiB, in bits 4 to 6            |
-    | 6-    | size (8) and id (4) where there are any, 1 of a checksum, then blocks: size |
-    |       | (4; the highest bit: not compressed), bytes, checksum. Size 0 is the end    |
+    | 4     | flags: 16 block checksums, 8 content size, 1 dictionary id                  |
+    | 5     | maximum block size in bits 4 to 6: 4 to 7 for 64 KiB to 4 MiB               |
+    | 6-    | content size (8) and dictionary id (4) if present, header checksum (1), then|
+    |       | blocks: size (4; highest bit: uncompressed), data, checksum. Size 0: end    |
     """
     if len(data) < 7 or _le32(data, 0) != _LZ4_MAGIC:
         return False
     flags, block_max = data[4], 1 << (8 + 2 * (data[5] >> 4 & 7))
-    claimed = int.from_bytes(data[6:14], "little") if flags & 8 else 0
-    if claimed > min(max_bytes, _LZ4_MAX_RATIO * len(data)):  # it would be set aside at once
+    declared = int.from_bytes(data[6:14], "little") if flags & 8 else 0
+    if declared > min(max_bytes, _LZ4_MAX_RATIO * len(data)):  # it would be allocated at once
         return False
     position = 7 + (flags & 8) + (flags & 1) * 4
     between = 4 + (flags >> 4 & 1) * 4
@@ -216,7 +218,7 @@ def _lz4_fits(data: Buffer, max_bytes: int) -> bool:
 
 
 def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
-    """With a limit, and slower: the package sets aside all of it, and copies what there is."""
+    """Decompress with a limit. Slower: the library allocates the limit, and copies the output."""
     frame = lz4.frame.LZ4FrameDecompressor()
     limit = min(max_bytes, _LZ4_MAX_RATIO * len(data)) + 1
     try:
@@ -258,7 +260,7 @@ def _le32(data: Buffer, position: int) -> int:
 
 
 def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
-    """(end of the frame at `start`, the most that it can expand to): RFC 8878, 3.1.1."""
+    """(end of the frame at `start`, upper bound of its decompressed size): RFC 8878, 3.1.1."""
     try:
         parameters = zstandard.get_frame_parameters(data[start : start + 18])
         position = start + zstandard.frame_header_size(data[start : start + 18])
@@ -279,17 +281,17 @@ def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
 
 
 def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> bytes:
-    """One whole frame. The content size in its header decides how much is set aside: check it."""
+    """Decompress one frame. Its declared content size determines the allocation: check it first."""
     size = zstandard.frame_content_size(frame)
     if size > bound:
-        raise CorruptBatch(f"zstd: the frame's blocks cannot expand to {size} bytes")
+        raise CorruptBatch(f"zstd: the frame's blocks cannot decompress to {size} bytes")
     if size > left:
         raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes)
-    limit = max(min(bound, left), 1)  # the package takes 0 for "no limit"
+    limit = max(min(bound, left), 1)  # for the library, 0 means no limit
     try:
         expanded = _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
     except zstandard.ZstdError as error:
-        # The frame is whole, as its blocks said: what stopped it is the room.
+        # All blocks of the frame are there, so the cause is the output limit.
         if left < bound and "did not decompress full frame" in str(error):
             raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes) from error
         raise CorruptBatch(f"zstd: {error}") from error

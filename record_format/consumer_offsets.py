@@ -1,12 +1,11 @@
-"""Records of `__consumer_offsets`: who has read how far, byte for byte as Kafka keeps it.
+"""Records of `__consumer_offsets`, which hold the committed offsets of groups, in Kafka's format.
 
-* Written are the versions that Kafka 4.3 writes (key 1, value 4); read are all that Kafka wrote.
-* The topic's id, if the writer put it in, distinguishes a topic from an earlier one of its name.
-* A key of another type (group metadata, members, assignments) does not concern us: None, not an
-  error.
-* Bytes after the last field, and unknown tags, are skipped, as Kafka's readers do.
-* A group's records are all in one partition, which Kafka chooses by the hash of its name: otherwise
-  the order of commits would mean nothing.
+* Writes the versions that Kafka 4.3 writes (key 1, value 4), and reads all that Kafka ever wrote.
+* The topic id, if the writer included it, distinguishes a topic from an earlier one of that name.
+* Keys of other types (group metadata, members, assignments) are ignored.
+* Bytes after the last field, and unknown tags, are skipped, as by Kafka's readers.
+* All records of a group are in one partition, chosen by the hash of the group's name as in Kafka:
+  this is what orders its commits.
 
 Big-endian; a string is its length (i16) and UTF-8.
 
@@ -17,9 +16,9 @@ Big-endian; a string is its length (i16) and UTF-8.
            2      as 0
            3      offset i64, leader epoch i32, metadata string, commit timestamp i64
            4      as 3, metadata as a compact string (varint of length + 1), then tagged fields:
-                  their number (varint), and of each tag and size (varints) and its bytes;
-                  tag 0 is the topic's id (16 bytes, zero where it is not known)
-    null   a tombstone: the commit under this key is gone
+                  count (varint), then for each: tag, size (varints) and data;
+                  tag 0 is the topic id (16 bytes, zero if unknown)
+    null   a tombstone: the commit with this key is deleted
 
 From Kafka's OffsetCommitKey.json and OffsetCommitValue.json (group-coordinator).
 """
@@ -54,9 +53,9 @@ class CommitKey(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The next offset to be read. `metadata` is the client's own; empty where it gave none.
+    """A committed offset: the next one to read. `metadata` is the client's, "" if it gave none.
 
-    `topic_id` None: the writer did not say it.
+    `topic_id` is None if the writer did not include it.
     """
 
     offset: int
@@ -87,7 +86,7 @@ def encode_value(commit: Commit) -> bytes:
 
 
 def decode_key(data: bytes) -> CommitKey | None:
-    """None if the key is not of an offset commit. Raises CorruptDataError."""
+    """Decode a key; None if it is not an offset commit's. Raises CorruptDataError."""
     fields = _Fields(data)
     version = fields.number(_SHORT)
     if version > _LAST_KEY_VERSION:
@@ -98,11 +97,11 @@ def decode_key(data: bytes) -> CommitKey | None:
 
 
 def decode_value(data: bytes) -> Commit:
-    """Raises CorruptDataError, for a version that is not known too."""
+    """Decode a value. Raises CorruptDataError, also for an unknown version."""
     fields = _Fields(data)
     version = fields.number(_SHORT)
     if not 0 <= version <= _FLEXIBLE_VERSION:
-        raise CorruptDataError(f"an offset commit has version {version}; 0 to 4 are known")
+        raise CorruptDataError(f"unknown offset commit version {version}; 0 to 4 are supported")
     offset = fields.number(_LONG)
     epoch = fields.number(_INT) if version >= _EPOCH_VERSION else NO_EPOCH
     flexible = version >= _FLEXIBLE_VERSION
@@ -116,13 +115,13 @@ def _topic_id(tag: bytes | None) -> uuid.UUID | None:
     if tag is None:
         return None
     if len(tag) != 16:
-        raise CorruptDataError(f"a topic's id has {len(tag)} bytes")
+        raise CorruptDataError(f"a topic id has {len(tag)} bytes, expected 16")
     found = uuid.UUID(bytes=tag)
     return None if found == _NO_ID else found
 
 
 def partition_for_group(group: str, partitions: int) -> int:
-    """Kafka's choice: the absolute value of Java's hash of the name, which is over UTF-16."""
+    """Kafka's choice: the absolute value of Java's String.hashCode, which is over UTF-16 units."""
     data = group.encode("utf-16-be")
     hashed = 0
     for high, low in zip(data[::2], data[1::2], strict=True):
@@ -147,7 +146,7 @@ def _string(text: str) -> bytes:
 
 
 class _Fields:
-    """Takes one field after the other, each checked against the bytes that are left."""
+    """Reads fields in order, checking each against the remaining bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
@@ -162,10 +161,10 @@ class _Fields:
         return self._text(self._unsigned_varint() - 1)
 
     def tags(self) -> dict[int, bytes]:
-        """Tagged fields by number."""
+        """Tagged fields by tag."""
         count = self._unsigned_varint()
         if count > _MAX_TAGS:
-            raise CorruptDataError(f"{count} tagged fields are more than any version has")
+            raise CorruptDataError(f"{count} tagged fields, more than the limit of {_MAX_TAGS}")
         found = {}
         for _ in range(count):
             tag = self._unsigned_varint()
@@ -181,15 +180,15 @@ class _Fields:
             if byte < 0x80:
                 return value
             if shift > 28:
-                raise CorruptDataError("a number takes more than five bytes")
+                raise CorruptDataError("a varint is longer than five bytes")
 
     def _text(self, size: int) -> str:
         if size < 0:
-            raise CorruptDataError("a text that may not be null is null")
+            raise CorruptDataError("a string that may not be null is null")
         try:
             return self._take(size).decode()
         except UnicodeDecodeError as error:
-            raise CorruptDataError(f"a text is not UTF-8: {error.reason}") from error
+            raise CorruptDataError(f"a string is not UTF-8: {error.reason}") from error
 
     def _take(self, size: int) -> bytes:
         taken = self._data[self._position : self._position + size]
