@@ -1,4 +1,4 @@
-// Throughput and lag over the last hour, out of /console/samples: the whole ring once, then what is new.
+// Throughput and lag over the last hour from /console/samples: the whole ring once, then new samples.
 "use strict";
 (() => {
   const KEEP = 720;
@@ -108,12 +108,12 @@
     try {
       answer = await fetch(`/console/samples?after_ms=${after}`, { headers: window.tierlog.headers() });
     } catch {
-      return; // the page says so already
+      return; // already reported by the page
     }
     if (!answer.ok || running !== mine) return;
     const more = await answer.json();
     if (!more.at_ms.length && mine.plots.length) return;
-    const older = more.at_ms[0] <= after ? {} : mine.columns; // all of it again: the clock was ahead
+    const older = more.at_ms[0] <= after ? {} : mine.columns; // all of it again: the clock was set back
     for (const name of Object.keys(more)) mine.columns[name] = [...(older[name] ?? []), ...more[name]].slice(-KEEP);
     draw();
   }

@@ -1,9 +1,9 @@
-// The page: which fragment is shown, the token, the keys.
+// The page: which fragment is shown, the token, keyboard shortcuts.
 //
-// * The address behind `#` is a fragment's path. It comes from outside (a link), so it is checked:
-//   only paths below /console/ are asked for, and only answers that the console marked are swapped
-//   in. The API's answers hold bytes that others chose.
-// * Text that comes from the broker goes into the page as text, never as markup.
+// * The part of the address after `#` is a fragment's path. A link may have set it, so it is checked:
+//   only paths below /console/ are requested, and only responses marked by the console are swapped
+//   in. API responses contain bytes that others chose.
+// * Text from the broker is inserted as text, never as markup.
 "use strict";
 (() => {
   const TOKEN = "tierlog.token";
@@ -13,7 +13,7 @@
   const notice = document.getElementById("notice");
   const askToken = document.getElementById("ask-token");
   const help = document.getElementById("help");
-  let shown = null; // the path whose fragment is asked for, or there
+  let shown = null; // the path whose fragment is requested or shown
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
@@ -43,7 +43,7 @@
       document.title = name ? `${name} · tierlog` : "tierlog";
       if (heading && !isFirst && document.activeElement === document.body) heading.focus({ preventScroll: true });
       if (!isFirst && !again) window.scrollTo(0, 0);
-    }, () => {}); // said by the listeners below
+    }, () => {}); // reported by the listeners below
   }
 
   function mark(path) {
@@ -81,12 +81,12 @@
   });
   for (const name of ["htmx:sendError", "htmx:timeout"]) {
     document.addEventListener(name, () => {
-      say("The broker does not answer; this page tries again by itself.");
+      say("The broker does not respond; this page retries automatically.");
       view.removeAttribute("aria-busy");
     });
   }
 
-  // What the API refused: a problem document, or anything.
+  // The body of an error: a problem document, or anything else.
   function refused(status, body, isWholeView = false) {
     if (status === 401) return askForToken();
     let detail = `The broker answered ${status}.`;
@@ -113,7 +113,7 @@
   function askForToken() {
     const refusal = askToken.querySelector("[data-token-refusal]");
     refusal.hidden = !token();
-    refusal.textContent = token() ? "The broker does not know this token, or no longer." : "";
+    refusal.textContent = token() ? "This token is not valid, or no longer." : "";
     sessionStorage.removeItem(TOKEN);
     showForget();
     view.removeAttribute("aria-busy");
@@ -194,7 +194,7 @@
 
   // --- time ---------------------------------------------------------------------------------------
 
-  // What shows figures asks again; a page that nobody sees, or that asks for a token, does not.
+  // Fragments with figures are refreshed, but not in a hidden tab, or while a token is requested.
   setInterval(() => {
     if (document.hidden || askToken.open || view.hasAttribute("aria-busy")) return;
     if (!view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });

@@ -1,15 +1,15 @@
-// Live tail. Read by fetch, for an EventSource cannot send a token; resumed by the last event's id.
+// Live tail. Uses fetch, since an EventSource cannot send a token; resumes by the last event's id.
 //
-// Bounded: the newest KEEP records are kept and at most KEEP rows a frame are made, whatever arrives;
-// of those that are not drawn yet (a pause, a hidden tab) KEEP_CHARS characters.
-// Records go into the page as text.
+// Bounded: the newest KEEP records are kept, and at most KEEP rows are created per frame; of records
+// that are not drawn yet (paused, or in a hidden tab) at most KEEP_CHARS characters.
+// Records are inserted as text.
 "use strict";
 (() => {
   const KEEP = 500;
   const KEEP_CHARS = 8 << 20;
   const MAX_TEXT = 2000;
   const RETRY_MS = 2000;
-  // Characters that would not be seen, or would turn the text around them; as the server shows them.
+  // Characters that are invisible or reorder the text around them; as the server shows them.
   const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
   const visible = (text) => text.replace(UNSEEN, (c) => `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
@@ -48,7 +48,7 @@
       }
     }
 
-    // Whether to try again when the stream ended.
+    // Whether to reconnect after the stream has ended.
     async read() {
       const headers = { Accept: "text/event-stream", ...window.tierlog.headers() };
       if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
@@ -178,7 +178,7 @@
     const root = event.detail.elt.matches?.("[data-tail]") ? event.detail.elt : event.detail.elt.querySelector?.("[data-tail]");
     if (root && !root.tail) root.tail = new Tail(root);
   });
-  // A stream that nobody shows any more ends at once, not at its next event.
+  // A stream that is no longer shown ends immediately, not at its next event.
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (!event.detail.shouldSwap || event.detail.target.id !== "view") return;
     for (const root of document.querySelectorAll("[data-tail]")) root.tail?.stop.abort();

@@ -37,7 +37,7 @@ def shown_at(browser: Chromium, house: House, path: str, *, heading: str) -> Non
 # --- what is there ------------------------------------------------------------------------------
 
 
-def test_an_empty_broker_tells_what_to_type(browser: Chromium, tmp_path: Path) -> None:
+def test_an_empty_broker_shows_the_first_commands(browser: Chromium, tmp_path: Path) -> None:
     with open_house(tmp_path, bucket=False) as house:
         shown_at(browser, house, "", heading="Topics")
         assert f"tierlog topic create hello --server {house.url}" in browser.text()
@@ -88,7 +88,7 @@ def test_records_of_both_tiers_are_read_by_offset_and_by_time(
     assert "key 100" in browser.text()
 
 
-def test_a_place_that_cannot_be_read_is_refused_beside_the_form(
+def test_an_offset_that_cannot_be_read_is_an_error_next_to_the_form(
     browser: Chromium, house: House, flights: str
 ) -> None:
     shown_at(browser, house, f"#/topics/{flights}/partitions/0/records?at=90000", heading=flights)
@@ -112,7 +112,7 @@ def test_segments_and_manifest_versions(browser: Chromium, house: House, flights
     assert "Against version" in browser.text()
 
 
-def test_what_the_store_was_asked_for_and_costs(
+def test_the_requests_to_the_store_and_their_cost(
     browser: Chromium, house: House, flights: str
 ) -> None:
     shown_at(browser, house, "#/store", heading="Store")
@@ -123,7 +123,7 @@ def test_what_the_store_was_asked_for_and_costs(
 
 
 @pytest.mark.parametrize("prices", [FREE, PriceTable(put_per_1000=3.0)], ids=["free", "told"])
-def test_the_store_page_says_whose_prices_it_counts_with(
+def test_the_store_page_names_the_source_of_its_prices(
     house: House, flights: str, monkeypatch: pytest.MonkeyPatch, prices: PriceTable
 ) -> None:
     settings = dataclasses.replace(house.broker.settings, prices=prices)
@@ -134,13 +134,13 @@ def test_the_store_page_says_whose_prices_it_counts_with(
     assert ("costs nothing" in page, "a month" in page) == (free, not free)
 
 
-def test_groups_and_what_they_have_left(browser: Chromium, house: House, flights: str) -> None:
+def test_groups_show_their_lag(browser: Chromium, house: House, flights: str) -> None:
     offsets = [{"topic": flights, "partition": 0, "offset": 150}]
     made = house.put("/v1/groups/a<b>b/offsets".replace("<", "%3C"), json={"offsets": offsets})
     assert made.status_code == 204
     shown_at(browser, house, "#/groups", heading="Groups")
     (told,) = house.get("/v1/groups/a%3Cb%3Eb").json()["offsets"]
-    assert f"a<b>b {told['lag']} left" in browser.text()
+    assert f"a<b>b lag {told['lag']}" in browser.text()
 
 
 def test_throughput_is_drawn_over_time(browser: Chromium, house: House, flights: str) -> None:
@@ -154,7 +154,7 @@ def test_throughput_is_drawn_over_time(browser: Chromium, house: House, flights:
     assert len({len(column) for column in measured.values()}) == 1
 
 
-def test_many_topics_are_paged_and_found(browser: Chromium, tmp_path: Path) -> None:
+def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -> None:
     with open_house(tmp_path, bucket=False) as house:
         for number in range(120):
             house.topic(f"team-{number % 10}.service-{number:03}")
@@ -176,7 +176,7 @@ def test_many_topics_are_paged_and_found(browser: Chromium, tmp_path: Path) -> N
 # --- live ---------------------------------------------------------------------------------------
 
 
-def test_the_tail_shows_records_as_they_come(browser: Chromium, house: House) -> None:
+def test_the_tail_shows_records_as_they_arrive(browser: Chromium, house: House) -> None:
     topic = house.topic("followed")
     shown_at(browser, house, f"#/topics/{topic}/partitions/0/tail", heading=topic)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
@@ -195,7 +195,7 @@ def test_the_tail_shows_records_as_they_come(browser: Chromium, house: House) ->
     assert "while paused" in browser.text()
 
 
-def test_a_flood_keeps_the_newest_rows_alone(browser: Chromium, house: House) -> None:
+def test_a_flood_keeps_only_the_newest_rows(browser: Chromium, house: House) -> None:
     topic = house.topic("flood")
     shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
@@ -223,7 +223,7 @@ def test_a_paused_tail_holds_few_large_records(browser: Chromium, house: House) 
     assert browser.run(first) == "11 "
 
 
-def test_leaving_the_tail_ends_its_stream(browser: Chromium, house: House) -> None:
+def test_leaving_the_tail_closes_its_stream(browser: Chromium, house: House) -> None:
     topic = house.topic("left")
     shown_at(browser, house, f"#/topics/{topic}/tail", heading=topic)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
@@ -300,7 +300,7 @@ def test_the_tail_never_makes_markup(browser: Chromium, house: House) -> None:
         "#/\\foreign.example",
     ],
 )
-def test_a_link_cannot_show_anything_but_the_console(
+def test_a_link_can_show_only_fragments_of_the_console(
     browser: Chromium, house: House, hostile: str, path: str
 ) -> None:
     if not house.get("/v1/topics/page").is_success:
@@ -326,7 +326,7 @@ def test_a_hostile_filter_is_shown_as_text(browser: Chromium, house: House, flig
 
 
 @pytest.mark.parametrize("path", ["/", "/console/overview", "/console/static/console.js"])
-def test_every_answer_carries_the_policy(house: House, path: str) -> None:
+def test_every_response_has_the_security_policy(house: House, path: str) -> None:
     answer = house.get(path)
     assert answer.status_code == 200
     assert "script-src 'self'" in answer.headers["content-security-policy"]
@@ -345,13 +345,13 @@ def test_every_answer_carries_the_policy(house: House, path: str) -> None:
         "/console/topics/none/partitions/0/records",
     ],
 )
-def test_what_is_not_there_is_a_problem(house: House, path: str) -> None:
+def test_unknown_paths_are_problems(house: House, path: str) -> None:
     answer = house.get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_files_are_asked_for_again_only_when_they_changed(house: House) -> None:
+def test_static_files_are_revalidated_by_etag(house: House) -> None:
     first = house.get("/console/static/htmx.min.js")
     again = house.get(
         "/console/static/htmx.min.js", headers={"if-none-match": first.headers["etag"]}
@@ -440,7 +440,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_fits_a_phone_and_says_what_its_parts_are(
+def test_every_page_fits_a_phone_and_labels_its_parts(
     browser: Chromium, house: House, flights: str, page: str
 ) -> None:
     for width in (320, PHONE):
@@ -472,7 +472,7 @@ def test_dark_and_light_follow_the_system(browser: Chromium, house: House, fligh
     assert found == ["rgb(247, 247, 245)", "rgb(20, 23, 27)"]
 
 
-def test_the_way_to_a_record_and_back_by_keyboard_alone(
+def test_records_are_reached_by_keyboard_alone(
     browser: Chromium, house: House, flights: str
 ) -> None:
     shown_at(browser, house, "", heading="Topics")
@@ -507,7 +507,7 @@ def test_the_way_to_a_record_and_back_by_keyboard_alone(
     browser.until("document.querySelector('#filter')")
 
 
-def test_figures_are_renewed_without_taking_the_focus(
+def test_figures_are_refreshed_without_taking_the_focus(
     browser: Chromium, house: House, flights: str
 ) -> None:
     shown_at(browser, house, f"#/topics/{flights}", heading=flights)
@@ -523,7 +523,7 @@ def test_figures_are_renewed_without_taking_the_focus(
 # --- faults -------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_down_is_said(browser: Chromium, tmp_path: Path) -> None:
+def test_a_store_that_is_down_is_reported(browser: Chromium, tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         topic = house.two_tiers("colder")
         house.set_down(True)
@@ -535,7 +535,7 @@ def test_a_store_that_is_down_is_said(browser: Chromium, tmp_path: Path) -> None
         browser.until("document.querySelector('#record-200')")
 
 
-def test_a_damaged_partition_is_said_and_the_others_are_there(
+def test_a_damaged_partition_is_reported_beside_the_others(
     browser: Chromium, tmp_path: Path
 ) -> None:
     with open_house(tmp_path, bucket=False) as house:
@@ -571,7 +571,7 @@ def test_a_damaged_partition_is_said_and_the_others_are_there(
         browser.until("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_partition_that_another_broker_has_now_says_so_without_a_column_of_it(
+def test_a_partition_taken_over_by_another_broker_is_reported(
     browser: Chromium, tmp_path: Path
 ) -> None:
     notice = "document.querySelector('#partitions .trouble[role=alert]')"
@@ -594,7 +594,7 @@ def test_a_partition_that_another_broker_has_now_says_so_without_a_column_of_it(
         assert "leadership lost: " in browser.run("document.querySelector('#head').innerText")
 
 
-def test_offsets_are_shown_as_they_are_typed(house: House) -> None:
+def test_offsets_are_shown_without_separators(house: House) -> None:
     topic = house.topic("many")
     for _ in range(2):
         house.produce(topic, *[{"value": "x"}] * 600)
@@ -605,7 +605,7 @@ def test_offsets_are_shown_as_they_are_typed(house: House) -> None:
     assert "1\u202f200" in house.get("/console/overview").text, "what is counted has thousands"
 
 
-def test_of_a_thousand_troubles_a_few_are_told(
+def test_only_a_few_of_a_thousand_problems_are_listed(
     house: House, flights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where another broker took all partitions over: the page is still one of topics."""
@@ -618,7 +618,7 @@ def test_of_a_thousand_troubles_a_few_are_told(
     assert "more; <code>GET /readyz" not in house.get("/console/summary").text
 
 
-def test_the_head_of_a_partition_is_renewed_while_its_tail_is_shown(
+def test_the_head_of_a_partition_is_refreshed_during_its_tail(
     browser: Chromium, house: House
 ) -> None:
     topic = house.topic("renewed")
@@ -644,13 +644,15 @@ def test_a_long_key_takes_one_line(browser: Chromium, house: House) -> None:
     assert "empty" in browser.text()
 
 
-def test_a_broker_that_is_gone_is_said_and_found_again(browser: Chromium, tmp_path: Path) -> None:
+def test_a_broker_that_is_down_is_reported_until_it_is_back(
+    browser: Chromium, tmp_path: Path
+) -> None:
     browser.expected += ["ERR_", "htmx:"]
     with open_house(tmp_path, bucket=False) as house:
         house.topic("hello")
         shown_at(browser, house, "", heading="Topics")
     browser.run(TICK)
-    browser.until("document.querySelector('#notice').innerText.includes('does not answer')")
+    browser.until("document.querySelector('#notice').innerText.includes('does not respond')")
     assert "hello" in browser.text()
 
 

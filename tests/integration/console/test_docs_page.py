@@ -11,7 +11,9 @@ CALLS_SHOWN = "document.querySelectorAll('.opblock').length > 25"
 LIST_TOPICS = "document.querySelector('.opblock-get:has([data-path=\"/v1/topics\"])')"
 
 
-def test_it_shows_every_call_and_asks_nobody_else(browser: Chromium, house: House) -> None:
+def test_it_shows_every_call_and_loads_nothing_from_elsewhere(
+    browser: Chromium, house: House
+) -> None:
     browser.open(f"{house.url}/docs")
     browser.until(CALLS_SHOWN)
     shown = browser.text().replace("\u200b", "")
@@ -19,7 +21,7 @@ def test_it_shows_every_call_and_asks_nobody_else(browser: Chromium, house: Hous
     assert [url for url in browser.requested if not url.startswith((house.url, "data:"))] == []
 
 
-def test_it_asks_for_a_token_and_calls_are_tried_out_with_it(
+def test_it_asks_for_a_token_and_sends_it_with_tried_calls(
     browser: Chromium, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens.json"
@@ -32,7 +34,7 @@ def test_it_asks_for_a_token_and_calls_are_tried_out_with_it(
         house.topic("private")
         browser.open(f"{house.url}/docs")
         give(browser, "tierlog_guess")
-        browser.until("document.querySelector('#refusal').textContent.includes('not known')")
+        browser.until("document.querySelector('#refusal').textContent.includes('not valid')")
         give(browser, producer)
         browser.until("document.querySelector('#refusal').textContent.includes('scope')")
         give(browser, reader)

@@ -1,4 +1,4 @@
-"""A store of another cluster is refused, and the way on is named."""
+"""A store of another cluster is refused, with a hint at what to do."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def opened(root: Path, *, data: str, store: str) -> Broker:
 
 
 @pytest.mark.parametrize("data", ["used", "new"])
-def test_a_store_of_another_cluster_is_refused_and_restore_is_named(
+def test_a_store_of_another_cluster_is_refused_with_a_hint_at_restore(
     tmp_path: Path, data: str
 ) -> None:
     opened(tmp_path, data="one", store="store-one").close()

@@ -19,7 +19,7 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
 
 
-def test_a_request_that_the_stop_does_not_wait_for_is_told_so(tmp_path: Path) -> None:
+def test_a_request_aborted_by_shutdown_gets_a_503(tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.settimeout(10)
         with served(tmp_path, HttpSettings(shutdown_timeout_ms=1000)) as server:
@@ -34,7 +34,7 @@ def test_a_request_that_the_stop_does_not_wait_for_is_told_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_a_stop_does_not_wait_for_a_tail_that_is_not_read(tmp_path: Path, version: str) -> None:
+def test_shutdown_does_not_wait_for_an_unread_tail(tmp_path: Path, version: str) -> None:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with served(tmp_path, HttpSettings()) as server:
@@ -50,7 +50,7 @@ def test_a_stop_does_not_wait_for_a_tail_that_is_not_read(tmp_path: Path, versio
         assert time.monotonic() - began < 10, "the stop waited its time out"
 
 
-def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
+def test_a_stalled_body_is_refused(tmp_path: Path) -> None:
     with (
         served(tmp_path, HttpSettings(body_idle_timeout_ms=200)) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
@@ -66,7 +66,7 @@ def test_a_body_that_stalls_is_cut(tmp_path: Path) -> None:
     assert b"no byte of the body arrived" in answer
 
 
-def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
+def test_a_body_sent_a_byte_at_a_time_is_refused(tmp_path: Path) -> None:
     settings = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1000)
     head = f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
 
@@ -88,7 +88,7 @@ def test_a_body_that_comes_a_byte_at_a_time_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux cuts them")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_client_that_never_reads_its_answer_is_cut(tmp_path: Path, loop: str) -> None:
+def test_a_client_that_never_reads_its_response_is_disconnected(tmp_path: Path, loop: str) -> None:
     with (
         served(tmp_path, HttpSettings(send_idle_timeout_ms=500), loop=loop) as server,
         httpx.Client(base_url=server.url) as client,
@@ -105,7 +105,7 @@ def test_a_client_that_never_reads_its_answer_is_cut(tmp_path: Path, loop: str) 
         until(lambda: ended in client.get("/metrics").text)  # it is let go
 
 
-def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_path: Path) -> None:
+def test_in_flight_bytes_are_limited_and_health_still_responds(tmp_path: Path) -> None:
     settings = HttpSettings(inflight_max_bytes=100_000)
     with (
         served(tmp_path, settings) as server,
@@ -123,7 +123,7 @@ def test_what_requests_hold_together_is_bounded_and_health_still_answers(tmp_pat
         assert client.get("/healthz").status_code == 200
 
 
-def test_appends_that_nobody_awaits_are_held_until_they_are_written(tmp_path: Path) -> None:
+def test_appends_with_acks_0_count_as_in_flight_until_they_are_written(tmp_path: Path) -> None:
     with (
         served_broker(tmp_path / "data", http=HttpSettings(inflight_max_bytes=100_000)) as one,
         httpx.Client(base_url=one.server.url, timeout=20) as client,
@@ -138,7 +138,7 @@ def test_appends_that_nobody_awaits_are_held_until_they_are_written(tmp_path: Pa
         assert client.post(records_path("t"), json=body, params=params).status_code == 202
 
 
-def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: Path) -> None:
+def test_health_and_hot_reads_respond_while_all_read_threads_wait(tmp_path: Path) -> None:
     released = threading.Event()
     with (
         served_broker(tmp_path / "data") as one,
@@ -156,7 +156,7 @@ def test_health_and_hot_reads_answer_while_every_reading_thread_waits(tmp_path: 
             released.set()
 
 
-def test_a_chunked_body_is_taken_and_cut_at_the_limit(tmp_path: Path) -> None:
+def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
     with (
         served(tmp_path, HttpSettings(body_max_bytes=1000)) as server,
         httpx.Client(base_url=server.url) as client,
@@ -203,9 +203,7 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: s
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
-def test_a_client_that_does_not_shake_hands_is_cut(
-    tmp_path: Path, tls: Tls, loop: str, said: bytes
-) -> None:
+def test_a_tls_handshake_times_out(tmp_path: Path, tls: Tls, loop: str, said: bytes) -> None:
     settings = HttpSettings(header_timeout_ms=300)
     with (
         served(tmp_path, settings, loop=loop, tls=tls) as server,
@@ -217,7 +215,7 @@ def test_a_client_that_does_not_shake_hands_is_cut(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_who_still_shakes_hands_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: str) -> None:
+def test_a_tls_handshake_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: str) -> None:
     context = ssl.create_default_context(cafile=tls.certificate)
     settings = HttpSettings(connections_max=2, header_timeout_ms=2000)
     with ExitStack() as stack:
@@ -248,7 +246,7 @@ def answers(client: httpx.Client) -> bool:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_who_comes_while_the_server_stops_does_not_hold_it_up(
+def test_a_connection_during_shutdown_does_not_hold_it_up(
     tmp_path: Path, tls: Tls, loop: str
 ) -> None:
     context = ssl.create_default_context(cafile=tls.certificate)

@@ -1,4 +1,4 @@
-"""What readers that do not read cost the broker: memory of its process, in MiB, not time."""
+"""How much memory (RSS) readers that do not read cost the broker."""
 
 import base64
 import os

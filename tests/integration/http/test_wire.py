@@ -1,4 +1,4 @@
-"""What HTTP itself allows and forbids, byte by byte, against a broker."""
+"""HTTP/1.1 byte by byte, against a broker."""
 
 import re
 import socket
@@ -48,7 +48,7 @@ def log_end(api: Api, topic: str) -> int:
 @pytest.mark.parametrize(
     ("framing", "body"), [(LENGTH, BODY), ("Transfer-Encoding: chunked", CHUNKED + b"\r\n")]
 )
-def test_a_client_that_would_like_http2_is_served_as_one_of_http1(
+def test_a_request_to_upgrade_to_http2_is_served_as_http1(
     api: Api, framing: str, body: bytes, is_truncated: bool
 ) -> None:
     topic = api.topic()
@@ -59,7 +59,7 @@ def test_a_client_that_would_like_http2_is_served_as_one_of_http1(
     assert [r["value"] for r in api.fetch(topic).json()["records"]] == ["x"] * 3
 
 
-def test_a_body_behind_an_upgrade_is_never_a_request(api: Api) -> None:
+def test_the_body_of_an_upgrade_request_is_never_a_request(api: Api) -> None:
     topic = api.topic()
     inner = post(records_path(topic), LENGTH)
     outer = post("/v1/fetch", TO_H2C, f"Content-Length: {len(inner)}", body=b"")
@@ -71,7 +71,7 @@ def test_a_body_behind_an_upgrade_is_never_a_request(api: Api) -> None:
     "trailer",
     ["If-Offset-Match: 99", "Host: evil.example", "Content-Encoding: gzip", "Producer-Id: 5"],
 )
-def test_a_trailer_is_no_header(api: Api, trailer: str) -> None:
+def test_trailers_are_not_headers(api: Api, trailer: str) -> None:
     topic = api.topic()
     body = CHUNKED + trailer.encode() + b"\r\n\r\n"
     head = post(records_path(topic), "Transfer-Encoding: chunked", body=b"")
@@ -79,7 +79,7 @@ def test_a_trailer_is_no_header(api: Api, trailer: str) -> None:
 
 
 @pytest.mark.parametrize("blanks", [" ", "\t "])
-def test_blanks_behind_a_header_are_no_part_of_it(api: Api, blanks: str) -> None:
+def test_whitespace_after_a_header_value_is_not_part_of_it(api: Api, blanks: str) -> None:
     topic = api.topic()
     producer = ("Producer-Id: 5000000000", "Producer-Epoch: 0", "Producer-Sequence: 0")
     headers = [f"{header}{blanks}" for header in (*producer, "If-Offset-Match: 0", LENGTH)]
@@ -93,7 +93,7 @@ def test_blanks_behind_a_header_are_no_part_of_it(api: Api, blanks: str) -> None
     [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000],
     ids=["many trailers", "a long trailer"],
 )
-def test_trailers_are_bounded_as_a_head_is(api: Api, piece: bytes) -> None:
+def test_trailers_are_limited_like_a_head(api: Api, piece: bytes) -> None:
     topic = api.topic()
     head = post(records_path(topic), "Transfer-Encoding: chunked", body=CHUNKED + b"x: ")
     answer = ask(api, head, piece * 1000)  # more than one read of the socket brings
@@ -110,9 +110,7 @@ def test_trailers_are_bounded_as_a_head_is(api: Api, piece: bytes) -> None:
         ("POST /v1/producers HTTP/1.1", "Transfer-Encoding: gzip,chunked", b"Transfer-Encoding"),
     ],
 )
-def test_a_framing_that_is_not_known_is_refused(
-    api: Api, request_line: str, header: str, said: bytes
-) -> None:
+def test_unknown_framing_is_refused(api: Api, request_line: str, header: str, said: bytes) -> None:
     answer = ask(
         api, f"{request_line}\r\nHost: localhost\r\n{header}\r\n\r\n".encode(), b"0\r\n\r\n"
     )
@@ -129,7 +127,7 @@ def test_a_framing_that_is_not_known_is_refused(
         (post("/v1/fetch", "Transfer-Encoding: br", body=b""), 400),
     ],
 )
-def test_what_is_refused_behind_a_produce_takes_its_answer_from_nobody(
+def test_an_error_behind_produce_requests_takes_nobodys_response(
     api: Api, behind: bytes, status: int
 ) -> None:
     topic = api.topic()
@@ -139,7 +137,7 @@ def test_what_is_refused_behind_a_produce_takes_its_answer_from_nobody(
     assert log_end(api, topic) == 2
 
 
-def test_a_refusal_is_read_whole_by_a_client_that_sends_on(api: Api) -> None:
+def test_a_client_that_keeps_sending_reads_the_whole_error_response(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(get("/healthz", "X: " + "a" * (70 << 10)))
         assert sock.recv(12) == b"HTTP/1.1 431"
@@ -148,7 +146,7 @@ def test_a_refusal_is_read_whole_by_a_client_that_sends_on(api: Api) -> None:
         assert b"header-too-large" in sock.makefile("rb").read()
 
 
-def test_a_body_that_breaks_before_it_was_asked_for_is_no_fault_of_the_broker(api: Api) -> None:
+def test_a_malformed_body_after_expect_continue_is_the_clients_error(api: Api) -> None:
     """Who expects to be told to go on sends all the same; what it is refused with is the end."""
     lines = ("Expect: 100-continue", "Transfer-Encoding: chunked")
     expects = post(records_path(api.topic()), *lines, body=b"no length\r\n")
@@ -157,7 +155,9 @@ def test_a_body_that_breaks_before_it_was_asked_for_is_no_fault_of_the_broker(ap
 
 
 @pytest.mark.parametrize("header", ["Connection: close", "Expect: 100-continue"])
-def test_a_refusal_reaches_a_client_that_still_sends_its_body(api: Api, header: str) -> None:
+def test_an_error_response_reaches_a_client_that_is_still_sending_its_body(
+    api: Api, header: str
+) -> None:
     size = 16 << 20
     head = post(records_path("nope"), header, f"Content-Length: {size}", body=b"")
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
@@ -169,7 +169,7 @@ def test_a_refusal_reaches_a_client_that_still_sends_its_body(api: Api, header: 
     assert b"\r\nconnection: close\r\n" in answer
 
 
-def test_a_body_that_was_not_asked_for_leaves_no_hole_for_the_next_request(api: Api) -> None:
+def test_a_body_that_was_not_continued_is_not_taken_for_the_next_request(api: Api) -> None:
     expects = post(records_path("nope"), "Expect: 100-continue", LENGTH, body=b"")
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(expects)
@@ -179,13 +179,13 @@ def test_a_body_that_was_not_asked_for_leaves_no_hole_for_the_next_request(api: 
     assert statuses(answers) == [404], "the connection ended: nothing was taken for the body"
 
 
-def test_an_old_client_is_not_told_to_go_on(api: Api) -> None:
+def test_an_http_1_0_client_gets_no_100_continue(api: Api) -> None:
     topic = api.topic()
     produce = post(records_path(topic), "Expect: 100-continue", LENGTH, version="1.0")
     assert statuses(ask(api, produce)) == [200]
 
 
-def test_an_old_client_gets_an_endless_answer_without_chunks(api: Api) -> None:
+def test_an_http_1_0_client_gets_an_unbounded_response_without_chunks(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "one")
     tail = get(f"/v1/topics/{topic}/partitions/0/tail?offset=0", version="1.0")

@@ -53,21 +53,23 @@ async def turns_until_it_goes_on(
 
 @pytest.mark.parametrize("by_thread", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_task_goes_on_one_turn_after_the_last_has_ended(count: int, by_thread: bool) -> None:
+def test_a_task_resumes_one_loop_iteration_after_the_last_future_is_done(
+    count: int, by_thread: bool
+) -> None:
     def succeed(future: Future[int]) -> None:
         future.set_result(1)
 
     assert asyncio.run(turns_until_it_goes_on(succeed, count=count, by_thread=by_thread)) == 1
 
 
-def test_what_failed_has_ended_and_is_asked_by_who_waited() -> None:
+def test_a_failed_future_is_done_and_its_error_is_left_to_the_waiter() -> None:
     def fail(future: Future[int]) -> None:
         future.set_exception(OSError("disk"))
 
     assert asyncio.run(turns_until_it_goes_on(fail, count=2, by_thread=True)) == 1
 
 
-def test_what_had_ended_before_is_not_waited_for() -> None:
+def test_futures_that_are_already_done_do_not_wait() -> None:
     async def main() -> None:
         future = running()
         future.set_result(1)
@@ -76,7 +78,7 @@ def test_what_had_ended_before_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
-def test_what_a_thread_gave_is_let_go_without_the_garbage_collector() -> None:
+def test_results_are_released_without_the_garbage_collector() -> None:
     async def main() -> weakref.ref[Future[int]]:
         future = running()
         task = await begun([future])
@@ -91,7 +93,7 @@ def test_what_a_thread_gave_is_let_go_without_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_a_cancelled_task_leaves_what_runs_and_drops_what_is_queued() -> None:
+def test_cancelling_the_task_cancels_queued_futures_but_not_running_ones() -> None:
     async def main() -> None:
         running_one, queued = running(), Future[int]()
         task = await begun([running_one, queued])
@@ -107,7 +109,7 @@ def test_a_cancelled_task_leaves_what_runs_and_drops_what_is_queued() -> None:
     asyncio.run(main(), debug=True)
 
 
-def test_what_was_dropped_by_others_cancels_who_waits_for_it() -> None:
+def test_a_future_cancelled_elsewhere_cancels_the_waiter() -> None:
     async def main() -> None:
         queued = Future[int]()
         task = await begun([queued])
@@ -118,7 +120,7 @@ def test_what_was_dropped_by_others_cancels_who_waits_for_it() -> None:
     asyncio.run(main())
 
 
-def test_a_task_that_was_to_be_cancelled_before_it_waited_is() -> None:
+def test_a_cancellation_requested_before_the_wait_takes_effect() -> None:
     async def cancelled_already() -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -132,7 +134,7 @@ def test_a_task_that_was_to_be_cancelled_before_it_waited_is() -> None:
     asyncio.run(main())
 
 
-def test_threads_that_end_at_the_same_time_wake_once() -> None:
+def test_threads_that_finish_at_the_same_time_wake_the_task_once() -> None:
     async def main() -> None:
         with ThreadPoolExecutor(8) as threads:
             for _ in range(500):
@@ -155,7 +157,7 @@ class ClosesWhenItIsLookedAt(asyncio.SelectorEventLoop):
         return is_closed
 
 
-def test_a_loop_that_closes_while_a_thread_ends_is_nobodys_error(
+def test_a_loop_that_closes_while_a_thread_finishes_is_not_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     futures, loop = [running(), running()], ClosesWhenItIsLookedAt()
@@ -173,7 +175,7 @@ def test_a_loop_that_closes_while_a_thread_ends_is_nobodys_error(
     assert caplog.records == []
 
 
-def test_timeouts_of_asyncio_reach_it() -> None:
+def test_asyncio_timeouts_cancel_the_wait() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):

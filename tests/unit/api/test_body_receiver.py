@@ -1,4 +1,4 @@
-"""What fills a body from a socket: what ends it, and that nothing of it stays with the loop."""
+"""Receiving a body from a socket: how it ends, and that it leaves nothing in the event loop."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ def receive(
     *,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> bytes:
-    """A buffer of 10 bytes, when `act` has been done to what fills it."""
+    """A buffer of 10 bytes, after `act` was called with its receiver."""
 
     async def run() -> bytes:
         ours, theirs = socket.socketpair()
@@ -33,29 +33,29 @@ def receive(
     return asyncio.run(run())
 
 
-def test_it_ends_when_the_buffer_is_full_and_takes_no_more() -> None:
+def test_returns_when_the_buffer_is_full_and_reads_no_further() -> None:
     def act(_: BodyReceiver, theirs: socket.socket) -> None:
         theirs.sendall(b"67890NEXT")
 
     assert receive(act) == b"1234567890"
 
 
-def test_it_ends_when_its_connection_is_closed() -> None:
+def test_raises_when_its_connection_is_closed() -> None:
     with pytest.raises(ConnectionAbortedError):
         receive(lambda receiving, _: receiving.stop())
 
 
-def test_it_ends_when_the_client_does() -> None:
+def test_raises_when_the_client_disconnects() -> None:
     with pytest.raises(ConnectionResetError):
         receive(lambda _, theirs: theirs.shutdown(socket.SHUT_WR))
 
 
-def test_it_ends_when_nothing_comes() -> None:
+def test_raises_when_nothing_arrives() -> None:
     with pytest.raises(TimeoutError):
         receive(lambda *_: None)
 
 
-def test_it_ends_when_the_pace_is_not_kept() -> None:
+def test_raises_when_the_body_arrives_too_slowly() -> None:
     def refuse(came: int) -> None:
         raise ValueError(came)
 

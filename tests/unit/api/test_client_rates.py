@@ -28,7 +28,7 @@ def allowed(rates, client, times):
     return count
 
 
-def test_a_burst_then_the_rate(clock):
+def test_a_burst_is_allowed_and_then_the_rate(clock):
     rates = ClientRates(10, clock=clock)
     assert allowed(rates, "a", 100) == 20
     clock.now = 0.5
@@ -37,13 +37,13 @@ def test_a_burst_then_the_rate(clock):
     assert allowed(rates, "a", 100) == 20
 
 
-def test_clients_do_not_pay_for_each_other(clock):
+def test_clients_are_limited_independently(clock):
     rates = ClientRates(1, clock=clock)
     assert allowed(rates, "a", 10) == 2
     assert allowed(rates, "b", 10) == 2
 
 
-def test_a_refusal_says_when_to_come_again(clock):
+def test_throttled_says_when_to_retry(clock):
     rates = ClientRates(2, clock=clock)
     allowed(rates, "a", 10)
     with pytest.raises(Throttled) as refused:
@@ -52,11 +52,11 @@ def test_a_refusal_says_when_to_come_again(clock):
     rates.take("a")
 
 
-def test_no_bound_by_default(clock):
+def test_there_is_no_limit_by_default(clock):
     assert allowed(ClientRates(None, clock=clock), "a", 1000) == 1000
 
 
-def test_as_many_clients_are_remembered_as_are_told(clock, monkeypatch):
+def test_the_number_of_tracked_clients_is_limited(clock, monkeypatch):
     monkeypatch.setattr(client_rates, "CLIENTS_MAX", 3)
     rates = ClientRates(1, clock=clock)
     for client in "abcd":

@@ -1,4 +1,4 @@
-"""What a request began with: who holds it, and for how long."""
+"""How long a started request is referenced, and what it keeps open."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def holders_of(path: Path) -> int:
     return sum(os.path.realpath(link) == str(path) for link in links.iterdir())
 
 
-def test_files_that_were_sent_at_once_are_let_go_while_the_connection_stays(path, without_gc):
+def test_files_of_an_immediate_response_are_released_while_the_connection_stays_open(
+    path, without_gc
+):
     app = app_of(lambda *_: FileResponse(200, [], (FileSlice(OpenFile(path), 0, 10),)))
     kept = scope()  # by the protocol, until another request comes
     response = app.try_respond(kept)
@@ -77,7 +79,7 @@ def test_files_that_were_sent_at_once_are_let_go_while_the_connection_stays(path
     assert holders_of(path) == 0
 
 
-def test_a_refusal_keeps_no_file_open(path, without_gc):
+def test_an_error_response_keeps_no_file_open(path, without_gc):
     def try_handler(*_: Any) -> None:
         opened = OpenFile(path)
         raise InvalidRequest(f"{opened.name} is not for you")
@@ -89,7 +91,7 @@ def test_a_refusal_keeps_no_file_open(path, without_gc):
     assert holders_of(path) == 0
 
 
-def test_an_answer_that_is_too_large_to_go_at_once_is_counted_as_unsent():
+def test_a_response_too_large_to_be_immediate_is_counted_as_unsent():
     counted: list[int] = []
     sent: list[Any] = []
 
@@ -107,7 +109,7 @@ def test_an_answer_that_is_too_large_to_go_at_once_is_counted_as_unsent():
     assert sum(len(message.get("body", b"")) for message in sent) == 300_000
 
 
-def test_an_answer_without_bytes_is_none_out_of_a_file(path):
+def test_an_empty_file_response_is_sent_without_its_file(path):
     app = app_of(lambda *_: FileResponse(200, [], ()))
     response = app.try_respond(scope())
     assert response is not None
@@ -115,7 +117,7 @@ def test_an_answer_without_bytes_is_none_out_of_a_file(path):
     assert (b"content-length", b"0") in response.headers
 
 
-def test_an_answer_that_has_no_body_announces_none():
+def test_a_304_has_no_content_length():
     response = app_of(lambda *_: Response(304, [])).try_respond(scope())
     assert response is not None
     assert b"content-length" not in dict(response.headers)

@@ -1,4 +1,4 @@
-"""Answers in the parser's callback, over real sockets, on both event loops."""
+"""Immediate responses, over real sockets, on both event loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = 9_000_001
 
 
 class App:
-    """`/now?position-count[,…]` and `/said?text` are answered at once where they can be; all else
+    """`/now?position-count[,…]` and `/said?text` get immediate responses if possible; others
     says `later`.
     """
 
@@ -82,7 +82,7 @@ class Running:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
 
     def ask(self, *requests: bytes) -> list[bytes]:
-        """The bodies of the answers to requests that are sent in one piece."""
+        """The bodies of the responses to requests sent in one piece."""
         with self.connect() as sock:
             sock.sendall(b"".join(requests))
             with sock.makefile("rb") as answers:
@@ -91,7 +91,7 @@ class Running:
         return bodies
 
     def settle(self) -> None:
-        """Whatever the server did for the answers seen so far is done."""
+        """Wait until the server has finished with the responses so far."""
         with self.connect() as sock, sock.makefile("rb") as answers:
             sock.sendall(get("/settled"))
             body_of(answers)
@@ -148,13 +148,13 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
         yield Running(app, data, server.port)
 
 
-def test_a_small_answer_needs_no_task(running):
+def test_a_small_response_needs_no_task(running):
     body = running.ask(get("/now?5-100,900-7"))[0]
     assert body == running.data[5:105] + running.data[900:907]
     assert (running.app.immediate, running.app.tasks) == (1, [])
 
 
-def test_what_the_socket_does_not_take_goes_on_in_a_task(running):
+def test_a_task_sends_what_the_socket_did_not_accept(running):
     with running.connect() as sock, sock.makefile("rb") as answers:
         sock.sendall(get(f"/now?0-{SIZE},3-4"))
         deadline = time.monotonic() + 10
@@ -166,7 +166,7 @@ def test_what_the_socket_does_not_take_goes_on_in_a_task(running):
     assert (running.app.immediate, running.app.tasks) == (1, ["/now"])
 
 
-def test_one_connection_is_answered_again_and_again(running):
+def test_a_connection_gets_many_immediate_responses(running):
     with running.connect() as sock, sock.makefile("rb") as answers:
         for position in range(20):
             sock.sendall(get(f"/now?{position}-50000"))
@@ -179,7 +179,7 @@ def test_one_connection_is_answered_again_and_again(running):
     assert (running.app.immediate, len(running.app.tasks)) == (40, 20)
 
 
-def test_answers_keep_the_order_of_requests_that_came_together(running):
+def test_pipelined_responses_keep_the_order_of_requests(running):
     targets = [f"/now?{number}-1000" if number % 3 else "/later" for number in range(40)]
     bodies = running.ask(*map(get, targets))
     assert bodies == [
@@ -198,24 +198,24 @@ def test_bytes_in_memory_need_no_task_and_no_descriptor(running, monkeypatch):
     "headers",
     [("content-length: 2",), ("connection: close",), ("connection: upgrade", "upgrade: h2c")],
 )
-def test_a_request_that_asks_for_more_than_bytes_takes_the_usual_way(running, headers):
+def test_a_request_with_more_than_a_plain_get_is_served_by_a_task(running, headers):
     body = b"{}" if headers == ("content-length: 2",) else b""
     running.ask(get("/now?0-10", *headers) + body)
     assert (running.app.immediate, len(running.app.tasks)) == (0, 1)
 
 
-def test_the_usual_header_of_clients_is_no_hindrance(running):
+def test_the_usual_headers_of_clients_allow_an_immediate_response(running):
     running.ask(get("/now?0-10", "connection: keep-alive", "accept-encoding: gzip"))
     assert (running.app.immediate, running.app.tasks) == (1, [])
 
 
-def test_bytes_that_are_not_in_memory_are_not_waited_for_here(running, monkeypatch):
+def test_an_immediate_response_does_not_wait_for_the_disk(running, monkeypatch):
     monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
     assert running.ask(get("/now?0-10")) == [running.data[:10]]
     assert (running.app.immediate, running.app.tasks) == (0, ["/now"])
 
 
-def test_a_client_that_left_does_no_harm(loop, tmp_path):
+def test_a_disconnected_client_does_no_harm(loop, tmp_path):
     with serving(tmp_path, loop=loop) as running:
         for _ in range(20):
             sock = running.connect()
@@ -224,7 +224,7 @@ def test_a_client_that_left_does_no_harm(loop, tmp_path):
         assert running.ask(get("/now?0-10")) == [running.data[:10]]
 
 
-def test_a_request_behind_one_that_was_answered_at_once_is_no_rest(loop, tmp_path):
+def test_the_keep_alive_time_starts_after_the_response_behind_an_immediate_one(loop, tmp_path):
     with serving(tmp_path, loop=loop, timeout_keep_alive=0) as running, running.connect() as sock:
         sock.sendall(get("/now?0-10") + get("/slow"))
         with sock.makefile("rb") as answers:
@@ -242,7 +242,7 @@ def test_an_empty_line_between_requests_does_not_keep_a_connection(loop, tmp_pat
                 assert answers.read() == b""
 
 
-def test_a_lack_of_descriptors_ends_the_connection_and_is_no_fault_of_the_request(
+def test_a_lack_of_descriptors_closes_the_connection_without_an_error_of_the_request(
     running, monkeypatch, caplog
 ):
     def dup(_: int) -> int:
@@ -278,7 +278,7 @@ class _Loop:
         self.now = now
 
 
-def test_a_deadline_that_is_moved_makes_no_timer_and_comes_when_it_was_moved_to():
+def test_postponing_a_deadline_creates_no_timer():
     loop, rung = _Loop(), []
     deadline = Deadline(loop, lambda: rung.append(loop.now))  # type: ignore[arg-type]
     for second in range(9):
@@ -291,7 +291,7 @@ def test_a_deadline_that_is_moved_makes_no_timer_and_comes_when_it_was_moved_to(
     assert rung == [18]
 
 
-def test_a_deadline_that_was_cleared_does_not_come():
+def test_a_cleared_deadline_does_not_fire():
     loop, rung = _Loop(), []
     deadline = Deadline(loop, lambda: rung.append(loop.now))  # type: ignore[arg-type]
     deadline.set(1)

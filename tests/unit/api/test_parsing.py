@@ -53,7 +53,7 @@ def test_times_are_milliseconds_or_rfc_3339(text: str, ms: int) -> None:
         "9" * 19,
     ],
 )
-def test_other_texts_are_no_time(text: str) -> None:
+def test_other_text_is_not_a_time(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)
 
@@ -74,18 +74,18 @@ OFFERED = ("application/json", "application/x-ndjson", "text/event-stream")
         ("", "application/json"),
     ],
 )
-def test_accept_chooses_by_quality_and_then_by_order(accept: str | None, chosen: str) -> None:
+def test_accept_selects_by_quality_and_then_by_order(accept: str | None, chosen: str) -> None:
     assert media_types.preferred(accept, offered=OFFERED) == chosen
 
 
 @pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "*/*;q=0", "nonsense"])
-def test_nothing_acceptable_is_refused_with_what_there_is(accept: str) -> None:
+def test_not_acceptable_lists_the_offered_types(accept: str) -> None:
     with pytest.raises(NotAcceptable) as refused:
         media_types.preferred(accept, offered=OFFERED)
     assert refused.value.offered == list(OFFERED)
 
 
-def test_a_media_type_is_compared_without_its_parameters_but_the_charset() -> None:
+def test_media_types_are_compared_without_parameters_except_for_charset() -> None:
     take = OFFERED
     assert media_types.content_type("Application/JSON; charset=UTF-8", accepted=take) == take[0]
     assert media_types.content_type(None, accepted=take) == take[0]
@@ -150,7 +150,7 @@ def test_json_strings_become_text_and_other_values_stay_as_written() -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_json, parse_values, parse_envelopes])
-def test_no_text_and_too_many_records_are_refused(parse: Any) -> None:
+def test_invalid_utf8_and_too_many_records_are_refused(parse: Any) -> None:
     with pytest.raises(InvalidRequest):
         parse(b'{"value":"\xff"}', records_max=10)
     many = (
@@ -160,7 +160,7 @@ def test_no_text_and_too_many_records_are_refused(parse: Any) -> None:
         parse(many, records_max=10)
 
 
-def test_what_could_become_too_many_objects_is_refused_before_it_is_parsed() -> None:
+def test_too_many_possible_records_are_refused_before_parsing() -> None:
     for parse, body in ((parse_json, b'{"records":[' + b"{" * 99), (parse_values, b"\n" * 100)):
         with pytest.raises(TooManyRecords) as refused:
             parse(body, records_max=10)
@@ -169,7 +169,7 @@ def test_what_could_become_too_many_objects_is_refused_before_it_is_parsed() -> 
         )
 
 
-def test_a_records_own_partition_wins_over_its_key_and_the_key_over_the_turn() -> None:
+def test_a_records_partition_takes_precedence_over_its_key_and_the_key_over_round_robin() -> None:
     columns = RecordColumns(
         values=[b"a", b"b", b"c", b"d"],
         keys=[b"k", None, b"k", None],

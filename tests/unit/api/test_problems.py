@@ -5,7 +5,7 @@ from api.protocol import errors as of_connections
 from record_format import errors
 
 
-def test_every_class_of_the_error_tree_has_its_own_answer() -> None:
+def test_every_error_class_has_a_row_in_the_table() -> None:
     known = {
         errors.TierlogError,
         errors.RequestError,
@@ -22,14 +22,14 @@ def test_every_class_of_the_error_tree_has_its_own_answer() -> None:
                 assert found is not None, kind
 
 
-def test_a_bug_says_nothing_of_itself_but_the_request_id() -> None:
+def test_an_internal_error_reveals_only_the_request_id() -> None:
     problem = problems.to_problem(KeyError("secret"), request_id="r-1")
     assert problem.status == 500
     assert problem.document["request_id"] == "r-1"
     assert b"secret" not in problem.body()
 
 
-def test_retriable_refusals_say_when() -> None:
+def test_retriable_problems_have_retry_after() -> None:
     for error in (errors.StoreUnavailable("x", retry_after_s=2.2), errors.Throttled("x")):
         headers = dict(problems.to_problem(error, request_id="").headers)
         assert int(headers[b"retry-after"]) >= 1
@@ -51,7 +51,7 @@ def test_a_write_to_a_log_that_went_offline_has_an_unknown_outcome() -> None:
     assert "outcome" not in problems.to_problem(error, request_id="").document
 
 
-def test_a_part_that_was_appended_is_told_with_the_fault() -> None:
+def test_a_partial_append_is_reported_with_the_error() -> None:
     error = http_errors.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
     problem = problems.to_problem(error, request_id="", writing=True)
     assert problem.status == 503
@@ -59,7 +59,7 @@ def test_a_part_that_was_appended_is_told_with_the_fault() -> None:
     assert problem.document["outcome"] == "unknown"
 
 
-def test_corrupt_files_and_objects_are_named_without_this_machines_folders() -> None:
+def test_corrupt_files_and_objects_are_named_without_local_paths() -> None:
     local = errors.CorruptBatch("bad", file="/srv/data/t-0/00000000000000000000.log", position=7)
     document = problems.to_problem(local, request_id="").document
     assert (document["code"], document["file"], document["position"]) == (
@@ -74,7 +74,7 @@ def test_corrupt_files_and_objects_are_named_without_this_machines_folders() -> 
     assert document["detail"].startswith(f"{key}: gone; `tierlog storage verify t --deep`")
 
 
-def test_what_is_bad_is_told_with_its_place_and_with_what_to_do() -> None:
+def test_a_corruption_is_reported_with_its_position_and_what_to_do() -> None:
     def detail(text: str, kind: type[errors.CorruptDataError] = errors.CorruptBatch) -> str:
         error = kind(text, file="/srv/data/a-b-0/00.log", position=7, offset=3)
         return str(problems.to_problem(error, request_id="").document["detail"])

@@ -1,4 +1,4 @@
-"""Pages of records, and batches left out, over real files of encoded batches."""
+"""Pages of records, and removed batches, over real files of encoded batches."""
 
 import json
 import os
@@ -56,7 +56,9 @@ def batch(
 ABORT = b"\x00\x00\x00\x00\x00\x00"
 
 
-def test_control_and_aborted_batches_and_records_below_do_not_show(tmp_path: Path) -> None:
+def test_control_batches_aborted_batches_and_records_below_the_offset_are_left_out(
+    tmp_path: Path,
+) -> None:
     transactions = fetched(
         tmp_path / "log",
         batch(0, b"a", b"b"),
@@ -85,9 +87,7 @@ def test_a_page_ends_at_its_limit_but_never_before_one_record(tmp_path: Path) ->
     assert (page.record_count, page.next_offset) == (1, 2)
 
 
-def test_records_of_nothing_fill_a_page_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_records_fill_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = fetched(tmp_path / "few", batch(0, *[None] * 100, codec=codecs.GZIP))
     assert read_page(few, offset=0, max_bytes=70).next_offset == 10
     monkeypatch.setattr(record_json, "PAGE_RECORDS", 99)
@@ -121,7 +121,7 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_what_must_not_wait_reads_nothing_from_the_disk(tmp_path: Path) -> None:
+def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> None:
     whole = fetched(tmp_path / "log", batch(0, b"x" * 60_000))
     size, fd = whole.size_bytes, whole.slices[0].file.fd
     try:

@@ -1,4 +1,4 @@
-"""Members that a record has twice, in whatever JSON a client may write."""
+"""Repeated members of records, in all kinds of JSON that a client may send."""
 
 import json
 from typing import Any
@@ -35,19 +35,19 @@ MANY = 1000
         ('{"headers":[{"name":"\\u003a","value":"1","value":null}]}', "headers[0].value"),
     ],
 )
-def test_a_member_that_is_there_twice_is_refused_by_name(record: str, loc: str, blank: str) -> None:
+def test_a_repeated_member_is_refused_by_name(record: str, loc: str, blank: str) -> None:
     record = record.replace('":', f'":{blank}')
     for body in (f'{{"records":[{{"value":1}},{record}]}}', f'{{"records": [{{}}, {record}]}}\n'):
         assert refused(parse_json, body) == f"records[1].{loc}"
     assert refused(parse_envelopes, f'{{"value":1}}\n\n{record}') == f"line 3.{loc}"
 
 
-def test_records_twice_are_refused() -> None:
+def test_repeated_records_members_are_refused() -> None:
     assert refused(parse_json, '{"records":[{"value":1}],"records":[{"value":1}]}') == "records"
     assert refused(parse_json, '{"records":[{"headers":null}],"records":[{}]}') == "records"
 
 
-def test_a_record_too_large_to_be_read_slowly_is_told_by_its_place() -> None:
+def test_in_a_very_large_record_only_its_path_is_named() -> None:
     body = f'{{"records":[{{"value":"{"x" * (1 << 20)}","value":1}}]}}'
     assert refused(parse_json, body) == "records[0]"
 
@@ -86,7 +86,7 @@ RECORDS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=3), st.sampled_from([",:", ", : "]), st.data())
-def test_what_is_lost_is_found_and_nothing_else(
+def test_exactly_the_lost_members_are_found(
     records: list[dict[str, Any]], blanks: str, data: st.DataObject
 ) -> None:
     comma, colon = blanks[: len(blanks) // 2], blanks[len(blanks) // 2 :]

@@ -9,7 +9,7 @@ WINDOW = TURN_BYTES // 2
 
 
 def drain(scheduler: SendScheduler, sent: Counter[int], number: int, left: int) -> None:
-    """A sender whose socket takes all, and which asks again until nothing is left."""
+    """A sender whose socket accepts everything, rescheduled until nothing is left."""
     loop = asyncio.get_running_loop()
 
     def send() -> int:
@@ -23,7 +23,7 @@ def drain(scheduler: SendScheduler, sent: Counter[int], number: int, left: int) 
     scheduler.schedule(send, loop)
 
 
-def test_all_get_their_turn_and_the_loop_is_asked_between():
+def test_all_senders_get_a_turn_and_the_loop_runs_in_between():
     async def case() -> None:
         scheduler, sent = SendScheduler(), Counter[int]()
         for number in range(8):
@@ -40,7 +40,7 @@ def test_all_get_their_turn_and_the_loop_is_asked_between():
     asyncio.run(case())
 
 
-def test_one_that_had_nothing_to_send_does_not_stop_the_others():
+def test_a_sender_without_bytes_does_not_stop_the_others():
     async def case() -> None:
         scheduler, sent = SendScheduler(), Counter[int]()
         for _ in range(5):

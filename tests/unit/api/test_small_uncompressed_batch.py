@@ -1,4 +1,4 @@
-"""What of raw batches may be checked on the event loop: nothing that expands to who knows what."""
+"""Which raw batches may be checked on the event loop: none of unknown expanded size."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def batch(count: int = 3, codec: int = codecs.NONE) -> bytes:
     return bytes(encode_batch([b"v" * 50] * count, timestamps=[1] * count, codec=codec))
 
 
-def test_one_batch_that_is_not_compressed_is() -> None:
+def test_one_uncompressed_batch_is_recognized() -> None:
     assert is_small_uncompressed_batch(batch())
     assert is_small_uncompressed_batch(bytearray(batch(4096)))
 
@@ -29,5 +29,5 @@ def test_one_batch_that_is_not_compressed_is() -> None:
     ],
     ids=["empty", "no-batch", "cut", "more", "a-compressed-one-behind", "compressed", "many"],
 )
-def test_all_else_is_not(body: bytes) -> None:
+def test_other_bodies_are_not_recognized(body: bytes) -> None:
     assert not is_small_uncompressed_batch(body)

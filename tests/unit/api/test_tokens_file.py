@@ -20,7 +20,7 @@ def make(path, name, *scopes, topics=""):
     return create_token(path, name, scopes=scopes or (Scope.READ,), topics=topics, now_ms=7)
 
 
-def test_a_token_grants_what_it_was_made_for(path):
+def test_a_token_grants_the_scopes_it_was_created_with(path):
     token = make(path, "a", Scope.READ, Scope.PRODUCE, Scope.READ, topics="orders.")
     file = TokensFile(path, required=False)
     assert file.required
@@ -31,13 +31,13 @@ def test_a_token_grants_what_it_was_made_for(path):
     assert (entry.scopes, entry.created_ms) == ((Scope.READ, Scope.PRODUCE), 7)
 
 
-def test_tokens_are_never_alike_and_fit_a_header(path):
+def test_tokens_are_unique_and_fit_into_a_header(path):
     made = {make(path, f"t{number}") for number in range(50)}
     assert len(made) == 50
     assert all(token.isascii() and token.isprintable() and " " not in token for token in made)
 
 
-def test_makers_at_the_same_time_do_not_lose_each_others_tokens(path):
+def test_tokens_created_concurrently_are_all_kept(path):
     def work(number):
         make(path, f"kept{number}")
         make(path, f"revoked{number}")
@@ -52,13 +52,13 @@ def test_makers_at_the_same_time_do_not_lose_each_others_tokens(path):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "a\n", "é"])
-def test_names_are_plain(path, name):
+def test_token_names_are_restricted(path, name):
     with pytest.raises(ConfigurationError):
         make(path, name)
     assert not path.exists()
 
 
-def test_a_name_is_used_once_and_free_again_when_revoked(path):
+def test_a_name_is_unique_until_its_token_is_revoked(path):
     first = make(path, "a")
     with pytest.raises(ConfigurationError, match="revoke"):
         make(path, "a")
@@ -69,7 +69,7 @@ def test_a_name_is_used_once_and_free_again_when_revoked(path):
     assert file.grant_of(second) is not None
 
 
-def test_there_is_a_limit_and_a_refusal_changes_nothing(path, monkeypatch):
+def test_beyond_the_limit_of_tokens_nothing_is_changed(path, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
     make(path, "a")
     before = path.read_bytes()
@@ -88,7 +88,7 @@ def test_there_is_a_limit_and_a_refusal_changes_nothing(path, monkeypatch):
         lambda document: document["tokens"],
     ],
 )
-def test_a_file_of_another_form_is_refused_by_name_and_lets_nobody_in(path, change):
+def test_an_invalid_tokens_file_is_refused_by_name_and_grants_nothing(path, change):
     token = make(path, "a")
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ConfigurationError, match=r"tokens\.json"):
@@ -98,7 +98,7 @@ def test_a_file_of_another_form_is_refused_by_name_and_lets_nobody_in(path, chan
     assert file.grant_of(token) is None
 
 
-def test_a_file_that_was_never_there_is_asked_for_only_when_told(path):
+def test_a_missing_tokens_file_requires_tokens_only_if_configured(path):
     assert not TokensFile(path, required=False).required
     file = TokensFile(path, required=True)
     assert file.required
@@ -107,7 +107,7 @@ def test_a_file_that_was_never_there_is_asked_for_only_when_told(path):
     assert file.grant_of(token) is not None
 
 
-def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(path):
+def test_a_transient_read_error_of_the_tokens_file_is_retried(path):
     token = make(path, "a")
     file = TokensFile(path, required=False)
     other = make(path, "b")
@@ -125,7 +125,7 @@ def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
-def test_what_root_makes_belongs_to_whom_the_folder_does(tmp_path):
+def test_files_created_by_root_get_the_owner_of_their_folder(tmp_path):
     """Also the folders, where the broker has yet to be started."""
     data = tmp_path / "data"
     data.mkdir()

@@ -1,4 +1,4 @@
-"""Who waits for the end of a log, and what is shared among them."""
+"""Waiting for the end of a log, and the pages shared by readers there."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ IN_THE_MIDDLE = SimpleNamespace(at_end=False, size_bytes=100)
 
 
 class FakePartition:
-    """A partition as far as waiting knows one."""
+    """The part of a partition that waiting uses."""
 
     is_defunct = False
 
@@ -43,7 +43,7 @@ def run(case: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(case())  # type: ignore[arg-type]
 
 
-def test_a_thousand_who_wait_are_one_question_to_the_partition():
+def test_a_thousand_waiters_register_one_callback():
     async def case() -> None:
         partition: Any = FakePartition()
         watermarks, woken = Watermarks(), []
@@ -61,7 +61,7 @@ def test_a_thousand_who_wait_are_one_question_to_the_partition():
     run(case)
 
 
-def test_each_is_woken_by_its_own_offset_and_once():
+def test_each_waiter_is_woken_once_by_its_own_offset():
     async def case() -> None:
         partition: Any = FakePartition()
         watermarks, woken = Watermarks(), []
@@ -75,7 +75,7 @@ def test_each_is_woken_by_its_own_offset_and_once():
     run(case)
 
 
-def test_who_comes_late_is_woken_at_once():
+def test_a_late_waiter_is_woken_immediately():
     async def case() -> None:
         partition: Any = FakePartition()
         partition.log.high_watermark = 4
@@ -87,7 +87,7 @@ def test_who_comes_late_is_woken_at_once():
     run(case)
 
 
-def test_who_leaves_leaves_nothing_behind_even_while_a_call_is_under_way():
+def test_a_cancelled_waiter_leaves_nothing_behind_even_during_a_callback():
     async def case() -> None:
         partition: Any = FakePartition()
         watermarks, woken = Watermarks(), []
@@ -111,7 +111,7 @@ def written(content: bytes) -> RenderedPage:
     return RenderedPage(content, 5, len(content), 1)
 
 
-def test_many_who_stand_at_the_end_share_one_page():
+def test_readers_at_the_end_share_one_page():
     async def case() -> None:
         counter = HttpMetrics().shared_pages
         pages, made = SharedPages(counter), []
@@ -134,7 +134,7 @@ def test_many_who_stand_at_the_end_share_one_page():
     run(case)
 
 
-def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
+def test_a_page_that_failed_is_rendered_by_the_next_reader():
     async def case() -> None:
         pages, tries = SharedPages(HttpMetrics().shared_pages), []
 
@@ -155,7 +155,7 @@ def test_a_page_that_could_not_be_made_is_tried_by_the_next_one():
 
 
 @pytest.mark.parametrize("size_bytes", [1, 10_000, 200_000])
-def test_what_is_kept_is_bounded(size_bytes):
+def test_cached_pages_are_limited_in_bytes(size_bytes):
     async def case() -> None:
         pages = SharedPages(HttpMetrics().shared_pages, limit_bytes=100_000)
 
@@ -171,7 +171,7 @@ def test_what_is_kept_is_bounded(size_bytes):
     run(case)
 
 
-def test_a_page_that_is_too_large_to_be_kept_is_made_once_for_all_who_wait():
+def test_a_page_too_large_to_cache_is_rendered_once_for_all_waiters():
     async def case() -> None:
         pages, made = SharedPages(HttpMetrics().shared_pages), []
 
@@ -187,7 +187,7 @@ def test_a_page_that_is_too_large_to_be_kept_is_made_once_for_all_who_wait():
     run(case)
 
 
-def test_a_page_of_nothing_is_not_kept():
+def test_an_empty_page_is_not_cached():
     async def case() -> None:
         pages, made = SharedPages(HttpMetrics().shared_pages), []
 

@@ -126,7 +126,7 @@ def running(server: Running) -> Running:
 
 @pytest.fixture
 def impatient(running: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
-    """For clients that come late, and no others: any may, on a machine that stands still."""
+    """For clients that are late; on a stalled machine any client may be."""
     protocol = running.server.config.http_protocol_class
     limits = protocol.limits._replace(header_timeout_s=0.3, drain_timeout_s=0.2)
     monkeypatch.setattr(protocol, "limits", limits)
@@ -164,7 +164,7 @@ def server(
     app.file.close()
 
 
-def test_slices_arrive_in_order_and_whole(running: Running) -> None:
+def test_slices_are_sent_in_order_and_completely(running: Running) -> None:
     with httpx.Client() as client:
         answer = client.get(f"{running.url}/file?5-100,1000-3000000,0-1,{SIZE - 7}-7")
     data = running.data
@@ -190,13 +190,13 @@ def test_head_sends_no_byte_of_the_file(running: Running) -> None:
         assert client.get("/file?0-10").content == running.data[:10]
 
 
-def test_a_header_that_breaks_its_line_ends_the_connection(running: Running) -> None:
+def test_a_header_with_a_line_break_closes_the_connection(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /broken-line HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"x-injected" not in read_all(sock)
 
 
-def test_a_body_without_a_length_comes_in_chunks(running: Running) -> None:
+def test_a_body_without_a_length_is_chunked(running: Running) -> None:
     with httpx.Client(base_url=running.url) as client:
         for _ in range(2):
             answer = client.get("/chunks")
@@ -205,7 +205,7 @@ def test_a_body_without_a_length_comes_in_chunks(running: Running) -> None:
         assert client.head("/chunks").content == b""
 
 
-def test_an_old_client_is_told_that_the_connection_ends(running: Running) -> None:
+def test_an_http_1_0_client_gets_connection_close(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /file?0-5 HTTP/1.0\r\n\r\n")
         head, body = read_all(sock).split(b"\r\n\r\n")
@@ -226,14 +226,14 @@ def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
     assert bodies == running.data[:1_000_000] + running.data[7:12] + running.data[3:400_003]
 
 
-def test_a_client_that_closed_its_sending_side_still_gets_its_answer(running: Running) -> None:
+def test_a_half_closed_client_still_gets_its_response(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         sock.shutdown(socket.SHUT_WR)
         assert read_all(sock).split(b"\r\n\r\n", 1)[1] == running.data
 
 
-def test_a_file_shorter_than_announced_ends_the_connection(running: Running) -> None:
+def test_a_file_shorter_than_announced_aborts_the_connection(running: Running) -> None:
     with httpx.Client(base_url=running.url) as client:
         with pytest.raises(httpx.TransportError):
             client.get(f"/file?{SIZE - 10}-20")
@@ -241,7 +241,7 @@ def test_a_file_shorter_than_announced_ends_the_connection(running: Running) -> 
     assert len(running.app.failures) == 1
 
 
-def test_a_slow_reader_is_waited_for_and_others_are_served_meanwhile(running: Running) -> None:
+def test_a_slow_reader_does_not_hold_up_others(running: Running) -> None:
     with running.connect(receive_buffer=4096) as slow, httpx.Client(base_url=running.url) as client:
         slow.sendall(
             f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
@@ -251,7 +251,7 @@ def test_a_slow_reader_is_waited_for_and_others_are_served_meanwhile(running: Ru
         assert read_all(slow).split(b"\r\n\r\n", 1)[1] == running.data
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_file_costs_nothing(running: Running) -> None:
+def test_a_disconnect_in_the_middle_of_a_file_leaks_nothing(running: Running) -> None:
     for _ in range(5):
         with running.connect(receive_buffer=4096) as sock:
             sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -261,33 +261,35 @@ def test_a_client_that_leaves_in_the_middle_of_a_file_costs_nothing(running: Run
     assert not running.app.failures
 
 
-def test_a_waiting_request_is_told_when_its_client_leaves(running: Running) -> None:
+def test_a_waiting_request_learns_of_its_clients_disconnect(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         until(lambda: running.server.server_state.tasks)
     assert running.app.left.wait(5)
 
 
-def test_a_waiting_request_is_told_also_when_another_waits_behind_it(running: Running) -> None:
+def test_a_waiting_request_learns_of_a_disconnect_behind_a_pipelined_request(
+    running: Running,
+) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         until(lambda: running.server.server_state.tasks)
     assert running.app.left.wait(5)
 
 
-def test_a_head_that_never_ends_is_cut_by_time(impatient: Running) -> None:
+def test_an_endless_head_times_out(impatient: Running) -> None:
     with impatient.connect() as sock:
         sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nHost:")
         assert not read_until_the_end(sock)
 
 
-def test_a_head_that_never_ends_is_cut_by_size(running: Running) -> None:
+def test_an_endless_head_is_limited_in_size(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nX: " + b"a" * 20_000)
         assert read_all(sock).startswith(b"HTTP/1.1 400")
 
 
-def test_a_head_is_not_late_while_nobody_reads_on(
+def test_a_head_does_not_time_out_while_reading_is_paused(
     impatient: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came, ring = threading.Event(), Deadline._fire
@@ -312,7 +314,7 @@ LONG_HEAD = b"GET /file?0-1 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\
 
 
 @pytest.mark.parametrize("cut_at", [len(LONG_HEAD), 30, 8_000])
-def test_a_head_is_bounded_however_it_is_cut_into_packets(running: Running, cut_at: int) -> None:
+def test_a_head_is_limited_however_it_is_split_into_packets(running: Running, cut_at: int) -> None:
     with running.connect() as sock:
         sock.sendall(LONG_HEAD[:cut_at])
         time.sleep(0.02)
@@ -323,7 +325,7 @@ def test_a_head_is_bounded_however_it_is_cut_into_packets(running: Running, cut_
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_body_that_is_not_http_is_answered(running: Running) -> None:
+def test_a_malformed_body_gets_an_error_response(running: Running) -> None:
     for between_s in (0, 0.02):
         with running.connect() as sock:
             sock.sendall(CHUNKED)
@@ -332,7 +334,7 @@ def test_a_body_that_is_not_http_is_answered(running: Running) -> None:
             assert read_all(sock).startswith(b"HTTP/1.1 400 malformed request: Inv")
 
 
-def test_what_is_not_http_never_answers_for_the_request_before_it(running: Running) -> None:
+def test_an_error_response_is_never_the_response_to_the_request_before_it(running: Running) -> None:
     with running.connect() as sock:
         wait = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
         sock.sendall(wait + b"no http\r\n\r\n" + wait)
@@ -341,7 +343,7 @@ def test_what_is_not_http_never_answers_for_the_request_before_it(running: Runni
     assert running.app.left.wait(5)
 
 
-def test_a_malformed_body_behind_a_request_is_refused_in_its_turn(running: Running) -> None:
+def test_a_malformed_pipelined_request_is_refused_in_order(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(b"GET /file?0-400000 HTTP/1.1\r\nHost: x\r\n\r\n" + CHUNKED + b"zz\r\n")
         first, second = read_all(sock).split(b"HTTP/1.1 ")[1:]
@@ -352,7 +354,7 @@ def test_a_malformed_body_behind_a_request_is_refused_in_its_turn(running: Runni
 UNREAD = b"POST /file?0-5 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
-def test_a_request_behind_a_body_that_nobody_read_is_answered(running: Running) -> None:
+def test_a_request_after_an_unread_body_is_served(running: Running) -> None:
     connections, got = running.server.server_state.connections, b""
     with running.connect() as sock:
         sock.sendall(UNREAD % 900_000 + b"-" * 900_000)
@@ -363,20 +365,20 @@ def test_a_request_behind_a_body_that_nobody_read_is_answered(running: Running) 
     assert got.count(b"HTTP/1.1 200") == 2
 
 
-def test_a_body_that_nobody_reads_is_let_go_by_so_far(running: Running) -> None:
+def test_draining_a_body_is_limited_in_bytes(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(UNREAD % (1 << 30))
         assert send_until_the_end(sock, most=64 << 20) < 64 << 20
 
 
-def test_a_body_that_nobody_reads_is_let_go_by_so_long(impatient: Running) -> None:
+def test_draining_a_body_is_limited_in_time(impatient: Running) -> None:
     with impatient.connect() as sock:
         sock.sendall(UNREAD % 900_000)
         read_until_the_end(sock)
 
 
 def read_until_the_end(sock: socket.socket) -> bytes:
-    """As read_all, where a reset is as good as an orderly end."""
+    """As read_all, but a reset counts as an end."""
     got = b""
     with contextlib.suppress(ConnectionResetError):
         while part := sock.recv(1 << 20):
@@ -392,7 +394,7 @@ def send_until_the_end(sock: socket.socket, *, most: int) -> int:
     return sent
 
 
-def test_beyond_the_limit_of_connections_the_busy_application_answers(running: Running) -> None:
+def test_above_the_connection_limit_the_busy_application_responds(running: Running) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(20):  # answered once, they may rest for longer than a head may take
             sock = held.enter_context(running.connect())
@@ -402,7 +404,7 @@ def test_beyond_the_limit_of_connections_the_busy_application_answers(running: R
             assert client.get("/file?0-1").status_code == 429
 
 
-def test_bytes_that_are_not_in_memory_are_brought_in_by_a_thread(
+def test_bytes_that_are_not_in_memory_are_loaded_by_a_thread(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []

@@ -31,7 +31,7 @@ def metric_of(name: str) -> Metric:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS + ALERTS)
-def test_every_expression_is_over_metrics_and_labels_that_there_are(expression: str) -> None:
+def test_every_expression_uses_existing_metrics_and_labels(expression: str) -> None:
     found = _METRIC.findall(expression)
     assert found
     labels = {"le"}
@@ -65,7 +65,7 @@ def test_every_expression_is_over_metrics_and_labels_that_there_are(expression: 
         "process_resident_memory_bytes",
     ],
 )
-def test_what_an_operator_is_woken_by_is_shown(name: str) -> None:
+def test_every_alerts_metric_is_on_the_dashboard(name: str) -> None:
     shown = {metric for expression in EXPRESSIONS for metric, _ in _METRIC.findall(expression)}
     assert name in shown
 
@@ -80,7 +80,7 @@ def test_a_legend_names_labels_that_its_expression_keeps() -> None:
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, panel["title"]
 
 
-def test_variables_ask_for_what_there_is() -> None:
+def test_variables_query_existing_labels() -> None:
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             metric, label = re.findall(r"label_values\((\w+), (\w+)\)", variable["definition"])[0]
@@ -93,7 +93,7 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return across and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
 
 
-def test_panels_lie_beside_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)

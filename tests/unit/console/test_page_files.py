@@ -59,7 +59,7 @@ def test_no_script_makes_markup_of_text(name: str) -> None:
         assert forbidden not in source
 
 
-def test_the_policy_lets_nothing_inline_run() -> None:
+def test_the_policy_forbids_inline_code() -> None:
     assert "unsafe" not in CONTENT_SECURITY_POLICY
     assert "default-src 'none'" in CONTENT_SECURITY_POLICY
     assert "*" not in CONTENT_SECURITY_POLICY
@@ -101,7 +101,7 @@ def test_sizes_have_three_digits() -> None:
     ]
 
 
-def test_moments_are_in_utc_and_unknown_ones_a_dash() -> None:
+def test_times_are_in_utc_and_unknown_ones_a_dash() -> None:
     assert moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"
     assert moment(None) == moment(-1) == "–"
     assert object_moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"

@@ -20,7 +20,7 @@ RESTORED = (OffsetGap(10, 20), OffsetGap(100, 1_000_000_100))
         (20, -40),
     ],
 )
-def test_nobody_pages_through_the_offsets_that_a_restore_left_out(offset, before):
+def test_pages_skip_the_offsets_that_a_restore_skipped(offset, before):
     assert page_before(offset, RESTORED, limit=50) == before
 
 

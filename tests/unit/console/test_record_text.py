@@ -26,17 +26,17 @@ def test_json_is_indented_with_its_numbers_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"plain", b"{not json}", b"[1,", b"<script>", b'"a"', b"12"])
-def test_what_is_no_document_is_text(data: bytes) -> None:
+def test_invalid_json_is_text(data: bytes) -> None:
     assert full_text(data) == ("text", data.decode(), len(data), False)
 
 
-def test_a_number_of_eight_bytes_is_no_text() -> None:
+def test_an_8_byte_integer_is_binary() -> None:
     number = (42).to_bytes(8, "big")
     assert summary(number) == ("binary", "00 00 00 00 00 00 00 2a", 8, False)
     assert full_text(number).kind == "binary"
 
 
-def test_null_is_not_the_empty_text() -> None:
+def test_null_differs_from_empty_text() -> None:
     assert full_text(None).kind == summary(None).kind == "null"
     assert full_text(b"").kind == summary(b"").kind == "text"
 
@@ -56,7 +56,7 @@ def test_deep_json_is_not_indented() -> None:
         assert full_text(data).kind == ("json" if depth <= MAX_PRETTY_DEPTH else "text")
 
 
-def test_long_values_are_cut_and_say_their_size() -> None:
+def test_long_values_are_truncated_with_their_size() -> None:
     data = b'{"a":"' + b"x" * MAX_PRETTY_BYTES + b'"}'
     found = full_text(data)
     assert found.kind == "text"
@@ -65,7 +65,7 @@ def test_long_values_are_cut_and_say_their_size() -> None:
     assert found.size_bytes == len(data)
 
 
-def test_a_cut_goes_through_no_character() -> None:
+def test_truncation_splits_no_character() -> None:
     for letter in ("é", "€", "😀"):
         for shift in range(4):
             found = full_text(b"x" * shift + letter.encode() * 4 * MAX_TEXT)
@@ -77,7 +77,7 @@ def test_a_cut_goes_through_no_character() -> None:
     "code",
     [0x00, 0x1B, 0x7F, 0x85, 0xAD, 0x200B, 0x202E, 0x2066, 0xFEFF, 0x2028, 0xE000, 0xE0041],
 )
-def test_what_would_not_be_seen_is_named(code: int) -> None:
+def test_invisible_characters_are_named(code: int) -> None:
     text = visible(f"a{chr(code)}b")
     assert chr(code) not in text
     assert text.startswith("a")

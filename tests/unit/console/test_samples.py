@@ -16,7 +16,7 @@ def sample(at_ms: int, produced: float, *, lag: int = 0) -> Sample:
     return Sample(at_ms, produced, produced / 10, produced * 2, 0.0, lag, lag * 2)
 
 
-def test_rates_are_made_of_neighbours() -> None:
+def test_rates_are_computed_from_adjacent_samples() -> None:
     found = series([sample(0, 0), sample(5000, 500), sample(15_000, 1500, lag=7)], after_ms=-1)
     assert found.at_ms == [5000, 15_000]
     assert found.produced_bytes_per_s == [100, 100]
@@ -26,24 +26,24 @@ def test_rates_are_made_of_neighbours() -> None:
     assert found.lag_ms == [0, 14]
 
 
-def test_only_what_is_new_is_told() -> None:
+def test_only_new_samples_are_returned() -> None:
     ring = [sample(at * 1000, at) for at in range(10)]
     assert series(ring, after_ms=7000).at_ms == [8000, 9000]
     assert series(ring, after_ms=9000).at_ms == []
 
 
-def test_a_clock_that_went_back_makes_no_rate() -> None:
+def test_a_clock_set_back_makes_no_rate() -> None:
     ring = [sample(5000, 0), sample(4000, 10), sample(6000, 20)]
     assert series(ring, after_ms=0).at_ms == [6000]
 
 
-def test_who_was_told_of_a_time_to_come_is_told_everything_again() -> None:
+def test_a_client_with_a_time_in_the_future_gets_all_samples() -> None:
     """The clock was ahead when it asked last."""
     ring = [sample(at * 1000, at) for at in range(10)]
     assert series(ring, after_ms=10_000).at_ms == series(ring, after_ms=0).at_ms
 
 
-def test_samples_of_a_time_to_come_are_forgotten() -> None:
+def test_samples_in_the_future_are_dropped() -> None:
     times = iter([1000, 2000, 9_000_000, 9_000_001, 3000, 4000])
     context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
     context.broker.storage_report = lambda: SimpleNamespace(offload_lag_bytes=0, offload_lag_ms=0)
@@ -62,7 +62,7 @@ def test_samples_of_a_time_to_come_are_forgotten() -> None:
     assert [one.at_ms for one in asyncio.run(take_six()).samples] == [1000, 2000, 3000, 4000]
 
 
-def test_nothing_measured_yet_is_nothing_told() -> None:
+def test_without_samples_the_series_is_empty() -> None:
     assert series([], after_ms=0).at_ms == []
     assert series([sample(1, 1)], after_ms=0).at_ms == []
 

@@ -28,7 +28,7 @@ def test_gaps_are_holes_in_the_bucket() -> None:
     assert found == [(0, 300), (400, 500), (600, 900)]
 
 
-def test_what_a_restore_left_out_does_not_crowd_the_records_out() -> None:
+def test_a_restores_gap_does_not_crowd_out_the_records() -> None:
     gap = (1000, 1_000_001_000)
     there = places(0, gap[1], 1000, gap[1] + 1000, gap)
     drawn = tier_map(there, Axis.over(there.written()))

@@ -1,7 +1,7 @@
-// The whole of our own part: which document is shown, by which token, and nothing from elsewhere.
+// Our part of the page: which document is shown, with which token; nothing is loaded from elsewhere.
 "use strict";
 addEventListener("load", () => {
-  const TOKEN = "tierlog.token"; // the console's key: a tab is asked once
+  const TOKEN = "tierlog.token"; // shared with the console: a tab asks once
   const dialog = document.getElementById("ask-token");
   const page = document.getElementById("swagger-ui");
   const token = () => sessionStorage.getItem(TOKEN);
@@ -27,7 +27,7 @@ addEventListener("load", () => {
       validatorUrl: null,
       presets: [SwaggerUIBundle.presets.apis],
       layout: "BaseLayout",
-      // Calls that are tried out from the page send it too; "Authorize" shows it, and changes it.
+      // "Try it out" sends it too; "Authorize" shows and changes it.
       onComplete: () => token() && ui.preauthorizeApiKey("token", token()),
     });
   }

@@ -1,4 +1,4 @@
-"""A store that goes away under a running broker is told by /readyz, and so is its coming back."""
+"""/readyz reports the outage of a store under a running broker, and its end."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import Api, records_path
 
 
-def test_readyz_stays_200_and_lists_a_store_that_went_away(
+def test_readyz_stays_200_and_lists_an_unavailable_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_status, "POLL_S", 0.02)
@@ -42,7 +42,7 @@ def test_readyz_stays_200_and_lists_a_store_that_went_away(
         until(lambda: degraded() == [])
 
 
-def test_a_store_that_failed_any_request_is_looked_at_soon(
+def test_a_store_is_checked_soon_after_a_failed_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_status, "POLL_S", 3600.0)
@@ -93,7 +93,7 @@ def served_with_one_thread(
             call.answers.set()
 
 
-def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_reads_of_a_hanging_store_hold_up_nothing_else(tmp_path: Path) -> None:
     with (
         served_with_one_thread(tmp_path, "get_range") as (broker, api, hang),
         ThreadPoolExecutor(1) as pool,
@@ -110,7 +110,7 @@ def test_what_waits_for_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path)
         assert reading.result().status_code == 200
 
 
-def test_what_writes_to_a_store_that_hangs_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_writes_to_a_hanging_store_hold_up_nothing_else(tmp_path: Path) -> None:
     with (
         served_with_one_thread(tmp_path, "put_file") as (_, api, hang),
         ThreadPoolExecutor(1) as pool,

@@ -1,4 +1,4 @@
-"""A disk that is full, and one that fails: who is refused what, and who goes on."""
+"""A full disk and a failing disk: which requests are refused, and which are served."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def disk_of(api: Api, topic: str, partition: int = 0) -> TroubledDisk:
     return state.disk
 
 
-def test_a_full_disk_refuses_writes_until_room_is_back_and_reads_go_on(api: Api) -> None:
+def test_a_full_disk_refuses_writes_until_space_is_free_and_serves_reads(api: Api) -> None:
     topic = api.topic()
     api.values(topic, 1, 2)
     disk = disk_of(api, topic)
@@ -46,7 +46,7 @@ def test_a_full_disk_refuses_writes_until_room_is_back_and_reads_go_on(api: Api)
     assert api.values(topic, 3)["base_offset"] == 2
 
 
-def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
+def test_below_the_disk_reserve_writes_are_refused(api: Api) -> None:
     topic = api.topic()
     api.values(topic, 1)
     reserve = api.broker.background.reserve
@@ -62,7 +62,7 @@ def test_a_breached_reserve_refuses_writes_until_it_is_back(api: Api) -> None:
     assert api.values(topic, 2)["base_offset"] == 1
 
 
-def test_what_is_cold_is_read_from_a_disk_without_a_byte_of_room(tmp_path: Path) -> None:
+def test_cold_reads_work_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "data", size_bytes=16 << 20) as disk, api_of(tmp_path) as api:
         topic = api.cold_topic()
         segments = api.get(f"/v1/topics/{topic}/partitions/0/segments").json()["segments"]
@@ -87,7 +87,7 @@ def cold_bytes(api: Api, topic: str, path: str, accept: str) -> bytes:
     return answer.content
 
 
-def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) -> None:
+def test_a_disk_error_takes_only_its_partition_offline(api: Api) -> None:
     topic = api.topic(partitions=2)
     for partition in (0, 1):
         api.values(topic, "before", partition=partition)
@@ -106,7 +106,7 @@ def test_a_disk_that_fails_takes_one_partition_offline_and_no_other(api: Api) ->
     assert api.get("/readyz").json()["ready"]
 
 
-def test_what_finds_no_descriptor_left_may_be_asked_again(
+def test_a_request_without_a_file_descriptor_left_can_be_retried(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = api.topic(segment_bytes=1024, remote_storage_enable=False)
@@ -137,9 +137,7 @@ def test_what_finds_no_descriptor_left_may_be_asked_again(
     assert len(api.fetch(topic).json()["records"]) == 5
 
 
-def test_an_answer_that_its_file_is_too_short_for_is_told_once(
-    api: Api, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_truncated_response_is_logged_once(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     topic = api.topic(max_message_bytes=2 << 20, retention_ms=-1)
     for _ in range(32):
         api.post(f"/v1/topics/{topic}/records", content=bytes(1 << 20), headers=OCTETS)

@@ -1,4 +1,4 @@
-"""An error in a produce request names the place in that request, whatever became of it since."""
+"""Errors in produce requests are located by their path in the request."""
 
 import json
 import socket
@@ -20,20 +20,20 @@ def places(status: int, document: dict[str, list[dict[str, str]]]) -> list[str]:
     return [error["loc"] for error in document["errors"]]
 
 
-def test_a_line_that_is_not_utf8_is_named(api: Api) -> None:
+def test_a_line_that_is_not_utf8_is_located(api: Api) -> None:
     path = records_path(api.topic())
     assert produce_lines(api, path, b"1\n\n\xff\n4") == ["line 3"]
     assert produce_lines(api, path, b'{}\n{"value":"\xff"}', envelope="1") == ["line 2"]
 
 
-def test_a_line_with_another_partition_than_the_paths_is_named(api: Api) -> None:
+def test_a_line_with_another_partition_than_the_paths_is_located(api: Api) -> None:
     path = records_path(api.topic())
     body = b'{}\n\n{"partition":3}'
     assert produce_lines(api, path, body, envelope="1") == ["line 3.partition"]
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_time_out_of_bounds_is_named_wherever_its_record_was_going(
+def test_a_timestamp_out_of_bounds_is_located_whatever_its_partition(
     api: Api, partitions: int
 ) -> None:
     topic = api.topic(partitions)
@@ -47,7 +47,7 @@ def test_a_time_out_of_bounds_is_named_wherever_its_record_was_going(
     assert produce_lines(api, path, body, envelope="1") == ["line 9.timestamp"]
 
 
-def test_a_record_without_a_key_is_named_where_keys_are_needed(api: Api) -> None:
+def test_a_record_without_a_required_key_is_located(api: Api) -> None:
     topic = api.topic(cleanup_policy="compact")
     answer = api.produce(topic, {"key": "a"}, {"key": "b"}, {"value": "none"})
     assert places(answer.status_code, answer.json()) == ["records[2].key"]
@@ -61,7 +61,7 @@ def test_a_record_without_a_key_is_named_where_keys_are_needed(api: Api) -> None
     assert places(answer.status_code, answer.json()) == ["key"]
 
 
-def test_a_bad_value_in_a_map_is_told_with_its_key(api: Api) -> None:
+def test_an_invalid_value_in_a_map_is_located_by_its_key(api: Api) -> None:
     topic = api.topic()
     for value in ([1], {"a": 1}):
         config = {"retention.ms": 60_000, "segment.bytes": value}
@@ -88,7 +88,9 @@ def test_a_bad_value_in_a_map_is_told_with_its_key(api: Api) -> None:
         (b'{"a": ' + b"[" * 2000 + b"]" * 2000 + b"}}", "config[...]"),
     ],
 )
-def test_a_bad_value_in_a_map_of_bad_json_is_told_too(api: Api, config: bytes, loc: str) -> None:
+def test_an_invalid_value_in_a_map_of_malformed_json_is_located_too(
+    api: Api, config: bytes, loc: str
+) -> None:
     content = b'{"name": "bad", "config": ' + config
     answer = api.post("/v1/topics", content=content, headers={"content-type": "application/json"})
     (error,) = problem(answer, 400, "invalid-request")["errors"]
@@ -138,7 +140,7 @@ def test_a_request_with_two_hosts_is_refused(api: Api) -> None:
     assert b'"loc":"Host"' in answer
 
 
-def test_a_head_beyond_the_limit_is_431_in_a_problem(api: Api) -> None:
+def test_a_head_beyond_the_limit_is_a_problem_with_431(api: Api) -> None:
     answer = api.get("/healthz", headers={"x": "a" * 70_000})
     refused = problem(answer, 431, "header-too-large")
     assert refused["limit_bytes"] == 65_536
@@ -160,7 +162,7 @@ def test_a_head_beyond_the_limit_is_431_in_a_problem(api: Api) -> None:
         ("POST", "/v1/fetch", {"partitions": [{"topic": "t"}]}, "partitions[0].partition"),
     ],
 )
-def test_a_member_that_is_missing_is_named(
+def test_a_missing_member_is_named(
     api: Api, method: str, path: str, body: dict[str, Any], loc: str
 ) -> None:
     topic = api.topic()
@@ -173,9 +175,7 @@ def test_a_member_that_is_missing_is_named(
     ("path", "known"),
     [("/v1/topics/t/records", "records"), ("/v1/topics", "name, partitions, config")],
 )
-def test_a_member_that_is_unknown_is_answered_with_those_that_there_are(
-    api: Api, path: str, known: str
-) -> None:
+def test_an_unknown_member_is_refused_with_the_known_ones(api: Api, path: str, known: str) -> None:
     answer = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})
     (error,) = problem(answer, 400, "invalid-request")["errors"]
     assert error == {"loc": "value", "msg": f"unknown member; known members: {known}"}

@@ -10,7 +10,7 @@ from api.http.routes import CALLS
 from tests.integration.http.conftest import Api, problem
 
 
-def test_topics_are_made_listed_altered_and_deleted(api: Api) -> None:
+def test_topics_are_created_listed_altered_and_deleted(api: Api) -> None:
     made = api.post(
         "/v1/topics", json={"name": "life", "partitions": 2, "config": {"retention.ms": "60000"}}
     )
@@ -48,7 +48,7 @@ def test_topics_are_made_listed_altered_and_deleted(api: Api) -> None:
         ({"name": "ok", "replicas": 1}, "invalid-request", "replicas"),
     ],
 )
-def test_a_topic_that_cannot_be_is_refused_by_name(
+def test_an_invalid_topic_is_refused_with_the_member(
     api: Api, body: dict[str, object], code: str, loc: str | None
 ) -> None:
     refused = problem(api.post("/v1/topics", json=body), 400, code)
@@ -58,14 +58,14 @@ def test_a_topic_that_cannot_be_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["__mine", "__consumer_offsets"])
-def test_an_internal_topic_is_made_by_nobody_but_the_broker(api: Api, name: str) -> None:
+def test_clients_cannot_create_internal_topics(api: Api, name: str) -> None:
     wanted = {"name": name, "config": {"cleanup.policy": "delete"}}
     problem(api.post("/v1/topics", json=wanted), 403, "forbidden")
     problem(api.get(f"/v1/topics/{name}"), 404, "unknown-topic")
 
 
 @pytest.mark.parametrize("path", ["/v1/producers", "/v1/topics/{}/offload", "/v1/topics/{}/verify"])
-def test_a_call_without_a_body_takes_an_empty_object_and_nothing_else(api: Api, path: str) -> None:
+def test_a_call_without_a_body_accepts_only_an_empty_object(api: Api, path: str) -> None:
     path = path.format(api.topic())
     for body in (b"", b" ", b"{}"):
         assert api.post(path, content=body).status_code == 200
@@ -77,7 +77,7 @@ def test_a_call_without_a_body_takes_an_empty_object_and_nothing_else(api: Api, 
     assert api.post(path, content=gzip.compress(b"{}"), headers=packed).status_code == 200
 
 
-def test_whole_numbers_may_have_leading_zeros_and_the_others_are_told(api: Api) -> None:
+def test_whole_numbers_may_have_leading_zeros_and_others_are_refused(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b")
     segments = f"/v1/topics/{topic}/partitions/000/segments"
@@ -98,14 +98,14 @@ def test_whole_numbers_may_have_leading_zeros_and_the_others_are_told(api: Api) 
     problem(api.get(f"{segments}/{'9' * 20}"), 400, "invalid-request")
 
 
-def test_what_a_client_named_is_told_whole(api: Api) -> None:
+def test_names_in_a_request_are_not_shortened_in_details(api: Api) -> None:
     path = "/v1/topics/a/partitions//records"
     assert problem(api.get(path), 404, "not-found")["detail"].startswith(f"{path} is not a path")
     group = api.get("/v1/groups/%2Fhome%2Fa%2Fb%2Fc")
     assert "'/home/a/b/c'" in problem(group, 404, "unknown-group")["detail"]
 
 
-def test_what_is_not_of_the_api_is_told(api: Api) -> None:
+def test_unknown_paths_and_methods_are_problems(api: Api) -> None:
     for path in (
         "/v1",
         "/v1/topics/",
@@ -129,7 +129,7 @@ def test_what_is_not_of_the_api_is_told(api: Api) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
-def test_every_call_refuses_what_it_does_not_take_and_cannot_answer(api: Api, call: Call) -> None:
+def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, call: Call) -> None:
     api.post("/v1/topics", json={"name": "door"})
     path = call.path.format(topic="door", partition=0, base_offset=0, group="g")
     told = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")
@@ -141,7 +141,7 @@ def test_every_call_refuses_what_it_does_not_take_and_cannot_answer(api: Api, ca
         problem(answer, 406, "not-acceptable")
 
 
-def test_health_metrics_and_storage_answer(api: Api) -> None:
+def test_health_metrics_and_storage_respond(api: Api) -> None:
     assert api.get("/healthz").json() == {"status": "alive"}
     assert api.get("/readyz").json()["ready"] is True
     text = api.get("/metrics")
@@ -150,11 +150,11 @@ def test_health_metrics_and_storage_answer(api: Api) -> None:
     assert set(api.get("/v1/storage").json()) >= {"hot_bytes", "cold_bytes", "topics", "cache"}
 
 
-def test_ready_also_when_the_store_is_down(api: Api, store_down: None) -> None:
+def test_readyz_is_200_while_the_store_is_down(api: Api, store_down: None) -> None:
     assert api.get("/readyz").status_code == 200
 
 
-def test_each_answer_has_a_request_id(api: Api) -> None:
+def test_each_response_has_a_request_id(api: Api) -> None:
     for path in ("/healthz", "/nope", "/docs", "/openapi.json", "/v1/topics/nope"):
         first, second = api.get(path), api.get(path)
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
@@ -180,7 +180,7 @@ def test_each_answer_has_a_request_id(api: Api) -> None:
         "localhost/evil.example",
     ],
 )
-def test_foreign_names_are_forbidden(api: Api, name: str) -> None:
+def test_other_host_names_are_forbidden(api: Api, name: str) -> None:
     problem(api.get("/v1/topics", headers={"host": name}), 403, "forbidden")
     problem(api.get("/v1/topics", headers={"origin": f"http://{name}"}), 403, "forbidden")
 
@@ -188,7 +188,7 @@ def test_foreign_names_are_forbidden(api: Api, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["localhost:80", "127.0.0.1", "127.1.2.3:99", "[::1]:8640", "LOCALHOST"]
 )
-def test_loopback_names_are_served(api: Api, name: str) -> None:
+def test_loopback_host_names_are_accepted(api: Api, name: str) -> None:
     assert (
         api.get("/v1/topics", headers={"host": name, "origin": f"http://{name}"}).status_code == 200
     )
@@ -211,7 +211,9 @@ def test_loopback_names_are_served(api: Api, name: str) -> None:
         ("*", "localhost", 404),
     ],
 )
-def test_a_url_as_target_names_the_host(api: Api, target: str, host: str, status: int) -> None:
+def test_an_absolute_form_target_names_the_host(
+    api: Api, target: str, host: str, status: int
+) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
         head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         sock.sendall(head.encode())
@@ -220,7 +222,7 @@ def test_a_url_as_target_names_the_host(api: Api, target: str, host: str, status
     assert b"NoneType" not in answer
 
 
-def test_what_is_not_http_gets_a_problem(api: Api) -> None:
+def test_malformed_http_gets_a_problem(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         answer = sock.recv(10_000)
@@ -243,7 +245,7 @@ def test_the_document_describes_every_call(api: Api) -> None:
         assert name in document["components"]["schemas"], (name, text[:100])
 
 
-def test_the_document_names_no_answer_that_never_comes(api: Api) -> None:
+def test_the_document_lists_no_response_that_never_occurs(api: Api) -> None:
     paths = api.get("/openapi.json").json()["paths"]
     for path in ("/healthz", "/readyz"):
         assert paths[path]["get"]["security"] == []
