@@ -165,7 +165,7 @@ class TierlogApp(FastAPI):
     async def _serve(self, started: StartedRequest) -> None:
         metrics, exchange = self.context.metrics, started.exchange
         status = "500"
-        metrics.under_way.inc()
+        metrics.in_progress.inc()
         try:
             response = await self._respond(started)
             status = str(getattr(response, "status", 200))
@@ -174,13 +174,13 @@ class TierlogApp(FastAPI):
             status = "gone"
         finally:
             self.context.unsent.release(exchange)
-            metrics.under_way.dec()
+            metrics.in_progress.dec()
             self._finish(exchange, status)
 
     def _finish(self, exchange: Exchange, status: str) -> None:
         method = exchange.method if exchange.method in _METHODS else "other"
         path = exchange.template or "other"
-        self.context.metrics.requests.answered(
+        self.context.metrics.requests.finished(
             method, path, status, seconds=exchange.timings.elapsed_s
         )
         if self.on_finished is not None:

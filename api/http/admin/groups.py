@@ -43,15 +43,15 @@ _COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
 
 async def commit_offsets(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
-    wanted = await json_body(context, exchange, _COMMIT)
-    if (count := len(wanted.offsets)) > context.settings.records_max:
+    body = await json_body(context, exchange, _COMMIT)
+    if (count := len(body.offsets)) > context.settings.records_max:
         limit = context.settings.records_max
         strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")
-    for one in wanted.offsets:
-        exchange.grant.check_topic(one.topic)
+    for entry in body.offsets:
+        exchange.grant.check_topic(entry.topic)
     offsets = [
-        NewOffset(one.topic, one.partition, one.offset, one.metadata or "", one.topic_id)
-        for one in wanted.offsets
+        NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
+        for entry in body.offsets
     ]
     await context.write(context.broker.groups.commit, group, offsets)
     return Response(204, [])
@@ -87,8 +87,8 @@ async def delete_group(context: Context, exchange: Exchange) -> Response:
         offsets = await context.read(context.broker.groups.group, group)
         if not _visible(offsets, exchange.grant):
             raise _unknown(group)
-        for one in offsets:
-            exchange.grant.check_topic(one.topic)
+        for entry in offsets:
+            exchange.grant.check_topic(entry.topic)
     await context.write(context.broker.groups.delete, group)
     return Response(204, [])
 

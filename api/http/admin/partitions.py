@@ -151,9 +151,9 @@ async def trim(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
         raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot trim it")
-    wanted = await json_body(context, exchange, _TRIM)
+    body = await json_body(context, exchange, _TRIM)
     log_start = await context.write_cold(
-        context.broker.trim, exchange.topic, partition.number, wanted.before_offset
+        context.broker.trim, exchange.topic, partition.number, body.before_offset
     )
     context.watermarks.wake_all(partition)  # a long poll may be waiting at a trimmed offset
     return json_response(Trimmed(log_start))

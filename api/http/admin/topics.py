@@ -44,15 +44,15 @@ _ALTER: Final = msgspec.json.Decoder(AlterTopic)
 
 
 async def create_topic(context: Context, exchange: Exchange) -> Response:
-    wanted = await json_body(context, exchange, _CREATE)
-    exchange.grant.check_topic(wanted.name)
-    if wanted.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
-        raise Forbidden(f"{wanted.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
+    body = await json_body(context, exchange, _CREATE)
+    exchange.grant.check_topic(body.name)
+    if body.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
+        raise Forbidden(f"{body.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
     created = await context.write(
         context.broker.create_topic,
-        wanted.name,
-        partitions=wanted.partitions,
-        config=wanted.config,
+        body.name,
+        partitions=body.partitions,
+        config=body.config,
     )
     location = (b"location", f"/v1/topics/{created.name}".encode())
     return json_response(_shown(created), status=201, headers=[location])
@@ -70,18 +70,18 @@ async def get_topic(context: Context, exchange: Exchange) -> Response:
 
 async def alter_topic(context: Context, exchange: Exchange) -> Response:
     context.broker.topic(exchange.topic)  # UnknownTopic precedes errors of the body
-    wanted = await json_body(context, exchange, _ALTER)
+    body = await json_body(context, exchange, _ALTER)
     if exchange.topic == CONSUMER_OFFSETS:
-        _check_keeps_offsets(wanted)
-    if wanted.config is UNSET and wanted.partitions is UNSET:
+        _check_keeps_offsets(body)
+    if body.config is UNSET and body.partitions is UNSET:
         strict_json.refuse_field("", "nothing to change: give config or partitions")
     altered = await context.write(
         context.broker.alter_topic,
         exchange.topic,
-        config=None if isinstance(wanted.config, UnsetType) else wanted.config,
-        partitions=None if isinstance(wanted.partitions, UnsetType) else wanted.partitions,
+        config=None if isinstance(body.config, UnsetType) else body.config,
+        partitions=None if isinstance(body.partitions, UnsetType) else body.partitions,
     )
-    if wanted.partitions is not UNSET:
+    if body.partitions is not UNSET:
         _wake_tails(context, exchange.topic)
     return json_response(_shown(altered))
 
@@ -92,13 +92,13 @@ def _wake_tails(context: Context, name: str) -> None:
         context.watermarks.wake_all(partition)
 
 
-def _check_keeps_offsets(wanted: AlterTopic) -> None:
+def _check_keeps_offsets(body: AlterTopic) -> None:
     """Raises Forbidden for a change that would lose the groups' committed offsets."""
-    if wanted.partitions is not UNSET:
+    if body.partitions is not UNSET:
         raise Forbidden(
             f"{CONSUMER_OFFSETS}: partitions cannot be added, since groups are found by their hash"
         )
-    config = {} if isinstance(wanted.config, UnsetType) else wanted.config
+    config = {} if isinstance(body.config, UnsetType) else body.config
     if config.get("cleanup.policy", "compact") != "compact":
         raise Forbidden(
             f"{CONSUMER_OFFSETS}: cleanup.policy has to be compact, or offsets would expire"

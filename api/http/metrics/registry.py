@@ -39,7 +39,7 @@ class HttpMetrics:
         self.errors = self._counter("tierlog_http_errors_total")
         for kind in (*TABLE.values(), INTERNAL):
             self.errors.labels(kind.code)  # starts at 0, so that the first error is an increase
-        self.under_way = self._gauge("tierlog_http_requests_in_progress")
+        self.in_progress = self._gauge("tierlog_http_requests_in_progress")
         self.produced_records = self._counter("tierlog_produced_records_total")
         self.produced_bytes = self._counter("tierlog_produced_bytes_total")
         self.shared_pages = self._counter("tierlog_http_shared_pages_total")

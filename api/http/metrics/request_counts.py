@@ -33,15 +33,15 @@ BOUNDS_S: Final = (
 
 class RequestCounts(Collector):
     def __init__(self) -> None:
-        self._answered: dict[Labels, int] = {}
+        self._finished: dict[Labels, int] = {}
         self._seconds: dict[Labels, LatencyHistogram] = {}
         self.fetched_bytes: dict[str, int] = {}
         self.fetched_records: dict[str, int] = {}
 
-    def answered(self, method: str, path: str, status: str, *, seconds: float) -> None:
+    def finished(self, method: str, path: str, status: str, *, seconds: float) -> None:
         """Count a request. The labels have few values: never text that a client chose."""
         labels = (method, path, status)
-        self._answered[labels] = self._answered.get(labels, 0) + 1
+        self._finished[labels] = self._finished.get(labels, 0) + 1
         call = (method, path)
         durations = self._seconds.get(call)
         if durations is None:
@@ -59,8 +59,8 @@ class RequestCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         # Copies: a scrape runs in a thread.
-        answered, seconds = dict(self._answered), dict(self._seconds)
-        yield counter("tierlog_http_requests_total", answered)
+        finished, seconds = dict(self._finished), dict(self._seconds)
+        yield counter("tierlog_http_requests_total", finished)
         yield histogram(
             "tierlog_http_request_seconds",
             {call: durations.snapshot() for call, durations in seconds.items()},

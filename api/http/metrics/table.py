@@ -32,7 +32,7 @@ _STORE: Final = ("purpose", "operation")
 METRICS: Final = (
     # --- the HTTP server
     Metric(
-        "tierlog_http_requests_total", "counter", "Requests answered, by status", (*_CALL, "status")
+        "tierlog_http_requests_total", "counter", "Requests served, by status", (*_CALL, "status")
     ),
     Metric(
         "tierlog_http_request_seconds",
