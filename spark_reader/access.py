@@ -1,7 +1,7 @@
-"""How a run reaches the bucket and the broker: picklable, sent to the executors with the plan.
+"""How to reach the bucket and the broker: picklable, sent to the executors with the plan.
 
-* Secrets are in no repr, so that no plan, log line or error can show them.
-* Clients are opened once per process and kept until it ends: an executor's Python worker serves
+* Reprs contain no secrets, so that no plan, log line or error can show them.
+* Clients are opened once per process and kept until it exits: an executor's Python worker serves
   many tasks.
 """
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """`store`: the bucket's URL; `server`: the broker's. Either may be missing, not both."""
+    """The URLs of the bucket (`store`) and the broker (`server`), of which one may be missing, and
+    the credentials for them.
+    """
 
     store: str | None = None
     server: str | None = None
@@ -37,7 +39,7 @@ class Access:
 
 
 INDEXES_BYTES: Final = 64 << 20  # chunk tables of about a terabyte
-INDEX_LOADS: Final = 32  # at once, however many partitions are planned together
+INDEX_LOADS: Final = 32  # concurrently, however many partitions are planned together
 
 
 class _Bucket(NamedTuple):
@@ -62,23 +64,23 @@ class _Clients:
                 self._buckets[access] = _Bucket(store, indexes)
             return self._buckets[access]
 
-    def broker(self, access: Access, *, patient: bool) -> Client:
-        # A read of the bucket alone does not pay for it.
+    def broker(self, access: Access, *, wait_for_restart: bool) -> Client:
+        # Imported here, since reads from the bucket alone do not need it.
         from tierlog.client import Client
         from tierlog.client.exchange import RETRY_OVER_RESTART
 
         assert access.server is not None
         with self._lock:
-            patient |= (access, True) in self._brokers  # one of an earlier task
-            if (access, patient) not in self._brokers:
-                self._brokers[access, patient] = Client(
+            wait_for_restart |= (access, True) in self._brokers  # reuse an earlier task's client
+            if (access, wait_for_restart) not in self._brokers:
+                self._brokers[access, wait_for_restart] = Client(
                     access.server,
                     token=access.token,
                     token_file=_path(access.token_file),
                     ca_file=_path(access.ca_file),
-                    retries=RETRY_OVER_RESTART if patient else None,
+                    retries=RETRY_OVER_RESTART if wait_for_restart else None,
                 )
-            return self._brokers[access, patient]
+            return self._brokers[access, wait_for_restart]
 
     def close(self) -> None:
         with self._lock:
@@ -94,20 +96,20 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
-# One a process, as connections are: not a setting.
+# Per process, as connections are.
 _clients: Final = _Clients()
 atexit.register(_clients.close)
 
 
 @dataclass(frozen=True)
 class Connections:
-    """What `access` leads to, opened when it is first asked for.
+    """Clients for the store and the broker of `access`, opened on first use.
 
-    `patient`: for callers that know that the broker was there, and so will be back.
+    `wait_for_restart` is for callers that know that the broker was up, and so will be back.
     """
 
     access: Access
-    patient: bool = False
+    wait_for_restart: bool = False
 
     @property
     def has_store(self) -> bool:
@@ -119,9 +121,9 @@ class Connections:
 
     @cached_property
     def indexes(self) -> SegmentIndexes:
-        """What was read of segments, which never change, is kept within a limit."""
+        """The process's cache of segment indexes, which never change."""
         return _clients.bucket(self.access).indexes
 
     @cached_property
     def broker(self) -> Client:
-        return _clients.broker(self.access, patient=self.patient)
+        return _clients.broker(self.access, wait_for_restart=self.wait_for_restart)

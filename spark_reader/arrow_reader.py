@@ -1,10 +1,8 @@
-"""The same read without Spark: Arrow record batches, for pyarrow, pandas, polars, DuckDB.
+"""Reads topics without Spark, as Arrow record batches for pyarrow, pandas, polars or DuckDB.
 
-Rules that keep it honest:
-
-* Options, plan and reading are those of the Spark source; this file only drives them, split by
-  split, in order. Nothing here imports pyspark.
-* Memory is that of one task, however large the topic: it is a stream.
+* Options, planning and reading are those of the Spark source; this module only reads the splits in
+  order. It does not import pyspark.
+* It streams: memory is that of one Spark task, however large the topic is.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from record_format.arrow_columns import COLUMNS, SCHEMA
-from spark_reader.option_table import is_kafkas
+from spark_reader.option_table import is_kafka_option
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NAMES, ReadOptions, parse_options, wants_headers
 from spark_reader.plan import Split
 from spark_reader.planner import Planner
-from spark_reader.ranges import LossPolicy, Warn
-from spark_reader.reading import ReadRequest, read_split
+from spark_reader.ranges import DataLossPolicy, Warn
+from spark_reader.split_reader import ReadRequest, read_split
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 
@@ -43,28 +41,32 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
-    `store` is the bucket's URL, or a `Path` if it is a folder; `server` is the broker's URL:
-    without it, `tier="cold"` says that only what is in the bucket is wanted. `options` are those of
-    the Spark source under the same names (`startingTimestamp=`, `pin=`, `endingOffsets={"flights":
-    {"0": 500}}`), times also as datetimes with a UTC offset, files as paths. `columns` are among
-    those of its schema, by default all, `headers` with `includeHeaders`. With
-    `failOnDataLoss=False`, `on_data_loss` is told what is gone (default: to standard error).
+    `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL;
+    without it, pass `tier="cold"` to read from the bucket alone. `options` are those of the Spark
+    source under the same names (`startingTimestamp=`, `pin=`, `endingOffsets={"flights": {"0":
+    500}}`); times may be datetimes with a UTC offset, files may be paths. `columns` selects columns
+    of its schema, by default all, with `headers` if `includeHeaders` is set. With
+    `failOnDataLoss=False`, `on_data_loss` is called with a description of what is missing (default:
+    print to standard error).
 
-    The plan is made now and reads what there is now; rows come as the reader is read. Raises
-    InvalidOption, UnknownTopic and more now; DataLoss and CorruptDataError while reading.
+    The read is planned now, over the offsets that exist now; rows are read as the reader is
+    consumed. Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while
+    reading.
     """
     given = _texts(topics, store, server, options)
     parsed = parse_options(given, streaming=False)
     for name in options:
-        if name.lower() not in NAMES and not is_kafkas(name):  # in Spark it may be Spark's
+        if name.lower() not in NAMES and not is_kafka_option(name):  # Spark may have others
             raise InvalidOption(f"there is no option {name!r}")
     every = COLUMNS if wants_headers(given) else COLUMNS[:-1]
     wanted = every if columns is None else tuple(_each(columns))
     unknown = [name for name in wanted if name not in COLUMNS]
     if unknown:
-        raise InvalidOption(f"columns {', '.join(unknown)}: there are {', '.join(COLUMNS)}")
+        raise InvalidOption(
+            f"unknown columns {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}"
+        )
     warn = on_data_loss or _to_stderr
-    splits = Planner(parsed, report=_nowhere, warn=warn).batch()
+    splits = Planner(parsed, report=_ignore, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
     return pa.RecordBatchReader.from_batches(schema, _batches(splits, parsed, wanted, warn))
 
@@ -75,7 +77,7 @@ def _texts(
     server: str | None,
     options: Mapping[str, Option],
 ) -> dict[str, str]:
-    """As Spark would hand them over."""
+    """All options as texts, the form in which Spark passes them."""
     given = {name: _text(name, value) for name, value in options.items()}
     given["subscribe"] = ",".join(_each(topics))
     if store is not None:
@@ -86,7 +88,7 @@ def _texts(
 
 
 def _each(names: str | Sequence[str]) -> Sequence[str]:
-    """One name alone is not its letters."""
+    """A single name counts as a sequence of one."""
     return [names] if isinstance(names, str) else names
 
 
@@ -108,12 +110,12 @@ def _batches(
     splits: Sequence[Split], options: ReadOptions, columns: tuple[str, ...], warn: Warn
 ) -> Iterator[pa.RecordBatch]:
     request = ReadRequest(access=options.access, columns=columns, isolation=options.isolation)
-    loss = LossPolicy(options.fail_on_data_loss, warn)
+    loss = DataLossPolicy(options.fail_on_data_loss, warn)
     for split in splits:
         yield from read_split(split, request, loss)
 
 
-def _nowhere(_: str) -> None:
+def _ignore(_: str) -> None:
     return None
 
 

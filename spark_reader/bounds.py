@@ -1,9 +1,9 @@
-"""Where a read begins and ends according to the options, before anything is known about the log.
+"""The start and end of a read as the options specify them, independent of the log. No I/O.
 
-* The meaning is that of Spark's Kafka source: one time for all takes precedence over times by
-  partition, and those over offsets; -2 is the earliest, -1 the latest; a time is the first record
-  at or after it; a map may name only some partitions, the others take the default.
-* Nothing here does I/O.
+The semantics are those of Spark's Kafka source: a timestamp for all partitions takes precedence
+over timestamps by partition, and those over offsets; -2 is the earliest offset, -1 the latest; a
+timestamp means the first record at or after it; a map may name only some partitions, and the others
+use the default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OffsetSpec = int | AtTime
 
 
 class NoMatch(StrEnum):
-    """What a starting time past the last record does."""
+    """What happens if no record is at or after the starting timestamp."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -38,7 +38,7 @@ class NoMatch(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """One end of a read. `timestamp` is for all partitions, `timestamps` for those it names."""
+    """One end of a read. `timestamp` is for all partitions, `timestamps` for those in the map."""
 
     default: int
     offsets: ByPartition = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Bounds:
     timestamps: ByPartition = field(default_factory=dict)
     no_match: NoMatch = NoMatch.ERROR
 
-    def place(self, topic: str, partition: int) -> OffsetSpec:
+    def spec_for(self, topic: str, partition: int) -> OffsetSpec:
         if self.timestamp is not None:
             return AtTime(self.timestamp)
         timestamp = self.timestamps.get(topic, {}).get(partition)
@@ -55,13 +55,15 @@ class Bounds:
         return self.offsets.get(topic, {}).get(partition, self.default)
 
     def named(self) -> list[tuple[str, int]]:
-        """Every topic and partition that a map names."""
+        """The topics and partitions named in the maps."""
         maps = (self.offsets, self.timestamps)
-        return [(topic, number) for one in maps for topic in one for number in one[topic]]
+        return [
+            (topic, number) for by_topic in maps for topic in by_topic for number in by_topic[topic]
+        ]
 
 
 def is_backwards(start: OffsetSpec, end: OffsetSpec) -> bool:
-    """Whether a range is known to end before it starts, without looking anything up."""
+    """Whether a range is known to end before it starts, without looking up anything."""
     if isinstance(start, AtTime) or isinstance(end, AtTime):
         return isinstance(start, AtTime) and isinstance(end, AtTime) and start > end
     return start > end >= 0

@@ -1,13 +1,12 @@
-"""What there is to read, asked of the broker and the bucket: partitions, their ends and segments.
+"""Queries the broker and the bucket for what can be read: partitions, their offsets and segments.
 
-Rules that keep it honest:
-
-* Where a log begins and ends comes from the same description as its topic's id: from one look, and
-  about one topic. The manifest is newer. What it has beyond that end is not read; what has left the
-  disk meanwhile is still served by the broker. So there is no gap between hot and cold.
-* For a pinned partition only its manifest version counts, not the broker's end or log start: the
-  same read twice gives the same rows. The broker is asked for what is beyond that version only if
-  an ending offset is given as a number, which is just as fixed.
+* A log's start and end come from the same topic description as the topic's id, so they are
+  consistent and of one topic. The manifest is loaded after it. Its offsets past that end are not
+  read, and segments that left the local disk meanwhile are still served by the broker: so there is
+  no gap between the tiers.
+* A pinned partition is read by its manifest version alone, not by the broker's offsets, so that the
+  same read returns the same rows. The broker serves offsets past that version only if an ending
+  offset is given as a number, which is just as fixed.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NO_LIMITS, ReadOptions
+from spark_reader.parallel import map_ahead, parallel_map
 from spark_reader.plan import ChunkPiece
-from spark_reader.side_by_side import ahead, in_parallel
 from spark_reader.stream_offsets import StreamOffsets
 from spark_reader.topics import TopicFacts, Topics
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionFacts:
-    """A partition as this read finds it: readable are [log_start_offset, end_offset).
+    """A partition as seen by this read. Offsets [log_start_offset, end_offset) are readable.
 
-    What is below `cold_end_offset` is in the bucket, the rest comes from the broker: `tail_bytes`,
-    if that is known without asking for its segments.
+    Those below `cold_end_offset` are in the bucket; the broker serves the rest, the tail.
+    `tail_bytes` is its size if the topic description tells it.
     """
 
     topic: str
@@ -61,34 +60,34 @@ class PartitionFacts:
     tail_bytes: int | None = None
 
 
-class _AtBroker(NamedTuple):
+class _BrokerOffsets(NamedTuple):
     log_start_offset: int
     end_offset: int
     tail_bytes: int | None = None
 
 
 class Catalog:
-    """One look at the state; nothing is kept from one query to the next."""
+    """Looks up the state of the log; caches nothing between queries."""
 
-    def __init__(self, options: ReadOptions, *, patient: bool = False) -> None:
+    def __init__(self, options: ReadOptions, *, wait_for_restart: bool = False) -> None:
         self._options = options
-        self._connections = Connections(options.access, patient)
+        self._connections = Connections(options.access, wait_for_restart)
         self._topics = Topics(options, self._connections)
         self._with_broker = options.tier == "all"
 
     # --- partitions -------------------------------------------------------------------------------
 
     def partitions(self) -> list[PartitionFacts]:
-        """The facts of every chosen partition. Raises InvalidOption where options name others."""
+        """Every chosen partition. Raises InvalidOption if options name others."""
         chosen = self._topics.chosen()
         self._topics.check_named(chosen)
         return self._facts(chosen)
 
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
-        """The same once a stream is running: where it began, and on what, no longer matters.
+        """The same for a running stream, for which the starting options no longer matter.
 
-        A topic that it has read may be gone; where `begun` is None, any. For a partition that it
-        has read to the end, only the topic is asked about: a waiting stream looks very often.
+        Topics that it has read may be gone; if `begun` is None, any may be. A partition that it has
+        read to the end needs only the topic description: an idle stream polls very often.
         """
         choice = self._options.choice
         if begun is None:
@@ -96,13 +95,13 @@ class Catalog:
             return self._facts(self._topics.chosen(may_be_gone=may_be_gone))
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
-            place = begun.place(pair[0].topic_id, (pair[0].name, pair[1]))
-            return _read_to_its_end(*pair, place=place) or self._partition(*pair)
+            next_offset = begun.next_offset(pair[0].topic_id, (pair[0].name, pair[1]))
+            return _read_to_its_end(*pair, next_offset=next_offset) or self._partition(*pair)
 
-        return in_parallel(look, self._topics.chosen(may_be_gone=begun.topic_ids))
+        return parallel_map(look, self._topics.chosen(may_be_gone=begun.topic_ids))
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
-        return in_parallel(lambda pair: self._partition(*pair), chosen)
+        return parallel_map(lambda pair: self._partition(*pair), chosen)
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False
@@ -112,15 +111,15 @@ class Catalog:
                 self._check_store(topic, partition)
         start, cold_end = _cold_range(manifest)
         if manifest is not None and self._options.isolation == "read_committed":
-            # How a transaction ended that is open there only the tail knows: the broker's to read.
-            # It may have begun below the log start, which was trimmed since.
+            # Only the tail, which the broker serves, tells how a transaction ended that is open at
+            # the manifest's end. It may have begun below the log start, which was trimmed since.
             stable = self._cold_stable_end(manifest, self._manifests(topic, partition))
             cold_end = max(start, stable)
         end, tail_bytes = cold_end, None
         if self._with_broker and is_pinned:
             end = self._pinned_end(topic, partition, cold_end)
         elif self._with_broker:
-            now = self._at_broker(topic, partition, cold_end=cold_end)
+            now = self._broker_offsets(topic, partition, cold_end=cold_end)
             start = max(start, now.log_start_offset)
             end, tail_bytes = max(start, now.end_offset), now.tail_bytes
             cold_end = max(start, cold_end)
@@ -140,8 +139,9 @@ class Catalog:
     def _gaps(
         self, topic: TopicFacts, partition: int, manifest: Manifest | None, *, end: int
     ) -> tuple[tuple[int, int], ...]:
-        """Without a store the broker knows them; limits alone need them, and a request is dear. It
-        is for no segments: their list may be long, and in part in the bucket.
+        """The gaps that restores left. Without a store they come from the broker, and only if
+        trigger limits need them, since that takes a request. It requests no segments: their list
+        may be long, and partly in the bucket.
         """
         if manifest is not None:
             return tuple((gap.start_offset, gap.end_offset) for gap in manifest.gaps)
@@ -152,38 +152,40 @@ class Catalog:
         return ()
 
     def _pinned_end(self, topic: TopicFacts, partition: int, cold_end: int) -> int:
-        wanted = self._options.ending.place(topic.name, partition)
+        wanted = self._options.ending.spec_for(topic.name, partition)
         if isinstance(wanted, AtTime) or wanted <= cold_end:
             return cold_end
-        now = self._at_broker(topic, partition, cold_end=cold_end)
+        now = self._broker_offsets(topic, partition, cold_end=cold_end)
         return max(cold_end, min(wanted, now.end_offset))
 
-    def _at_broker(self, topic: TopicFacts, partition: int, *, cold_end: int) -> _AtBroker:
-        """A description has no last stable offset; of a partition that it lacks the broker says
-        why.
+    def _broker_offsets(
+        self, topic: TopicFacts, partition: int, *, cold_end: int
+    ) -> _BrokerOffsets:
+        """From the topic description if possible. It has no last stable offset; and if it lacks the
+        partition, the request raises the reason.
         """
-        told = topic.described.get(partition)
-        if told is not None and self._options.isolation == "read_uncommitted":
-            tail_bytes = told.offload_lag_bytes
-            if cold_end <= told.log_start_offset:
-                tail_bytes = told.hot_bytes + told.cold_bytes
-            return _AtBroker(told.log_start_offset, told.high_watermark, tail_bytes)
+        described = topic.described.get(partition)
+        if described is not None and self._options.isolation == "read_uncommitted":
+            tail_bytes = described.offload_lag_bytes
+            if cold_end <= described.log_start_offset:
+                tail_bytes = described.hot_bytes + described.cold_bytes
+            return _BrokerOffsets(described.log_start_offset, described.high_watermark, tail_bytes)
         offsets = self._connections.broker.offsets(topic.name, partition)
         end = offsets.high_watermark
         if self._options.isolation == "read_committed":
             end = min(end, offsets.last_stable_offset)
-        return _AtBroker(offsets.log_start_offset, end)
+        return _BrokerOffsets(offsets.log_start_offset, end)
 
     def _cold_stable_end(self, manifest: Manifest, manifests: ManifestStore) -> int:
-        """The bucket's own last stable offset: where the oldest open transaction begins."""
+        """The bucket's own last stable offset: the first offset of the oldest open transaction."""
         last = list(manifests.iter_entries(manifest, from_offset=_last_offset(manifest)))
         if not last:
             return manifest.end_offset
-        begun = cold_index.first_open_transaction(self._connections.indexes, last[-1])
-        return manifest.end_offset if begun is None else min(begun, manifest.end_offset)
+        open_since = cold_index.first_open_transaction(self._connections.indexes, last[-1])
+        return manifest.end_offset if open_since is None else min(open_since, manifest.end_offset)
 
     def _manifest(self, topic: TopicFacts, partition: int) -> tuple[Manifest | None, bool]:
-        """The manifest to read by, and whether an option fixed it."""
+        """The manifest to read, and whether an option pins its version."""
         manifests = self._manifests(topic, partition)
         version = self._options.manifest_versions.get(topic.name, {}).get(partition)
         if self._options.pin is not None:
@@ -193,11 +195,12 @@ class Catalog:
         return manifests.load(), False
 
     def _check_store(self, topic: TopicFacts, partition: int) -> None:
-        """Refuse a store without a manifest of what the broker has in its own: all of that would
-        come through the broker unnoticed. Not where the topic was deleted since it was described.
+        """Raise InvalidOption if the store has no manifest of a partition that the broker has
+        offloaded: all of it would be read through the broker unnoticed. Not if the topic was
+        deleted since it was described.
         """
-        told = topic.described.get(partition)
-        if told is None or not told.cold_bytes:
+        described = topic.described.get(partition)
+        if described is None or not described.cold_bytes:
             return
         broker = self._connections.broker
         with suppress(UnknownTopicOrPartition):
@@ -205,7 +208,8 @@ class Catalog:
                 raise InvalidOption(
                     f"option store: {self._connections.store.url} has no manifest of "
                     f"{topic.name}-{partition}; the broker's store is "
-                    f"{broker.storage_report().get('store')}, with {told.cold_bytes} bytes of it"
+                    f"{broker.storage_report().get('store')}, which holds {described.cold_bytes} "
+                    "bytes of it"
                 )
 
     def _pinned_version(self, manifests: ManifestStore) -> int:
@@ -225,7 +229,7 @@ class Catalog:
     # --- segments ---------------------------------------------------------------------------------
 
     def entries(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[SegmentEntry]:
-        """Segments in the bucket that may hold offsets of [start, end)."""
+        """The segments in the bucket that may hold offsets in [start, end)."""
         if facts.manifest is None:
             return
         manifests = self._manifests(facts, facts.partition)
@@ -237,9 +241,7 @@ class Catalog:
     def chunks(
         self, entries: Iterable[SegmentEntry], *, missing: Callable[[MissingObject], None]
     ) -> list[ChunkPiece]:
-        """Those of the segments whose index is there; `missing` is called for each of the
-        others.
-        """
+        """The chunks of these segments. `missing` is called for a segment without an index."""
 
         def read(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:
@@ -248,32 +250,32 @@ class Catalog:
                 return error
 
         found: list[ChunkPiece] = []
-        for one in ahead(read, entries):
-            if isinstance(one, MissingObject):
-                missing(one)
+        for result in map_ahead(read, entries):
+            if isinstance(result, MissingObject):
+                missing(result)
             else:
-                found += one
+                found += result
         return found
 
     def aborted(
         self, facts: PartitionFacts, *, start_offset: int, end_offset: int
     ) -> list[AbortedTxn]:
-        """The transactions with records in [start_offset, end_offset). Raises MissingObject.
+        """Aborted transactions with records in [start_offset, end_offset). Raises MissingObject.
 
-        The marker of one may lie in a later segment than its records, also behind
-        `cold_end_offset`: that is where another one begins which is open still.
+        A transaction's marker may be in a later segment than its records, even past
+        `cold_end_offset`, which is where another transaction begins that is still open.
         """
-        assert facts.manifest is not None, "without one nothing is cold"
+        assert facts.manifest is not None, "without a manifest nothing is cold"
         read, cold_end = self._connections.indexes.transactions, facts.manifest.end_offset
-        within = list(self.entries(facts, start=start_offset, end=end_offset))
-        behind = self.entries(facts, start=within[-1].next_offset, end=cold_end)
-        with closing(ahead(read, within)) as first:
+        in_range = list(self.entries(facts, start=start_offset, end=end_offset))
+        later = self.entries(facts, start=in_range[-1].next_offset, end=cold_end)
+        with closing(map_ahead(read, in_range)) as first:
             return aborted_transactions(
-                chain(first, map(read, behind)), start_offset=start_offset, end_offset=end_offset
+                chain(first, map(read, later)), start_offset=start_offset, end_offset=end_offset
             )
 
     def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
-        """The first readable record at or after `timestamp`; None if all are older."""
+        """Offset of the first readable record at or after `timestamp`; None if all are older."""
         if self._with_broker and not facts.is_pinned:
             found = self._connections.broker.offset_for_timestamp(
                 facts.topic, facts.partition, timestamp
@@ -292,9 +294,9 @@ class Catalog:
     def tail_sizes(
         self, facts: PartitionFacts, *, start: int, end: int
     ) -> Iterator[tuple[int, int, int]]:
-        """(base offset, end offset, bytes) of what the broker has of [start, end).
+        """(base offset, end offset, bytes) of the broker's segments in [start, end).
 
-        Of a topic that is gone nothing: whoever reads it finds that it is.
+        Empty for a topic that is gone, which the task that reads it will report.
         """
         segments = self._connections.broker.segments(
             facts.topic, facts.partition, from_offset=start
@@ -311,28 +313,29 @@ def _cold_range(manifest: Manifest | None) -> tuple[int, int]:
 
 
 def _last_offset(manifest: Manifest) -> int:
-    """The last segment's; past the end where there is none."""
+    """The last segment's last offset; the end offset if there are no segments."""
     if manifest.segments:
         return manifest.segments[-1].last_offset
     return manifest.pages[-1].last_offset if manifest.pages else manifest.end_offset
 
 
 def _read_to_its_end(
-    topic: TopicFacts, partition: int, *, place: int | None
+    topic: TopicFacts, partition: int, *, next_offset: int | None
 ) -> PartitionFacts | None:
-    """A partition that has nothing from `place` on, as its broker alone knows it.
+    """The facts of a partition that was read to its end, from the topic description alone; else
+    None.
 
-    Nothing is open there either: of two isolation levels both end at the high watermark.
+    No transaction is open there, so both isolation levels end at the high watermark.
     """
-    told = topic.described.get(partition)
-    end = 0 if told is None else max(told.log_start_offset, told.high_watermark)
-    if told is None or place is None or place < end:
+    described = topic.described.get(partition)
+    end = 0 if described is None else max(described.log_start_offset, described.high_watermark)
+    if described is None or next_offset is None or next_offset < end:
         return None
     return PartitionFacts(
         topic=topic.name,
         topic_id=topic.topic_id,
         partition=partition,
-        log_start_offset=told.log_start_offset,
+        log_start_offset=described.log_start_offset,
         end_offset=end,
         cold_end_offset=end,
         manifest=None,

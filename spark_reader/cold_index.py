@@ -1,7 +1,7 @@
-"""What the bucket says of a partition's segments: chunks, first records of a time, transactions.
+"""Looks up chunks, timestamps and transactions in the indexes of cold segments.
 
-Rule: what is not known of times is looked into. They are in no order, so the rows' own are looked
-at once more when they are read.
+Segments and chunks whose timestamp range is unknown are searched. Timestamps are in no order, so
+each row's own is compared again when it is read.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:
-    """Where the oldest transaction begins that is open at the segment's end; None: none is."""
+    """The first offset of the oldest transaction that is open at the segment's end; None if none
+    is.
+    """
     data = indexes.section(entry, SectionKind.PRODUCER_SNAPSHOT)
     producers = parse_snapshot(data, file=entry.indexes_key) if data else []
-    begun = [one.current_txn_first_offset for one in producers]
-    return min((offset for offset in begun if offset >= 0), default=None)
+    first_offsets = [producer.current_txn_first_offset for producer in producers]
+    return min((offset for offset in first_offsets if offset >= 0), default=None)
 
 
 def offset_for_timestamp(
@@ -68,9 +70,9 @@ def offset_for_timestamp(
     timestamp: int,
     log_start_offset: int,
 ) -> int | None:
-    """The offset of the first record at or after `timestamp`, by reading at most what may hold it.
+    """The offset of the first record at or after `timestamp`; None if there is none.
 
-    Times are in no order, so every chunk that is not known to be older is looked into.
+    Timestamps are in no order, so every chunk that is not known to be older is read.
     """
     row_filter = RowFilter(start_offset=log_start_offset, start_timestamp=timestamp)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The columns, as Spark's Kafka source has them, and what a given schema may ask for."""
+"""The columns, which are those of Spark's Kafka source, and the check of a user's schema."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ TYPES: dict[str, DataType] = {
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema given with `spark.read.schema`: any of ours, once, as they are."""
+    """The columns of a schema given with `spark.read.schema`. Raises InvalidOption unless each is a
+    column of this source with its type, nullable, and named once.
+    """
     names: tuple[str, ...] = tuple(schema.fieldNames())
     for field in schema.fields:
         kind = field.dataType
         if TYPES.get(field.name) != kind:
-            allowed = ", ".join(f"{name} {one.simpleString()}" for name, one in TYPES.items())
+            allowed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in TYPES.items())
             raise InvalidOption(
-                f"the schema's column {field.name} {kind.simpleString()} is none of this "
-                f"source's, each of which may be null: {allowed}"
+                f"the schema's column {field.name} {kind.simpleString()} is not a column of this "
+                f"source; its columns, all nullable, are {allowed}"
             )
         if not field.nullable:
             raise InvalidOption(
-                f"the schema's column {field.name} is NOT NULL; each of this source's may be null"
+                f"the schema's column {field.name} is NOT NULL, but this source's are nullable"
             )
         if names.count(field.name) > 1:
             raise InvalidOption(f"the schema has the column {field.name} more than once")

@@ -1,13 +1,11 @@
-"""What Spark on this machine has to know before its first session.
+"""Sets the environment variables that Spark on this machine needs before its first session.
 
-Rules that keep it honest:
-
-* What is already set stays: a cluster's own Python, or a Java of the user's choice.
-* Spark starts its Python workers, and the process that finds sources, as `python3` of the PATH. In
-  an environment that was not activated (a notebook's, a service's) that is another Python, which
-  has no `tierlog`: the source is then not found.
-* Nor is it if the Python's path has a space in it: Spark asks a shell whether it is there, without
-  quotes. Then it is named, and its folder leads the PATH.
+* Variables that are set already are kept: a cluster's Python, or a Java of the user's choice.
+* Spark starts its Python workers, and the process that discovers sources, as `python3` from PATH.
+  In an environment that was not activated (a notebook's, a service's) that is another Python
+  without `tierlog`, which does not find the source.
+* Spark does not find a Python whose path contains a space either, since it passes the path to a
+  shell unquoted. Then only its name is given, and its folder is put first in PATH.
 """
 
 from __future__ import annotations
@@ -22,10 +20,9 @@ from spark_reader.java import ensure_java
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let Spark find a Java and this very Python; call it before the first SparkSession.
+    """Make Spark use a suitable Java and this Python. Call it before the first SparkSession.
 
-    For sessions on this machine. Raises ConfigurationError if there is no Java of version 17 or
-    newer.
+    For sessions on this machine. Raises ConfigurationError if there is no Java 17 or newer.
     """
     ensure_java(environment)
     python = sys.executable

@@ -1,11 +1,9 @@
-"""Filters that Spark pushes down, as a range of offsets and times and a choice of partitions.
+"""Converts filters that Spark pushes down to a range of offsets and times and a set of partitions.
 
-Rules that keep it honest:
-
-* A filter that is taken is applied to every row exactly (Spark does not look again); one that is
-  only a hint, or is of another shape, is given back.
-* The log keeps milliseconds: a bound between two of them is moved to the one that keeps the same
-  rows.
+* An accepted filter is applied exactly to every row, since Spark does not apply it again. All
+  others are returned to Spark.
+* The log has millisecond timestamps: a bound between two milliseconds is rounded to the one that
+  selects the same rows.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL: Final = frozenset(("topic", "partition", "offset", "timestamp", "timestampType"))
 
 
-def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, list[Any]]:
-    """What the filters come to, and those that Spark has to apply itself."""
+def push_down(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, list[Any]]:
+    """The combined filters, and those that Spark has to apply itself."""
     left: list[Any] = []
     for one in filters:
         narrowed = _narrowed(taken, one)
@@ -37,7 +35,7 @@ def take(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filters, 
 
 
 def _narrowed(taken: Filters, one: Any) -> Filters | None:
-    """None if the filter is none of ours."""
+    """`taken`, narrowed by one more filter; None if the filter is not supported."""
     column = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else None
     if isinstance(one, spark.IsNotNull):
         return taken if column in _NEVER_NULL else None

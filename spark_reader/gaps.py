@@ -1,6 +1,6 @@
-"""Offsets that no record has or ever had, because a restore skipped them: pure.
+"""Offsets that a restore skipped, which no record ever had. Pure.
 
-Rule: they are neither loss nor backlog; what counts or limits offsets counts those outside them.
+They are neither data loss nor backlog: offsets are counted and limited outside of them.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 Gaps = Iterable[tuple[int, int]]
-"""[start, end) each, in order, apart from each other."""
+"""Ranges [start, end), in order and disjoint."""
 
 
-def past_gap(offset: int, gaps: Gaps) -> int:
-    """`offset`, or the end of the gap that it lies in."""
+def skip_gap(offset: int, gaps: Gaps) -> int:
+    """`offset`, or the end of the gap that contains it."""
     for start, end in gaps:
         if start <= offset < end:
             return end
     return offset
 
 
-def stretches(start: int, end: int, gaps: Gaps) -> Iterator[tuple[int, int]]:
+def ranges_outside(start: int, end: int, gaps: Gaps) -> Iterator[tuple[int, int]]:
     """The parts of [start, end) outside the gaps, in order."""
     for gap_start, gap_end in gaps:
         if start < min(gap_start, end):
@@ -30,4 +30,4 @@ def stretches(start: int, end: int, gaps: Gaps) -> Iterator[tuple[int, int]]:
 
 
 def count_offsets(start: int, end: int, gaps: Gaps) -> int:
-    return sum(last - first for first, last in stretches(start, end, gaps))
+    return sum(last - first for first, last in ranges_outside(start, end, gaps))

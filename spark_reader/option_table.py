@@ -1,12 +1,10 @@
-"""Reading options by a table: which there are, what each may be, where it may be used.
+"""Parses options by a table of their names, types and uses.
 
-Rules that keep it honest:
-
-* An option of Spark's Kafka source that has no meaning here is ignored (a job moves by changing the
-  format), and one that has is in the table. One that looks like ours but is not is refused by name,
-  with the nearest that exists.
-* Spark hands names over in lower case; errors show them as the documentation does.
-* Values of secrets are in no error.
+* Options of Spark's Kafka source that have no meaning here are ignored, so that a job can migrate
+  by changing its format. An unknown option that resembles one of ours is an error that suggests the
+  nearest name.
+* Spark passes names in lower case; errors show them as documented.
+* Errors never contain values of secrets.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from spark_reader.option_values import InvalidOption
 
 
 class Use(StrEnum):
-    """What the options are given to."""
+    """What the options are for."""
 
     BATCH = "batch reads"
     STREAM = "streams"
@@ -30,19 +28,19 @@ class Use(StrEnum):
 
 BATCH_ONLY: Final = frozenset((Use.BATCH,))
 STREAM_ONLY: Final = frozenset((Use.STREAM,))
-MISTYPED: Final = 0.8  # from this likeness on, another name is one of ours with a slip
+TYPO_LIKENESS: Final = 0.8  # a name at least this similar to one of ours is taken for a typo
 
 
 class Option(NamedTuple):
-    """`read` takes name and text, and raises InvalidOption."""
+    """`read` parses a value, given the option's name and text. Raises InvalidOption."""
 
     read: Callable[[str, str], Any]
     secret: bool = False
     uses: frozenset[Use] = frozenset(Use)
 
 
-# Of Spark's Kafka source and sink, without a meaning here; and all that begins with `kafka.`.
-_KAFKAS: Final = frozenset(
+# Options of Spark's Kafka source and sink that have no meaning here, besides those of `kafka.`.
+_KAFKA_OPTIONS: Final = frozenset(
     (
         "groupidprefix",
         "kafkaconsumer.polltimeoutms",
@@ -52,24 +50,26 @@ _KAFKAS: Final = frozenset(
 )
 
 
-def is_kafkas(name: str) -> bool:
-    return name.lower().startswith("kafka.") or name.lower() in _KAFKAS
+def is_kafka_option(name: str) -> bool:
+    return name.lower().startswith("kafka.") or name.lower() in _KAFKA_OPTIONS
 
 
 def read_options(
     given: Mapping[str, str], table: Mapping[str, Option], *, use: Use
 ) -> dict[str, Any]:
-    """The values by the names of the table. Raises InvalidOption."""
+    """The parsed values, by their names in the table. Raises InvalidOption."""
     by_lower = {name.lower(): name for name in table}
     values: dict[str, Any] = {}
     for key, text in given.items():
         name = by_lower.get(key.lower())
         if name is None:
-            _refuse_if_like_ours(key, by_lower)
+            _check_unknown(key, by_lower)
             continue
         option = table[name]
         if use not in option.uses:
-            raise InvalidOption(f"option {name} is for {', '.join(option.uses)}, not for {use}")
+            raise InvalidOption(
+                f"option {name} is only for {', '.join(option.uses)}, not for {use}"
+            )
         values[name] = _read(name, option, text)
     return values
 
@@ -79,17 +79,18 @@ def _read(name: str, option: Option, text: str) -> Any:
         return option.read(name, text)
     except InvalidOption:
         if option.secret:
-            raise InvalidOption(f"option {name}: its value cannot be used") from None
+            raise InvalidOption(f"option {name}: invalid value (not shown)") from None
         raise
 
 
-def _refuse_if_like_ours(key: str, by_lower: Mapping[str, str]) -> None:
-    if is_kafkas(key):
+def _check_unknown(key: str, by_lower: Mapping[str, str]) -> None:
+    """Raise InvalidOption if an unknown option resembles one of ours."""
+    if is_kafka_option(key):
         return
     lowered = key.lower()
-    near = closest_match(lowered, by_lower, cutoff=MISTYPED)
+    near = closest_match(lowered, by_lower, cutoff=TYPO_LIKENESS)
     first_words = {re.split(r"(?=[A-Z])", name)[0] for name in by_lower.values()}
     if near or any(lowered.startswith(word) for word in first_words):
         names = ", ".join(by_lower.values())
-        hint = f"did you mean {by_lower[near]}?" if near else f"there are {names}"
+        hint = f"did you mean {by_lower[near]}?" if near else f"the options are {names}"
         raise InvalidOption(f"there is no option {key!r}; {hint}")

@@ -1,6 +1,6 @@
-"""One value of one option, from Spark's text: each reader here refuses what it does not know.
+"""Parsers for the values of single options, which Spark passes as text.
 
-Rule: an error names the option and what it may be, and never shows the value of a secret.
+An error names the option and its valid values, and never shows the value of a secret.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from tierlog.client.times import MAX_TIME, to_ms
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
-_USER_IN_IT: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
+_HAS_USER: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class InvalidOption(InvalidRequest):
-    """An option that Spark was given and this source cannot take."""
+    """An option that is unknown, has an invalid value, or conflicts with another."""
 
 
-def refused(name: str, value: str, allowed: str) -> InvalidOption:
+def invalid(name: str, value: str, allowed: str) -> InvalidOption:
     shown = value if len(value) <= 200 else f"{value[:200]}…"
     return InvalidOption(f"option {name}: {shown!r} is not {allowed}")
 
 
 def text(name: str, value: str) -> str:
     if not value.strip():
-        raise refused(name, value, "a text that is not empty")
+        raise invalid(name, value, "a non-empty text")
     return value.strip()
 
 
 def address(name: str, value: str) -> str:
-    """Spark shows addresses in its plans, so none may hold a user and a password."""
-    if _USER_IN_IT.match(value.strip()):
+    """Addresses may not contain a user or password, since Spark shows them in its plans."""
+    if _HAS_USER.match(value.strip()):
         raise InvalidOption(
-            f"option {name}: an address with a user or a password in it (not shown here) is not "
-            "taken; there are options for tokens and keys"
+            f"option {name}: the address (not shown here) must not contain a user or a password; "
+            "use the options for tokens and keys"
         )
     return text(name, value)
 
@@ -50,40 +50,42 @@ def address(name: str, value: str) -> str:
 def http_address(name: str, value: str) -> str:
     value = address(name, value)
     if value.partition("://")[0].lower() not in {"http", "https"}:
-        raise refused(name, value, "an address as in http://127.0.0.1:9000 or https://host")
+        raise invalid(name, value, "a URL such as http://127.0.0.1:9000 or https://host")
     return value
 
 
 def boolean(name: str, value: str) -> bool:
     if value.lower() not in {"true", "false"}:
-        raise refused(name, value, "one of true, false")
+        raise invalid(name, value, "one of true, false")
     return value.lower() == "true"
 
 
 def count(name: str, value: str) -> int:
     if not value.isdecimal() or int(value) == 0:
-        raise refused(name, value, "a whole number above 0")
+        raise invalid(name, value, "a whole number above 0")
     return int(value)
 
 
 def size(name: str, value: str) -> int:
     found = _SIZE.fullmatch(value.strip())
     if not found or int(found[1]) == 0:
-        raise refused(name, value, "a size above 0, in bytes or as in 64m")
+        raise invalid(name, value, "a size above 0, in bytes or with a unit, such as 64m")
     return int(found[1]) * _FACTORS[found[2].lower()]
 
 
 def duration_ms(name: str, value: str) -> int:
     found = _DURATION.fullmatch(value.strip().lower())
     if not found:
-        raise refused(name, value, "a duration, as in 30s or 15m (without a unit: milliseconds)")
+        raise invalid(
+            name, value, "a duration, such as 30s or 15m (milliseconds if it has no unit)"
+        )
     return int(found[1]) * _UNITS_MS[found[2] or "ms"]
 
 
 def one_of(*allowed: str) -> Callable[[str, str], str]:
     def read(name: str, value: str) -> str:
         if value.lower() not in allowed:
-            raise refused(name, value, f"one of {', '.join(allowed)}")
+            raise invalid(name, value, f"one of {', '.join(allowed)}")
         return value.lower()
 
     return read
@@ -92,19 +94,21 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
 def time_ms(name: str, value: str) -> int:
     found = _time(value)
     if found is None:
-        raise refused(
-            name, value, "a time: milliseconds since the epoch, or as in 2013-06-01T12:00:00Z"
+        raise invalid(
+            name,
+            value,
+            "a time: milliseconds since the epoch, or ISO 8601 such as 2013-06-01T12:00:00Z",
         )
     return found
 
 
 def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, int]]]:
-    """`earliest`, `latest` (those allowed), or JSON of offsets by topic and partition."""
+    """`earliest` or `latest`, if among `words`, or JSON of offsets by topic and partition."""
     special = {"earliest": EARLIEST, "latest": LATEST}
     banned = {number: word for word, number in special.items() if word not in words}
     numbers = ", ".join(f"{special[word]} is the {word}" for word in words)
     example = f'{{"topic": {{"0": 23, "1": {special[words[0]]}}}}}'
-    allowed = f"one of {', '.join(words)}, or JSON as in {example} ({numbers})"
+    allowed = f"one of {', '.join(words)}, or JSON such as {example} ({numbers})"
 
     def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
         if (word := value.strip().lower()) in words:
@@ -115,7 +119,7 @@ def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, in
                 if offset in banned:
                     raise InvalidOption(
                         f"option {name}: {offset} ({banned[offset]}) for {topic}-{partition} "
-                        f"cannot be here; it is {allowed}"
+                        f"is not allowed here; expected {allowed}"
                     )
         return found
 
@@ -126,25 +130,25 @@ def times_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:
     return _by_partition(
         name,
         value,
-        allowed='JSON as in {"topic": {"0": 1700000000000, "1": "2013-06-01T12:00:00Z"}}',
+        allowed='JSON such as {"topic": {"0": 1700000000000, "1": "2013-06-01T12:00:00Z"}}',
         number=_time,
     )
 
 
 def versions_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:
-    allowed = 'JSON of manifest versions as in {"topic": {"0": 12, "1": 7}}'
+    allowed = 'JSON of manifest versions, such as {"topic": {"0": 12, "1": 7}}'
     return _by_partition(name, value, allowed=allowed, number=_version)
 
 
 def assignment(name: str, value: str) -> dict[str, tuple[int, ...]]:
     """`{"topicA": [0, 1], "topicB": [2]}`."""
-    allowed = 'JSON as in {"topicA": [0, 1], "topicB": [2]}'
+    allowed = 'JSON such as {"topicA": [0, 1], "topicB": [2]}'
     assigned: dict[str, tuple[int, ...]] = {}
     for topic, partitions in _json_object(name, value, allowed).items():
         given = partitions if isinstance(partitions, list) else []
         numbers = {one for one in given if _is_int(one) and one >= 0}
         if not numbers or len(numbers) != len(given):
-            raise refused(name, value, allowed)
+            raise invalid(name, value, allowed)
         assigned[topic] = tuple(sorted(numbers))
     return assigned
 
@@ -152,7 +156,7 @@ def assignment(name: str, value: str) -> dict[str, tuple[int, ...]]:
 def topic_list(name: str, value: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(one.strip() for one in value.split(",") if one.strip()))
     if not names:
-        raise refused(name, value, "a list of topics, as in topicA,topicB")
+        raise invalid(name, value, "a list of topics, such as topicA,topicB")
     return names
 
 
@@ -160,16 +164,16 @@ def pattern(name: str, value: str) -> re.Pattern[str]:
     try:
         return re.compile(value)
     except re.error as error:
-        raise refused(name, value, f"a regular expression ({error})") from error
+        raise invalid(name, value, f"a regular expression ({error})") from error
 
 
 def _json_object(name: str, value: str, allowed: str) -> dict[str, object]:
     try:
         found = json.loads(value)
     except ValueError as error:
-        raise refused(name, value, allowed) from error
+        raise invalid(name, value, allowed) from error
     if not isinstance(found, dict) or not found:
-        raise refused(name, value, allowed)
+        raise invalid(name, value, allowed)
     return found
 
 
@@ -179,12 +183,12 @@ def _by_partition(
     read: dict[str, dict[int, int]] = {}
     for topic, partitions in _json_object(name, value, allowed).items():
         if not isinstance(partitions, Mapping):
-            raise refused(name, value, allowed)
+            raise invalid(name, value, allowed)
         read[topic] = {}
         for partition, given in partitions.items():
             found = number(given)
             if found is None or not partition.isdecimal():
-                raise refused(name, value, allowed)
+                raise invalid(name, value, allowed)
             read[topic][int(partition)] = found
     return read
 
@@ -202,7 +206,7 @@ def _version(given: object) -> int | None:
 
 
 def _time(given: object) -> int | None:
-    """None also for a time that no record may have: the broker would not look for it."""
+    """None also for a timestamp that no record can have, which the broker would reject."""
     if isinstance(given, str):
         with suppress(InvalidRequest):
             given = to_ms(given)

@@ -1,9 +1,7 @@
-"""The options of `format("tierlog")`: one table says which there are and how each is read.
+"""The options of the `format("tierlog")` source, in one table.
 
-Rules that keep it honest:
-
-* What is read here is complete and consistent; nothing after it checks an option again.
-* What options say of topics and partitions is compared with what there is by the catalog.
+Parsed options are complete and consistent, and are not checked again. `topics` compares the topics
+and partitions that they name with those that exist.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 
 @dataclass(frozen=True, kw_only=True)
 class TopicChoice:
-    """Exactly one of the three."""
+    """Exactly one of the three is set."""
 
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
@@ -36,7 +34,7 @@ class TopicChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerLimits:
-    """What one micro-batch of a stream may hold, and when one begins."""
+    """Limits on the size of a stream's micro-batch, and on when one starts."""
 
     max_offsets: int | None = None
     min_offsets: int | None = None
@@ -92,7 +90,7 @@ _OPTIONS: Final[dict[str, Option]] = {
     "minPartitions": Option(read.count),
     "maxRecordsPerPartition": Option(read.count),
     "splitBytes": Option(read.size),
-    # Batches pass these three over, as they do with Kafka's source: jobs share their options.
+    # Batch reads ignore these three, as with Kafka's source, since jobs share their options.
     "maxOffsetsPerTrigger": Option(read.count),
     "minOffsetsPerTrigger": Option(read.count),
     "maxTriggerDelay": Option(read.duration_ms),
@@ -101,7 +99,7 @@ _OPTIONS: Final[dict[str, Option]] = {
     "includeHeaders": Option(read.boolean),
     "singleQuery": Option(read.boolean, uses=BATCH_ONLY),
     "isolationLevel": _ISOLATION,
-    "kafka.isolation.level": _ISOLATION,  # of a job that was moved: it says which rows there are
+    "kafka.isolation.level": _ISOLATION,  # of a migrated job, since it affects the result
     "tier": Option(read.one_of("all", "cold")),
     "manifestVersion": Option(read.versions_by_partition, uses=BATCH_ONLY),
     "pin": Option(read.text, uses=BATCH_ONLY),
@@ -113,7 +111,7 @@ NAMES: Final = frozenset(name.lower() for name in _OPTIONS)
 def parse_options(
     given: Mapping[str, str], *, streaming: bool, s3a: S3ASettings | None = None
 ) -> ReadOptions:
-    """Read and check all options; `s3a` fills what they leave open. Raises InvalidOption."""
+    """Parse and check all options; `s3a` provides defaults. Raises InvalidOption."""
     values = read_options(given, _OPTIONS, use=Use.STREAM if streaming else Use.BATCH)
     options = ReadOptions(
         access=access_of(values, s3a),
@@ -137,14 +135,14 @@ def parse_options(
 
 
 def wants_headers(given: Mapping[str, str]) -> bool:
-    """`includeHeaders`, which determines the schema before anything else is looked at."""
+    """`includeHeaders`, which Spark needs for the schema before all options are parsed."""
     name = "includeHeaders"
     lowered = {key.lower(): value for key, value in given.items()}
     return read.boolean(name, lowered.get(name.lower(), "false"))
 
 
 def access_of(values: Mapping[str, Any], s3a: S3ASettings | None = None) -> Access:
-    """The options that say how to reach the bucket and the broker."""
+    """The options for reaching the bucket and the broker."""
     store = values.get("store")
     s3 = S3Options(
         endpoint=values.get("endpoint"),
@@ -185,8 +183,8 @@ def _starting(values: Mapping[str, Any], *, streaming: bool) -> Bounds:
     given = values.get("startingOffsets")
     if not streaming and "startingTimestamp" not in values and _has_latest(given):
         raise InvalidOption(
-            "option startingOffsets: a batch cannot start at the latest offset; it is earliest, "
-            'or JSON as in {"topic": {"0": 23, "1": -2}}'
+            "option startingOffsets: a batch cannot start at the latest offset; use earliest, "
+            'or JSON such as {"topic": {"0": 23, "1": -2}}'
         )
     if isinstance(given, str):
         default = EARLIEST if given == "earliest" else LATEST
@@ -228,29 +226,29 @@ def _trigger(values: Mapping[str, Any]) -> TriggerLimits:
 def _check_together(options: ReadOptions) -> None:
     access, trigger = options.access, options.trigger
     if options.tier == "cold" and access.store is None:
-        raise InvalidOption("option store: tier=cold reads the bucket alone, so it must be given")
+        raise InvalidOption("option store: required with tier=cold, which reads only the bucket")
     if access.server is None and options.tier == "all":
         raise InvalidOption(
-            "option server: the tail of the log is read from the broker; give its address, or "
-            "tier=cold for what is in the bucket alone"
+            "option server: required, since the tail of the log is read from the broker; or set "
+            "tier=cold to read only what is in the bucket"
         )
     if access.store is None and (options.pin or options.manifest_versions):
-        raise InvalidOption("options pin and manifestVersion need the option store")
+        raise InvalidOption("options pin and manifestVersion require the option store")
     if options.pin and options.manifest_versions:
-        raise InvalidOption("give one of the options pin and manifestVersion, not both")
+        raise InvalidOption("options pin and manifestVersion exclude each other")
     if trigger.max_offsets and trigger.min_offsets and trigger.min_offsets > trigger.max_offsets:
-        raise InvalidOption("option minOffsetsPerTrigger: is above maxOffsetsPerTrigger")
+        raise InvalidOption("option minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
     _check_order(options.starting, options.ending)
 
 
 def _check_order(starting: Bounds, ending: Bounds) -> None:
-    """Bounds that were swapped are no empty read. Spark's Kafka source refuses them as well."""
+    """Swapped bounds are an error, not an empty read, as in Spark's Kafka source."""
     if None not in (starting.timestamp, ending.timestamp):
-        if is_backwards(starting.place("", 0), ending.place("", 0)):
-            raise InvalidOption("option startingTimestamp: is later than endingTimestamp")
+        if is_backwards(starting.spec_for("", 0), ending.spec_for("", 0)):
+            raise InvalidOption("option startingTimestamp is later than endingTimestamp")
         return
     for topic, partition in (*starting.named(), *ending.named()):
-        if is_backwards(starting.place(topic, partition), ending.place(topic, partition)):
+        if is_backwards(starting.spec_for(topic, partition), ending.spec_for(topic, partition)):
             raise InvalidOption(
-                f"the starting options begin {topic}-{partition} behind where the ending ones end"
+                f"the starting options place {topic}-{partition} after the ending options"
             )

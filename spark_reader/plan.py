@@ -1,13 +1,11 @@
-"""What is to be read, cut into splits: pure, from facts to a list.
+"""Divides a read into splits. Pure.
 
-Rules that keep it honest:
-
-* A split belongs to one partition and is cold or hot, never both; its rows are those of its offset
-  range, so two splits may share a chunk and yet no row is read twice.
-* Small splits may share a task, of several partitions and both tiers: each is read as if alone.
-* Splits are cut by bytes, at chunks; inside a chunk only if a limit on records or a minimum of
-  splits requires it. The tail has no chunks: it is cut by offsets, as if its bytes were spread
-  evenly.
+* A split belongs to one partition and one tier. Its rows are those of its offset range, so two
+  splits may share a chunk, yet no row is read twice.
+* Small splits, of several partitions and both tiers, may share a task.
+* Splits are made by bytes, at chunk boundaries; inside a chunk only if a limit on records or a
+  minimum number of splits requires it. The tail has no chunks: it is split by offsets, as if its
+  bytes were spread evenly.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from record_format.row_filter import RowFilter
 
 
 class ChunkPiece(NamedTuple):
-    """A chunk of a segment object, as a ranged GET asks for it and checks it."""
+    """A chunk of a segment object: what is needed to fetch, verify and skip it."""
 
     log_key: str
     number: int
@@ -37,9 +35,9 @@ class ChunkPiece(NamedTuple):
 
 
 class TailPiece(NamedTuple):
-    """Offsets [start_offset, end_offset) that the broker has; `size_bytes` is an estimate.
+    """Offsets [start_offset, end_offset) to read from the broker; `size_bytes` is an estimate.
 
-    0: no segment of the broker's has any of it. It is still asked for, as one piece.
+    It is 0 if no segment of the broker's covers them. They are still requested, as one piece.
     """
 
     start_offset: int
@@ -49,9 +47,9 @@ class TailPiece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionWork:
-    """One partition's part of the read: [start_offset, end_offset), and where its bytes are.
+    """One partition's part of the read, offsets [start_offset, end_offset), and where they are.
 
-    From `cold_end_offset` on it belongs to the tail, even if a chunk extends beyond it.
+    Offsets from `cold_end_offset` on belong to the tail, even if a chunk extends past it.
     """
 
     topic: str
@@ -67,7 +65,7 @@ class PartitionWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What is read in one go. Without chunks it comes from the broker."""
+    """A contiguous range of offsets of one partition, read from the broker if it has no chunks."""
 
     topic: str
     topic_id: str
@@ -84,7 +82,7 @@ class Split:
 
 
 class Filters(NamedTuple):
-    """What narrows a read further. None: all topics, all partitions."""
+    """Filters that Spark pushed down. None means all topics, or all partitions."""
 
     row_filter: RowFilter = RowFilter()
     topics: frozenset[str] | None = None
@@ -101,13 +99,13 @@ NO_FILTERS: Final = Filters()
 
 MAX_SPLIT_BYTES: Final = 64 << 20
 MIN_SPLIT_BYTES: Final = 16 << 20
-SPLIT_COSTS_BYTES: Final = 2 << 20
-"""To ask for a split is as dear as reading so much; those of a task wait one after the other."""
+SPLIT_OVERHEAD_BYTES: Final = 2 << 20
+"""Requesting a split costs as much as reading this many bytes; a task reads its splits in turn."""
 _FEW_SPLITS: Final = 16
 
 
 class SplitLimits(NamedTuple):
-    """`split_bytes` None: by what there is to read (`default_split_bytes`)."""
+    """If `split_bytes` is None, it depends on the size of the read (`default_split_bytes`)."""
 
     split_bytes: int | None = None
     min_splits: int | None = None
@@ -115,7 +113,7 @@ class SplitLimits(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """The smallest thing that goes into a split: (part of) a chunk, or a part of the tail."""
+    """The smallest part of a split: (part of) a chunk, or a part of the tail."""
 
     chunk: ChunkPiece | None
     start_offset: int
@@ -124,7 +122,7 @@ class _Unit(NamedTuple):
 
 
 def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits) -> list[Split]:
-    """The splits, partition by partition in offset order; empty where nothing is to be read."""
+    """The splits, partition by partition in offset order; empty if there is nothing to read."""
     units = [list(_units(one)) for one in work]
     total = sum(unit.size_bytes for one in units for unit in one)
     target = limits.split_bytes or default_split_bytes(total)
@@ -132,21 +130,21 @@ def plan_splits(work: Sequence[PartitionWork], limits: SplitLimits) -> list[Spli
         target = min(target, max(1, -(-total // limits.min_splits)))
     splits: list[Split] = []
     for one, its_units in zip(work, units, strict=True):
-        fine = list(_cut_fine(its_units, target, limits))
+        fine = list(_subdivide(its_units, target, limits))
         splits += [_split(one, pack) for pack in _pack(fine, target, limits.max_records)]
     return splits
 
 
 def default_split_bytes(total_bytes: int) -> int:
-    """64 MiB; less where so few splits would be made that cores wait for the last ones.
+    """64 MiB, or less for small reads, so that there are enough splits to keep all cores busy.
 
-    How many cores there are is not known where a read is planned. A task costs milliseconds.
+    The number of cores is unknown at planning time. A task's overhead is milliseconds.
     """
     return max(MIN_SPLIT_BYTES, min(MAX_SPLIT_BYTES, total_bytes // _FEW_SPLITS))
 
 
-def is_never_cut(size_bytes: int, limits: SplitLimits) -> bool:
-    """Whether this much of a partition is one split, however much is read in all."""
+def is_single_split(size_bytes: int, limits: SplitLimits) -> bool:
+    """Whether `size_bytes` of a partition are one split, whatever the size of the whole read."""
     return limits == SplitLimits() and size_bytes <= MIN_SPLIT_BYTES
 
 
@@ -165,8 +163,8 @@ def _units(work: PartitionWork) -> Iterator[_Unit]:
             yield _Unit(None, start, end, size)
 
 
-def _cut_fine(units: Sequence[_Unit], target: int, limits: SplitLimits) -> Iterator[_Unit]:
-    """Units cut by offsets where one alone would be too much for a split."""
+def _subdivide(units: Sequence[_Unit], target: int, limits: SplitLimits) -> Iterator[_Unit]:
+    """Divide units that are too large for a split by offsets."""
     for unit in units:
         offsets = unit.end_offset - unit.start_offset
         parts = 1
@@ -188,13 +186,15 @@ def _parts(unit: _Unit, count: int) -> Iterator[_Unit]:
 def _pack(
     units: Sequence[_Unit], target: int, max_records: int | None
 ) -> Iterator[Sequence[_Unit]]:
-    """Runs of units of about equal size, none of both tiers, none above `max_records` offsets."""
+    """Group units into splits of about equal size, each of one tier and at most `max_records`
+    offsets.
+    """
     total = max(1, sum(unit.size_bytes for unit in units))
     count = -(-total // target)
     pack: list[_Unit] = []
     done = last_share = 0
     for unit in units:
-        # Which of `count` equal shares of the bytes the middle of the unit lies in.
+        # Which of `count` equal shares of the bytes contains the middle of the unit.
         share = (2 * done + unit.size_bytes) * count // (2 * total)
         if pack and (
             share != last_share
@@ -225,14 +225,14 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
 
 
 def pack_tasks(splits: Sequence[Split], limits: SplitLimits) -> list[tuple[Split, ...]]:
-    """What each task reads: a split, or small ones in turn. Whoever cuts the read gets each split.
+    """Assign splits to tasks. With any limit set, each split is a task of its own.
 
-    A task costs more than what little many a partition has, in each of its tiers. A few are left,
-    for what is done with the rows.
+    Otherwise small splits share a task, since its overhead exceeds the cost of reading the few
+    bytes of a small partition. Some parallelism is kept for what is done with the rows.
     """
     if limits != SplitLimits():
         return [(split,) for split in splits]
-    costs = [SPLIT_COSTS_BYTES + split.size_bytes for split in splits]
+    costs = [SPLIT_OVERHEAD_BYTES + split.size_bytes for split in splits]
     full = min(MIN_SPLIT_BYTES, sum(costs) // _FEW_SPLITS)
     tasks: list[list[Split]] = []
     room = 0

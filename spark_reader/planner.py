@@ -1,6 +1,5 @@
-"""From options to splits: asks the catalog for facts, hands them to the pure parts.
-
-Rule: nothing is decided here that `ranges` and `plan` do not decide; this file fetches.
+"""Plans a read from its options: fetches facts from the catalog for the pure functions of `ranges`
+and `plan`, which make all decisions.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import may_match
 from spark_reader.gaps import count_offsets
 from spark_reader.options import ReadOptions
+from spark_reader.parallel import parallel_map
 from spark_reader.plan import (
     NO_FILTERS,
     ChunkPiece,
@@ -23,25 +23,24 @@ from spark_reader.plan import (
     Split,
     SplitLimits,
     TailPiece,
-    is_never_cut,
+    is_single_split,
     pack_tasks,
     plan_splits,
 )
-from spark_reader.ranges import DataLoss, LossPolicy, OffsetRange, Warn, resolve
-from spark_reader.side_by_side import in_parallel
+from spark_reader.ranges import DataLoss, DataLossPolicy, OffsetRange, Warn, resolve
 
 
 class Planner:
-    """Plans one read. `report` is told what was decided, `warn` what is missing.
+    """Plans one read. `report` is called with the decisions, `warn` with what is missing.
 
-    `patient`: of a stream whose broker answered before.
+    `wait_for_restart` is for a stream whose broker has responded before.
     """
 
     def __init__(
-        self, options: ReadOptions, *, report: Warn, warn: Warn, patient: bool = False
+        self, options: ReadOptions, *, report: Warn, warn: Warn, wait_for_restart: bool = False
     ) -> None:
-        self.catalog = Catalog(options, patient=patient)
-        self.loss = LossPolicy(options.fail_on_data_loss, warn)
+        self.catalog = Catalog(options, wait_for_restart=wait_for_restart)
+        self.loss = DataLossPolicy(options.fail_on_data_loss, warn)
         self._options, self._report = options, report
         self._limits = SplitLimits(
             split_bytes=options.split_bytes,
@@ -50,11 +49,11 @@ class Planner:
         )
 
     def batch(self, filters: Filters = NO_FILTERS) -> list[Split]:
-        """The splits of a batch read; empty where nothing is to be read."""
+        """The splits of a batch read; empty if there is nothing to read."""
         return self.splits(self.ranges(), filters)
 
     def ranges(self) -> list[OffsetRange]:
-        """What the options ask for, in offsets; it is reported."""
+        """The offset ranges that the options specify. Reports them."""
 
         def resolved(facts: PartitionFacts) -> OffsetRange:
             return resolve(
@@ -65,31 +64,31 @@ class Planner:
                 loss=self.loss,
             )
 
-        ranges = in_parallel(resolved, self.catalog.partitions())
+        ranges = parallel_map(resolved, self.catalog.partitions())
         self._report(describe(ranges))
         return ranges
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
-        """How the ranges are read; it is reported."""
-        asked = [
+        """The splits that read the ranges. Reports the plan."""
+        wanted = [
             one
             for one in ranges
             if one.start_offset < one.end_offset
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
-        work = in_parallel(lambda one: self._work(one, filters.row_filter), asked)
+        work = parallel_map(lambda one: self._work(one, filters.row_filter), wanted)
         splits = plan_splits(work, self._limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
 
     def tasks(self, splits: Sequence[Split]) -> list[tuple[Split, ...]]:
-        """What each of Spark's tasks reads."""
+        """The splits of each Spark task."""
         return pack_tasks(splits, self._limits)
 
-    def _work(self, asked: OffsetRange, row_filter: RowFilter) -> PartitionWork:
-        facts = asked.facts
-        start = max(asked.start_offset, row_filter.start_offset)
-        end = min(asked.end_offset, row_filter.end_offset)
+    def _work(self, wanted: OffsetRange, row_filter: RowFilter) -> PartitionWork:
+        facts = wanted.facts
+        start = max(wanted.start_offset, row_filter.start_offset)
+        end = min(wanted.end_offset, row_filter.end_offset)
         cold_end = min(end, facts.cold_end_offset)
         chunks, aborted = self._cold(
             facts, row_filter._replace(start_offset=start, end_offset=cold_end)
@@ -109,7 +108,7 @@ class Planner:
     def _cold(
         self, facts: PartitionFacts, row_filter: RowFilter
     ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
-        """The chunks that may hold rows of the row_filter, and what was aborted in them."""
+        """The chunks that may have matching rows, and the aborted transactions in them."""
         start, end = row_filter.start_offset, row_filter.end_offset
         if start >= end:
             return [], []
@@ -133,16 +132,17 @@ class Planner:
                 facts, start_offset=first.first_offset, end_offset=min(end, last.last_offset + 1)
             )
         except MissingObject as error:
-            # Not by `failOnDataLoss`: rows would not be gone, but wrong.
+            # Whatever `failOnDataLoss` is, since rows would not be missing but wrong.
             raise DataLoss(
-                f"{facts.topic}-{facts.partition}: {error}; without it aborted records cannot be "
-                "told from committed ones, option isolationLevel=read_uncommitted reads both"
+                f"{facts.topic}-{facts.partition}: {error}; without it, aborted records cannot be "
+                "distinguished from committed ones; option isolationLevel=read_uncommitted reads "
+                "both"
             ) from error
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:
             return
-        if facts.tail_bytes is not None and is_never_cut(facts.tail_bytes, self._limits):
+        if facts.tail_bytes is not None and is_single_split(facts.tail_bytes, self._limits):
             share = (end - start) / (facts.end_offset - facts.cold_end_offset)
             yield TailPiece(start, end, max(1, int(facts.tail_bytes * share)))
             return
@@ -153,14 +153,12 @@ class Planner:
                 share = (piece_end - piece_start) / max(1, next_offset - base)
                 yield TailPiece(piece_start, piece_end, max(1, int(size * share)))
                 reached = piece_end
-        if reached < end:  # a gap that no manifest told of, or a log that was set back since
+        if reached < end:  # a gap that no manifest has, or the log was truncated meanwhile
             yield TailPiece(reached, end, 0)
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:
-    """What a read used, as options, so that it can be repeated with them in place of those that
-    chose it.
-    """
+    """The offsets and manifest versions of a read, as options with which it can be repeated."""
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     versions: dict[str, dict[str, int]] = {}
@@ -180,7 +178,7 @@ def describe(ranges: Sequence[OffsetRange]) -> str:
 def describe_plan(
     ranges: Sequence[OffsetRange], work: Sequence[PartitionWork], splits: Sequence[Split]
 ) -> str:
-    """How much it is, what the log has beyond it, and what the executors fetch from each tier."""
+    """The size of a read, the offsets that the log has past it, and the bytes from each tier."""
     counted = {
         "offsets": sum(
             count_offsets(one.start_offset, one.end_offset, one.facts.gaps) for one in ranges

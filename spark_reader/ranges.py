@@ -1,10 +1,8 @@
-"""From what the options ask to offsets that there are: pure except for looking up times.
+"""Resolves the options' bounds to existing offsets. Pure, except that timestamps are looked up.
 
-Rules that keep it honest:
-
-* A range that was asked for by number and is not there is data loss: an error, or a warning if
-  `failOnDataLoss` is false. `earliest`, `latest` and times never are.
-* A gap that a restore left is not a loss: nothing was ever there.
+* A requested range of offsets that does not exist is data loss: an error, or a warning if
+  `failOnDataLoss` is false. `earliest`, `latest` and timestamps never cause data loss.
+* A gap that a restore left is not data loss, since no record was ever there.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Warn = Callable[[str], None]
 
 
 class DataLoss(TierlogError):
-    """Records that were asked for are gone: `failOnDataLoss` is true, or others would be wrong."""
+    """Requested records are gone and `failOnDataLoss` is true, or other rows would be wrong."""
 
 
 class OffsetRange(NamedTuple):
@@ -33,16 +31,16 @@ class OffsetRange(NamedTuple):
     end_offset: int
 
 
-class LossPolicy(NamedTuple):
-    """What happens to rows that are gone."""
+class DataLossPolicy(NamedTuple):
+    """`failOnDataLoss`: whether rows that are gone are an error or a warning."""
 
     fail: bool
     warn: Warn
 
     def report(self, what: str) -> None:
-        """Raise DataLoss, or say so and go on."""
+        """Raise DataLoss, or warn."""
         if self.fail:
-            raise DataLoss(f"{what}; option failOnDataLoss=false reads what is left")
+            raise DataLoss(f"{what}; option failOnDataLoss=false reads what remains")
         self.warn(what)
 
 
@@ -52,32 +50,32 @@ def resolve(
     ending: Bounds,
     *,
     first_at_time: TimeLookup,
-    loss: LossPolicy,
+    loss: DataLossPolicy,
 ) -> OffsetRange:
     """The offsets to read of one partition. Raises DataLoss, InvalidOption."""
     start = resolve_start(facts, starting, first_at_time=first_at_time)
-    end = _offset(facts, ending.place(facts.topic, facts.partition), first_at_time)
+    end = _offset(facts, ending.spec_for(facts.topic, facts.partition), first_at_time)
     end = facts.end_offset if end is None else end
-    return OffsetRange(facts, *within(facts, start, end, loss=loss))
+    return OffsetRange(facts, *clamp(facts, start, end, loss=loss))
 
 
 def resolve_start(facts: PartitionFacts, starting: Bounds, *, first_at_time: TimeLookup) -> int:
-    """The offset to start at, not yet compared with what there is."""
-    place = starting.place(facts.topic, facts.partition)
-    start = _offset(facts, place, first_at_time)
+    """The offset to start at, which may not exist in the log."""
+    spec = starting.spec_for(facts.topic, facts.partition)
+    start = _offset(facts, spec, first_at_time)
     if start is not None:
         return start
     if starting.no_match is NoMatch.ERROR:
-        assert isinstance(place, AtTime)
+        assert isinstance(spec, AtTime)
         raise InvalidOption(
-            f"{facts.topic}-{facts.partition} has no record at or after {place.timestamp}; option "
-            "startingOffsetsByTimestampStrategy=latest starts at the end then"
+            f"{facts.topic}-{facts.partition} has no record at or after {spec.timestamp}; option "
+            "startingOffsetsByTimestampStrategy=latest starts at the end instead"
         )
     return facts.end_offset
 
 
-def within(facts: PartitionFacts, start: int, end: int, *, loss: LossPolicy) -> tuple[int, int]:
-    """The part of [start, end) that there is; what there is not goes by `loss`."""
+def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) -> tuple[int, int]:
+    """The part of [start, end) that exists; `loss` decides about the rest."""
     name = f"{facts.topic}-{facts.partition}"
     if start < facts.log_start_offset:
         loss.report(f"{name}: offsets {start} to {facts.log_start_offset} are gone")
@@ -88,8 +86,8 @@ def within(facts: PartitionFacts, start: int, end: int, *, loss: LossPolicy) -> 
     return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
 
 
-def _offset(facts: PartitionFacts, place: OffsetSpec, first_at_time: TimeLookup) -> int | None:
-    """None if no record is as new as the time."""
-    if isinstance(place, AtTime):
-        return first_at_time(facts, place.timestamp)
-    return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(place, place)
+def _offset(facts: PartitionFacts, spec: OffsetSpec, first_at_time: TimeLookup) -> int | None:
+    """None if no record is at or after the timestamp."""
+    if isinstance(spec, AtTime):
+        return first_at_time(facts, spec.timestamp)
+    return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(spec, spec)

@@ -1,7 +1,7 @@
-"""`register(session)`: the source, together with what the session knows about S3.
+"""`register(session)`: registers the source together with the session's S3A settings.
 
-Rule: what is registered is a class that holds the settings. Spark pickles it by value and hands it
-to the process that plans, in which there is no session to be asked.
+The registered class carries the settings. Spark pickles it by value and sends it to the planning
+process, which has no session to query.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def register(session: SparkSession) -> None:
-    """Let `format("tierlog")` in this session use its S3A settings (`fs.s3a.*`), as they are now.
+    """Make `format("tierlog")` in this session use its current S3A settings (`fs.s3a.*`).
 
-    Later changes of settings take effect when it is called again. Without it the source is still
-    found, and has its options and AWS's own chain. Spark Connect does not pass credentials on.
+    Call it again after changing them. Without it Spark still finds the source, which then uses its
+    options and AWS's provider chain. Spark Connect does not forward credentials.
     """
     settings = {"s3a": settings_of(session)}
     session.dataSource.register(type("TierlogSourceOfSession", (TierlogSource,), settings))

@@ -1,14 +1,12 @@
-"""What a Spark session's settings for Hadoop's S3A say, for what the source's options leave open.
+"""Uses a Spark session's settings of Hadoop's S3A connector as defaults for the source's options.
 
-Rules that keep it honest:
-
-* What works for `s3a://` works here: the same names, those of a bucket (`fs.s3a.bucket.NAME.*`)
-  before those of all, and credentials from Hadoop's credential providers.
-* Options take precedence over S3A's settings, and these over AWS's own chain. The three credentials
-  belong together: they come from one place or the other, never from both.
-* Hadoop's defaults count for nothing. Keys that S3A would not use, because other providers are
-  configured, are not used here either.
-* No value is in a repr.
+* Settings that work for `s3a://` work here: the same names, those of a bucket
+  (`fs.s3a.bucket.NAME.*`) before general ones, and credentials from Hadoop's credential providers.
+* Options take precedence over S3A's settings, and those over AWS's provider chain. The three
+  credentials are never mixed: all come from the options, or all from the settings.
+* Hadoop's built-in defaults are ignored. Access keys that S3A would not use, because other
+  providers are configured, are not used here either.
+* Reprs contain no values.
 """
 
 from __future__ import annotations
@@ -36,23 +34,23 @@ _NAMES: Final = (
     "connection.ssl.enabled",
 )
 _KEY_PROVIDERS: Final = ("SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider")
-_HADOOPS_DEFAULTS: Final = ["core-default.xml"]
+_HADOOP_DEFAULTS: Final = ["core-default.xml"]
 _AWS: Final = re.compile(r"s3(?:[.-](?P<region>[a-z]+(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?")
 
 
 @dataclass(frozen=True)
 class S3ASettings:
-    """`values` by their names without `fs.s3a.`."""
+    """The settings, by name without `fs.s3a.`."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def complete(self, given: S3Options, store: str | None) -> S3Options:
-        """`given`, and what is None there from the settings for the bucket of `store`."""
+        """`given`, with options that are None taken from the settings for the bucket of `store`."""
         url = urlsplit(store or "")
         if url.scheme != "s3":
             return given
         found = _of_bucket(self.values, url.netloc)
-        endpoint, region = _place(found)
+        endpoint, region = _endpoint_and_region(found)
         if not (given.access_key_id or given.secret_access_key or given.session_token):
             given = _with_credentials(given, found)
         return replace(
@@ -66,8 +64,8 @@ class S3ASettings:
 
 
 def settings_of(session: SparkSession) -> S3ASettings:
-    """The settings of a session as they are now."""
-    java_session = getattr(session, "_jsparkSession", None)  # there is none under Spark Connect
+    """The session's current settings."""
+    java_session = getattr(session, "_jsparkSession", None)  # None with Spark Connect
     if java_session is None:
         return S3ASettings(_of_spark(session.conf.getAll))
     return S3ASettings(_of_hadoop(session, java_session.sessionState().newHadoopConf()))
@@ -80,7 +78,7 @@ def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
         if _is_wanted(name) and not _is_default(conf, name)
     }
     for name in _SECRETS:
-        characters = conf.getPassword(_PREFIX + name)  # a credential provider's, or the setting
+        characters = conf.getPassword(_PREFIX + name)  # from a credential provider or the setting
         if characters is not None:
             text = session._jvm.java.lang.String.valueOf(characters)  # noqa: SLF001  py4j's
             found[name] = text
@@ -88,11 +86,11 @@ def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
 
 
 def _is_default(conf: Any, name: str) -> bool:
-    return list(conf.getPropertySources(_PREFIX + name) or ()) == _HADOOPS_DEFAULTS
+    return list(conf.getPropertySources(_PREFIX + name) or ()) == _HADOOP_DEFAULTS
 
 
 def _of_spark(conf: Mapping[str, str]) -> dict[str, str]:
-    """As Spark hands its own settings to Hadoop: `spark.hadoop.` first, then those without."""
+    """As Spark passes its settings to Hadoop: those with `spark.hadoop.` first, then without."""
     found: dict[str, str] = {}
     for prefix in (f"spark.hadoop.{_PREFIX}", _PREFIX):
         for key, value in conf.items():
@@ -108,7 +106,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def _of_bucket(values: Mapping[str, str], bucket: str) -> dict[str, str]:
-    """What is said, for one bucket; a setting that is empty says nothing."""
+    """The settings for one bucket; empty ones are ignored."""
     found: dict[str, str] = {}
     for name in _NAMES:
         text = values.get(f"bucket.{bucket}.{name}", values.get(name, "")).strip()
@@ -130,15 +128,15 @@ def _with_credentials(given: S3Options, found: Mapping[str, str]) -> S3Options:
     )
 
 
-def _place(found: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Endpoint and region. AWS's own endpoints are none: boto3 knows them by their region."""
+def _endpoint_and_region(found: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The endpoint is None for AWS's own, which boto3 derives from the region."""
     region = found.get("endpoint.region")
-    region = None if region == "sdk" else region  # S3A's word for AWS's chain
+    region = None if region == "sdk" else region  # which in S3A means AWS's provider chain
     endpoint = found.get("endpoint")
     if endpoint is None:
         return None, region
-    if own := _AWS.fullmatch(endpoint.partition("://")[2] or endpoint):
-        return None, region or own["region"]
+    if aws := _AWS.fullmatch(endpoint.partition("://")[2] or endpoint):
+        return None, region or aws["region"]
     if "://" not in endpoint:
         scheme = "http" if _boolean(found, "connection.ssl.enabled") is False else "https"
         endpoint = f"{scheme}://{endpoint}"
@@ -146,5 +144,5 @@ def _place(found: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def _boolean(found: Mapping[str, str], name: str) -> bool | None:
-    """None for what is neither, as it is for Hadoop: the default."""
+    """None, the default, for any other value, as in Hadoop."""
     return {"true": True, "false": False}.get(found.get(name, "").lower())

@@ -1,12 +1,10 @@
-"""The writing side of `format("tierlog")`, for batches and streams.
+"""The `format("tierlog")` sink, for batches and streams.
 
-Rules that keep it honest:
-
-* At least once, as Spark's Kafka sink: every attempt of a task is an idempotent producer of its
-  own, so that a request sent twice is appended once; rows of an attempt that failed may remain.
-* A task is done when everything it sent is flushed at the broker (acks=all); there is nothing left
-  to commit or to take back afterwards.
-* Only appending is known: a batch that would overwrite a log is refused by name.
+* At-least-once, as Spark's Kafka sink: every task attempt is its own idempotent producer, so that a
+  retried request is appended once; rows of a failed attempt may remain.
+* A task ends when everything it sent is flushed at the broker (acks=all); nothing is left to commit
+  or roll back afterwards.
+* Only mode append is supported; overwriting a log is an error.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from record_format.name_suggestions import closest_match
 from spark_reader import columns
 from spark_reader import option_values as read
 from spark_reader.access import Access, Connections
-from spark_reader.option_table import MISTYPED, Option, Use, read_options
+from spark_reader.option_table import TYPO_LIKENESS, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import access_of
 from spark_reader.sink_batches import (
     COLUMN_TYPES,
     Batch,
     Batcher,
+    TopicMetadata,
     TopicPartition,
-    TopicShape,
     rows_of,
 )
 
@@ -53,9 +51,9 @@ _OPTIONS: Final[dict[str, Option]] = {
     "caFile": Option(read.text),
     "topic": Option(read.text),
     "compression": _COMPRESSION,
-    "kafka.compression.type": _COMPRESSION,  # of a job that was moved
+    "kafka.compression.type": _COMPRESSION,  # of a migrated job
     "includeHeaders": Option(read.boolean),
-    "checkpointLocation": Option(read.text),  # Spark's, and handed on to the sink of a stream
+    "checkpointLocation": Option(read.text),  # Spark's, which it passes to a stream's sink
 }
 
 
@@ -70,7 +68,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """Raises InvalidOption."""
     values = read_options(given, _OPTIONS, use=Use.WRITE)
     if "server" not in values:
-        raise InvalidOption("option server: records are written to the broker; give its address")
+        raise InvalidOption("option server: required, since records are written to the broker")
     return WriteOptions(
         access=access_of(values),
         topic=values.get("topic"),
@@ -79,40 +77,40 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
-    """Everything that decides whether a write can begin. Raises InvalidOption."""
+    """Parse the options and check the schema. Raises InvalidOption."""
     if overwrite:
-        raise InvalidOption("a log cannot be overwritten: write with mode append")
+        raise InvalidOption("a log cannot be overwritten; write with mode append")
     options = parse_write_options(given)
     check_columns(schema, options)
     return options
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises InvalidOption for a frame that cannot be written."""
+    """Raise InvalidOption for a schema that cannot be written."""
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in found.items():
         allowed = COLUMN_TYPES.get(name)
         if allowed is None:
-            _refuse_if_mistyped(name)
+            _check_typo(name)
         elif kind not in allowed:
             known = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in COLUMN_TYPES.items())
-            raise InvalidOption(f"column {name} {kind} cannot be written; there are: {known}")
+            raise InvalidOption(f"column {name} {kind} cannot be written; the columns are: {known}")
     if "value" not in found:
-        raise InvalidOption("there is no column value, which a record needs")
+        raise InvalidOption("the frame has no column value, which is required")
     if "topic" not in found and options.topic is None:
-        raise InvalidOption("give the option topic, or a column topic")
+        raise InvalidOption("set the option topic, or add a column topic")
 
 
-def _refuse_if_mistyped(name: str) -> None:
-    """Other columns are passed over, as by Kafka's sink, those that the source gives above all."""
-    near = closest_match(name.lower(), COLUMN_TYPES, cutoff=MISTYPED)
+def _check_typo(name: str) -> None:
+    """Other columns are ignored, as by Kafka's sink, in particular the source's own."""
+    near = closest_match(name.lower(), COLUMN_TYPES, cutoff=TYPO_LIKENESS)
     if near and name not in columns.TYPES:
-        raise InvalidOption(f"column {name} is not one that is written; did you mean {near}?")
+        raise InvalidOption(f"column {name} would not be written; did you mean {near}?")
 
 
 class Sink:
-    """What both writers do. Picklable. What the tasks sent is already in the log: committing or
-    aborting does nothing.
+    """The common part of both writers. Picklable. Commit and abort do nothing, since what the tasks
+    sent is already in the log.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -122,12 +120,12 @@ class Sink:
         """Send the rows of one task."""
         rows = (row for batch in iterator for row in rows_of(batch))
         first = next(rows, None)
-        if first is None:  # as of most tasks of a small aggregation: the broker hears nothing of it
+        if first is None:  # common for a small aggregation: then the broker is not contacted
             return WriterCommitMessage()
         producer = _Producer(self._options.access)
         batcher = Batcher(
             topic=self._options.topic,
-            shape_of=producer.shape_of,
+            metadata_of=producer.metadata_of,
             codec=self._options.codec,
             now_ms=wall_clock_ms,
             first_sticky=random.randrange(1 << 16),
@@ -141,28 +139,28 @@ class Sink:
 
 
 class _Producer:
-    """One attempt of one task, as the broker knows it, whose restart it waits for. Not shared."""
+    """The idempotent producer of one task attempt. Waits for a broker that restarts. Not shared."""
 
     def __init__(self, access: Access) -> None:
-        self._broker = Connections(access, patient=True).broker
+        self._broker = Connections(access, wait_for_restart=True).broker
         self._identity = self._broker.init_producer()
         self._sequences: dict[TopicPartition, int] = {}
-        self._shapes: dict[str, TopicShape] = {}
+        self._metadata: dict[str, TopicMetadata] = {}
 
-    def shape_of(self, topic: str) -> TopicShape:
-        if topic not in self._shapes:
+    def metadata_of(self, topic: str) -> TopicMetadata:
+        if topic not in self._metadata:
             found = self._broker.describe_topic(topic)
             limit = found.effective_config["max.message.bytes"]
-            self._shapes[topic] = TopicShape(
+            self._metadata[topic] = TopicMetadata(
                 found.partition_count, int(limit), found.available_partitions
             )
-        return self._shapes[topic]
+        return self._metadata[topic]
 
     def send(self, batch: Batch) -> None:
-        """Append one batch and wait until it is flushed; a retry by the client is recognised as
-        one.
+        """Append one batch and wait until it is flushed. The broker deduplicates the client's
+        retries.
         """
-        sequence = self._sequences.get(batch.place, 0)
+        sequence = self._sequences.get(batch.topic_partition, 0)
         set_producer(
             batch.data,
             producer_id=self._identity.producer_id,
@@ -170,15 +168,15 @@ class _Producer:
             base_sequence=sequence,
         )
         self._broker.produce_batches(
-            batch.place.topic, bytes(batch.data), partition=batch.place.partition
+            batch.topic_partition.topic,
+            bytes(batch.data),
+            partition=batch.topic_partition.partition,
         )
-        self._sequences[batch.place] = (sequence + batch.records) & MAX_SEQUENCE
+        self._sequences[batch.topic_partition] = (sequence + batch.records) & MAX_SEQUENCE
 
 
 class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
-    """Of a batch. The broker is asked before there are tasks, so that what cannot work is reported
-    at once.
-    """
+    """The batch writer. Contacts the broker before tasks start, to report errors early."""
 
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
@@ -189,6 +187,6 @@ class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Of a stream's batches. Created again for each batch, and to commit it, so it asks the broker
-    nothing.
+    """The writer of a stream's batches. Spark creates one for each batch and for its commit, so it
+    does not contact the broker.
     """

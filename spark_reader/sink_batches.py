@@ -1,12 +1,10 @@
-"""Rows in, record batches out: what a write sends, and in which order. No Spark here, no network.
+"""Turns rows into record batches for the sink. Uses neither Spark nor the network.
 
-Rules that keep it honest:
-
-* The columns are those of Spark's Kafka sink: `value`, and if there are any `key`, `headers`,
-  `topic`, `partition`; others are ignored. Here `timestamp` is one too.
-* A row goes to its `partition`, or by murmur2 of its key as from any Kafka client; rows with
-  neither stick to one partition for a batch.
-* Memory is bounded: what waits to be sent is `FLUSH_BYTES` and one row at most.
+* The columns are those of Spark's Kafka sink: `value`, and optionally `key`, `headers`, `topic` and
+  `partition`; in addition, `timestamp`. Others are ignored.
+* A row goes to its `partition`, or by murmur2 of its key, as Kafka's clients do; rows with neither
+  stick to one partition per batch.
+* Memory is bounded: at most `FLUSH_BYTES` and one row are pending.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from record_format.murmur2 import partition_for_key
 
 BATCH_BYTES: Final = 512 * 1024
 FLUSH_BYTES: Final = 16 * 1024 * 1024
-ROW_BYTES: Final = 64  # what a row costs besides its own bytes
+ROW_BYTES: Final = 64  # memory overhead per row
 
 _BINARY: Final = ("binary", "string")
 COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
@@ -42,16 +40,16 @@ class TopicPartition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A record batch without a producer's fields yet."""
+    """A record batch whose producer fields are not set yet."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     data: bytearray
     records: int
 
 
 @dataclass
 class _Pending:
-    """Rows of one partition that wait, by column."""
+    """Pending rows of one partition, by column."""
 
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
@@ -60,12 +58,12 @@ class _Pending:
     size_bytes: int = 0
 
 
-class TopicShape(NamedTuple):
-    """What the broker says of a topic. `takers`: where a row may go that may go anywhere."""
+class TopicMetadata(NamedTuple):
+    """`available_partitions` are those that accept rows without a key or partition."""
 
     partitions: int
     max_message_bytes: int
-    takers: Sequence[int]
+    available_partitions: Sequence[int]
 
 
 class Row(NamedTuple):
@@ -108,29 +106,34 @@ def _header(given: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
 
 
 class Batcher:
-    """Gathers rows by partition and gives batches when there is enough. One thread."""
+    """Collects rows by partition and yields batches when they are large enough. Not thread-safe."""
 
     def __init__(
         self,
         *,
         topic: str | None,
-        shape_of: Callable[[str], TopicShape],
+        metadata_of: Callable[[str], TopicMetadata],
         codec: int,
         now_ms: Callable[[], int],
         first_sticky: int = 0,
     ) -> None:
-        self._topic, self._shape_of, self._codec, self._now_ms = topic, shape_of, codec, now_ms
+        self._topic, self._metadata_of, self._codec, self._now_ms = (
+            topic,
+            metadata_of,
+            codec,
+            now_ms,
+        )
         self._pending: dict[TopicPartition, _Pending] = {}
         self._sticky = first_sticky
         self._size_bytes = 0
 
     def add(self, row: Row) -> Iterator[Batch]:
-        """Take a row; gives what became ready to be sent. Raises InvalidRecord."""
+        """Add a row and yield the batches that are ready to be sent. Raises InvalidRecord."""
         topic = self._topic if self._topic is not None else row.topic
         if topic is None:
             raise InvalidRecord("a row has no topic, and the option topic is not set")
-        place = TopicPartition(topic, self._partition(topic, row))
-        pending = self._pending.setdefault(place, _Pending())
+        target = TopicPartition(topic, self._partition(topic, row))
+        pending = self._pending.setdefault(target, _Pending())
         size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")
         size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
         pending.values.append(row.value)
@@ -140,32 +143,32 @@ class Batcher:
         pending.size_bytes += size
         self._size_bytes += size
         if pending.size_bytes >= BATCH_BYTES:
-            yield from self._take(place)
+            yield from self._encode(target)
             if row.key is None and row.partition is None:
                 self._sticky += 1
         elif self._size_bytes >= FLUSH_BYTES:
             yield from self.flush()
 
     def flush(self) -> Iterator[Batch]:
-        """All that waits."""
-        for place in list(self._pending):
-            yield from self._take(place)
+        """Yield batches of all pending rows."""
+        for target in list(self._pending):
+            yield from self._encode(target)
 
     def _partition(self, topic: str, row: Row) -> int:
-        partitions, _, takers = self._shape_of(topic)
+        partitions, _, available_partitions = self._metadata_of(topic)
         if row.partition is not None:
             if not 0 <= row.partition < partitions:
                 raise InvalidRecord(
-                    f"a row for {topic}-{row.partition}; the topic has {partitions} partitions "
-                    "(without a column partition rows go by their keys)"
+                    f"a row is for {topic}-{row.partition}, but the topic has {partitions} "
+                    "partitions (without a column partition, rows are partitioned by key)"
                 )
             return row.partition
         if row.key is not None:
             return partition_for_key(row.key, partitions)
-        return takers[self._sticky % len(takers)]
+        return available_partitions[self._sticky % len(available_partitions)]
 
-    def _take(self, place: TopicPartition) -> Iterator[Batch]:
-        pending = self._pending.pop(place)
+    def _encode(self, target: TopicPartition) -> Iterator[Batch]:
+        pending = self._pending.pop(target)
         self._size_bytes -= pending.size_bytes
         has_headers = any(pending.headers)
         for one in encode_batches(
@@ -174,6 +177,6 @@ class Batcher:
             timestamps=pending.timestamps,
             headers=pending.headers if has_headers else None,
             codec=self._codec,
-            max_bytes=self._shape_of(place.topic).max_message_bytes,
+            max_bytes=self._metadata_of(target.topic).max_message_bytes,
         ):
-            yield Batch(place, one.batch, one.end - one.start)
+            yield Batch(target, one.batch, one.end - one.start)

@@ -1,8 +1,8 @@
-"""`format("tierlog")`: what Spark finds under the name.
+"""The Spark data source `format("tierlog")`.
 
-Rule: this module is light and its import never fails where pyspark is. Spark imports it in every
-application on a machine that has tierlog, only to learn the name; what does the work is imported
-when it is asked for.
+This module must be cheap to import, and must never fail if pyspark is installed: Spark imports it
+in every application on a machine that has tierlog, only to learn its name. Everything else is
+imported on use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from spark_reader.s3a import S3ASettings
 
-# `timestamp` alone means what `spark.sql.timestampType` says; here it is a moment, as in Kafka's.
+# `timestamp` alone would depend on `spark.sql.timestampType`; Kafka's source has an instant.
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, "
     "timestamp timestamp_ltz, timestampType int"
@@ -32,7 +32,7 @@ HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 class TierlogSource(DataSource):  # type: ignore[misc]
     s3a: ClassVar[S3ASettings | None] = None
-    """Of the session, where `registration.register` made the class."""
+    """The session's, in the subclass that `registration.register` makes."""
 
     @classmethod
     def name(cls) -> str:
@@ -61,7 +61,7 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         try:
             return self._stream_reader(schema)
         except TierlogError as error:
-            return _Refused(error)
+            return _FailedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_reader.columns import columns_of
@@ -81,30 +81,30 @@ class TierlogSource(DataSource):  # type: ignore[misc]
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
         from spark_reader.sink import TierlogStreamWriter, write_options
 
-        # Output mode complete: every batch's whole answer is appended, as with Kafka's sink.
+        # Output mode complete: every batch's whole result is appended, as with Kafka's sink.
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
 
 
-class _Refused(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream that cannot be, which says why when it is first asked for something.
+class _FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """A stream reader that could not be created, which raises the error on first use.
 
-    What `streamReader` raises Spark (to 4.3) shows above an UnboundLocalError of its own.
+    If `streamReader` raised it, Spark (up to 4.3) would report an UnboundLocalError of its own.
     """
 
-    def __init__(self, why: Exception) -> None:
-        self._why = why
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
-    def _refuse(self, *_: object) -> NoReturn:
-        raise self._why
+    def _fail(self, *_: object) -> NoReturn:
+        raise self._error
 
-    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815  Spark's names
+    initialOffset = latestOffset = partitions = read = _fail  # noqa: N815  Spark's names
 
 
 def _check_streams() -> None:
-    """Raise ConfigurationError where PySpark lets no Python source say how far a batch goes."""
+    """Raise ConfigurationError if PySpark does not let Python sources limit a micro-batch."""
     if find_spec("pyspark.sql.streaming.datasource") is None:
         from pyspark import __version__
 
         from record_format.errors import ConfigurationError
 
-        raise ConfigurationError(f"streams need pyspark 4.2 or newer, and this is {__version__}")
+        raise ConfigurationError(f"streams need pyspark 4.2 or newer; this is {__version__}")

@@ -1,6 +1,5 @@
-"""What goes from the plan to an executor, for batches and streams alike.
-
-Rule: picklable, small, and without a secret in its repr.
+"""The unit of work that Spark sends to an executor, for batches and streams alike: picklable,
+small, and without secrets in its repr.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from spark_reader.plan import Split
 
 
 class SplitPartition(InputPartition):  # type: ignore[misc]
-    """The splits of a task, as Spark carries them."""
+    """The splits of a task."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
         super().__init__(None)
@@ -27,6 +26,6 @@ class SplitPartition(InputPartition):  # type: ignore[misc]
         )
 
 
-def say(text: str) -> None:
-    """To the log of the Python worker, which is its standard error."""
+def log_to_stderr(text: str) -> None:
+    """Log a line: Spark collects the standard error of its Python processes."""
     print(f"tierlog: {text}", file=sys.stderr, flush=True)

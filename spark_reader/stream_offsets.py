@@ -1,16 +1,14 @@
-"""Where a stream stands, and how far the next micro-batch goes: pure.
+"""A stream's offsets, and the size of its next micro-batch. Pure.
 
-A stream's offsets, as Spark keeps them in its checkpoint (JSON):
+The offsets as Spark keeps them in its checkpoint (JSON):
 
     {"flights": {"id": "<topic id>", "offsets": {"0": 1234, "1": 99}}}
 
-Rules that keep it honest:
-
-* The number of a partition is the next offset to read. The topic id distinguishes a topic from a
-  later one of the same name. One that is gone is kept without offsets if options name it.
-* A limit is shared among partitions by what each has to give, as Spark's Kafka source does; a
-  partition that has something moves by at least one offset, so that none starves.
-* Offsets that a restore left out are not backlog: limits do not count them.
+* Each partition has the next offset to read. The topic id distinguishes a topic from a later one of
+  the same name. A topic that is gone is kept, without offsets, if options name it.
+* A limit is shared among partitions in proportion to their backlog, as in Spark's Kafka source; a
+  partition with a backlog advances by at least one offset, so that none starves.
+* Offsets that a restore skipped are not backlog: limits do not count them.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from record_format.errors import CorruptDataError
-from spark_reader.gaps import count_offsets, stretches
+from spark_reader.gaps import count_offsets, ranges_outside
 
 PartitionName = tuple[str, int]
 
 
 class CorruptCheckpoint(CorruptDataError):
-    """A stream's checkpoint holds offsets that this source did not write."""
+    """A stream's checkpoint has offsets that this source did not write."""
 
 
 class StreamOffsets(NamedTuple):
@@ -34,8 +32,8 @@ class StreamOffsets(NamedTuple):
     topic_ids: Mapping[str, str]
     offsets: Mapping[PartitionName, int]
 
-    def place(self, topic_id: str, name: PartitionName) -> int | None:
-        """None if the stream has read nothing of it: another topic's place is none of this."""
+    def next_offset(self, topic_id: str, name: PartitionName) -> int | None:
+        """None if the stream has read nothing of it, or only of another topic of that name."""
         return self.offsets.get(name) if self.topic_ids.get(name[0]) == topic_id else None
 
     def to_document(self) -> dict[str, Any]:
@@ -57,12 +55,12 @@ def from_document(document: Mapping[str, Any]) -> StreamOffsets:
             for partition, offset in one["offsets"].items()
         }
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise CorruptCheckpoint(f"no offsets of a tierlog stream: {document!r}"[:300]) from error
+        raise CorruptCheckpoint(f"not offsets of a tierlog stream: {document!r}"[:300]) from error
     return StreamOffsets(ids, offsets)
 
 
 class Backlog(NamedTuple):
-    """What one partition has to give: [start_offset, end_offset) except for the gaps."""
+    """The unread offsets of one partition: [start_offset, end_offset) except for the gaps."""
 
     name: PartitionName
     start_offset: int
@@ -74,9 +72,9 @@ class Backlog(NamedTuple):
         return count_offsets(self.start_offset, self.end_offset, self.gaps)
 
     def end_of_first(self, count: int) -> int:
-        """Where its first `count` offsets end."""
+        """The end of its first `count` offsets."""
         reached = self.start_offset
-        for start, end in stretches(self.start_offset, self.end_offset, self.gaps):
+        for start, end in ranges_outside(self.start_offset, self.end_offset, self.gaps):
             if count <= 0:
                 break
             reached = min(end, start + count)
@@ -85,7 +83,7 @@ class Backlog(NamedTuple):
 
 
 def limit_offsets(backlogs: Sequence[Backlog], limit: int) -> dict[PartitionName, int]:
-    """The end of each partition's part of about `limit` offsets in all."""
+    """The end of each partition's share of about `limit` offsets in total."""
     total = sum(one.offsets for one in backlogs)
     if total <= limit:
         return {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
@@ -93,10 +91,10 @@ def limit_offsets(backlogs: Sequence[Backlog], limit: int) -> dict[PartitionName
 
 
 def end_within_bytes(backlog: Backlog, sizes: Iterable[tuple[int, int, int]], limit: int) -> int:
-    """How far `limit` bytes go, at least one offset.
+    """The end of the first `limit` bytes, at least one offset.
 
-    `sizes` says (start offset, end offset, bytes) in offset order; inside one the bytes are taken
-    to lie evenly.
+    `sizes` are (start offset, end offset, bytes) in offset order; the bytes of each are assumed to
+    be spread evenly.
     """
     left = limit
     for start, end, size in sizes:

@@ -1,13 +1,11 @@
-"""The streaming side of `format("tierlog")`: where a stream begins, how far each batch goes.
+"""Streaming reads of `format("tierlog")`: where a stream starts, and how far each batch goes.
 
-Rules that keep it honest:
-
-* Spark's checkpoint is the only truth about progress; nothing is committed anywhere else. What is
-  kept between calls is a look at the log from where a batch begins: it serves that batch alone.
+* Spark's checkpoint is the only record of progress; nothing is committed elsewhere. The state of
+  the log that is kept between calls serves the planning of one batch only.
 * A batch is a range of offsets, so a repeated batch has the same rows.
-* Another topic under the same name, or offsets that are gone, are data loss.
+* A topic that was re-created under the same name, or missing offsets, are data loss.
 
-Spark 4.2 or newer: earlier ones have no limits for Python sources.
+Needs Spark 4.2 or newer: earlier versions have no limits for Python sources.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from pyspark.sql.streaming.datasource import (
 from manifest.versions import boottime_ms
 from record_format.record_walk import I64_MAX
 from spark_reader.catalog import PartitionFacts
-from spark_reader.gaps import past_gap
+from spark_reader.gaps import skip_gap
 from spark_reader.options import ReadOptions
+from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
-from spark_reader.prompt_acks import AcknowledgesItsTask
-from spark_reader.ranges import OffsetRange, resolve_start, within
-from spark_reader.side_by_side import in_parallel
-from spark_reader.source_partition import SplitPartition, say
+from spark_reader.quick_ack import QuickAckOnUnpickle
+from spark_reader.ranges import OffsetRange, clamp, resolve_start
+from spark_reader.source_partition import SplitPartition, log_to_stderr
 from spark_reader.stream_offsets import (
     Backlog,
     PartitionName,
@@ -51,7 +49,7 @@ NO_TOPICS: Final = MappingProxyType[str, str]({})
 
 
 class TierlogStreamReader(
-    AcknowledgesItsTask,
+    QuickAckOnUnpickle,
     DataSourceStreamReader,  # type: ignore[misc]
     SupportsTriggerAvailableNow,  # type: ignore[misc]
 ):
@@ -61,9 +59,9 @@ class TierlogStreamReader(
         self._looked_from: StreamOffsets | None = None
         self._is_answered = False
         self._target: dict[PartitionName, int] | None = None
-        self._last_batch_ms: int | None = None  # the first one waits for nothing
+        self._last_batch_ms: int | None = None  # None: the first batch does not wait
 
-    # --- where to begin ---------------------------------------------------------------------------
+    # --- the first offset -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         planner = self._planner()
@@ -72,15 +70,15 @@ class TierlogStreamReader(
 
         def begin(one: PartitionFacts) -> int:
             start = resolve_start(one, self._options.starting, first_at_time=look_up)
-            return within(one, start, one.end_offset, loss=planner.loss)[0]
+            return clamp(one, start, one.end_offset, loss=planner.loss)[0]
 
         by_name = _by_name(facts)
-        return _document(by_name, dict(zip(by_name, in_parallel(begin, facts), strict=True)))
+        return _document(by_name, dict(zip(by_name, parallel_map(begin, facts), strict=True)))
 
-    # --- how far ----------------------------------------------------------------------------------
+    # --- the end of a batch -----------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark hands it back to `latestOffset`, or ReadAllAvailable if no limit may count."""
+        """Spark passes it to `latestOffset`, or ReadAllAvailable if limits do not apply."""
         trigger = self._options.trigger
         if trigger.max_offsets or trigger.min_offsets or trigger.max_bytes:
             return ReadMaxRows(trigger.max_offsets or I64_MAX)
@@ -93,18 +91,18 @@ class TierlogStreamReader(
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = from_document(start)
         planner, facts = self._look(begun)
-        losses = [*_replaced(begun, facts), *_gone(begun, facts), *_set_back(begun, facts)]
+        losses = [*_replaced(begun, facts), *_gone(begun, facts), *_truncated(begun, facts)]
         for one in losses:
             planner.loss.report(one)
         backlogs = [
             self._backlog(one, begun)
             for name, one in facts.items()
-            # What came after a run that ends with what there was is the next run's, from its start.
+            # With availableNow, partitions that were created meanwhile are left to the next run.
             if self._target is None or name in self._target or name in begun.offsets
         ]
         if isinstance(limit, ReadAllAvailable):
             ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
-        elif not losses and self._is_too_little(backlogs):
+        elif not losses and self._should_wait(backlogs):
             return start
         else:
             ends = self._limited(backlogs, planner)
@@ -116,27 +114,28 @@ class TierlogStreamReader(
         return _document(facts, {name: one.end_offset for name, one in facts.items()})
 
     def _named(self, begun: StreamOffsets) -> dict[str, str]:
-        """The ids of topics that options name: who is gone may come again, and is no mistake."""
+        """The ids of topics that options name, which are kept if the topic is gone."""
         choice, ids = self._options.choice, begun.topic_ids
         return {name: ids[name] for name in choice.topics or choice.partitions or () if name in ids}
 
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
-        """A partition that the stream does not know yet begins with its first record.
+        """The unread offsets of a partition. One that is new to the stream starts at its first
+        record.
 
-        One that was set back goes on where it ends: what comes next is new. What is gone counts for
-        no limit; that it is gone is found when the batch is planned.
+        One whose log was truncated continues at its end, since what follows is new. Offsets that
+        are gone do not count towards limits; they are reported when the batch is planned.
         """
         name = (facts.topic, facts.partition)
         start = facts.log_start_offset
-        if (place := begun.place(facts.topic_id, name)) is not None:
-            start = max(start, min(place, facts.end_offset))
+        if (next_offset := begun.next_offset(facts.topic_id, name)) is not None:
+            start = max(start, min(next_offset, facts.end_offset))
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))
-        return Backlog(name, past_gap(start, facts.gaps), end, facts.gaps)
+        return Backlog(name, skip_gap(start, facts.gaps), end, facts.gaps)
 
-    def _is_too_little(self, backlogs: list[Backlog]) -> bool:
-        """Whether to wait for more; never for a run that ends with what there is."""
+    def _should_wait(self, backlogs: list[Backlog]) -> bool:
+        """Whether to wait for `minOffsetsPerTrigger`; never with availableNow."""
         trigger = self._options.trigger
         if trigger.min_offsets is None or self._target is not None:
             return False
@@ -159,7 +158,7 @@ class TierlogStreamReader(
             short = one._replace(end_offset=ends[one.name])
             return end_within_bytes(short, self._sizes(short, planner), budget)
 
-        shorter = in_parallel(end_of, waiting)
+        shorter = parallel_map(end_of, waiting)
         return ends | {one.name: end for one, end in zip(waiting, shorter, strict=True)}
 
     def _sizes(self, backlog: Backlog, planner: Planner) -> Iterator[tuple[int, int, int]]:
@@ -172,7 +171,7 @@ class TierlogStreamReader(
             start = max(start, facts.cold_end_offset)
             yield from planner.catalog.tail_sizes(facts, start=start, end=end)
 
-    # --- what to read -----------------------------------------------------------------------------
+    # --- the batch --------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
         begun, ends = from_document(start), from_document(end)
@@ -187,14 +186,14 @@ class TierlogStreamReader(
         ranges: list[OffsetRange] = []
         for name, end_offset in ends.offsets.items():
             if (one := facts.get(name)) is None:
-                planner.loss.report(f"{name[0]}-{name[1]} is no longer there")
+                planner.loss.report(f"{name[0]}-{name[1]} no longer exists")
                 continue
             if ends.topic_ids[one.topic] != one.topic_id:
-                continue  # as was reported; the topic that came is the next batch's, from its start
-            # Of one that the stream did not know yet nothing may be gone, as with Kafka's source.
-            first = begun.place(one.topic_id, name) or 0
+                continue  # reported above; the next batch reads the new topic from its start
+            # A partition that is new to the stream is read from offset 0, as with Kafka's source.
+            first = begun.next_offset(one.topic_id, name) or 0
             if first < end_offset:
-                ranges.append(OffsetRange(one, *within(one, first, end_offset, loss=planner.loss)))
+                ranges.append(OffsetRange(one, *clamp(one, first, end_offset, loss=planner.loss)))
         return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
@@ -203,15 +202,20 @@ class TierlogStreamReader(
         return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the log keeps what retention says, whoever has read it."""
+        """Nothing to do: retention does not depend on readers."""
 
     def stop(self) -> None:
         self._facts = {}
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- the state of the log ---------------------------------------------------------------------
 
     def _planner(self) -> Planner:
-        return Planner(self._options, report=say, warn=say, patient=self._is_answered)
+        return Planner(
+            self._options,
+            report=log_to_stderr,
+            warn=log_to_stderr,
+            wait_for_restart=self._is_answered,
+        )
 
     def _look(self, begun: StreamOffsets | None) -> tuple[Planner, Facts]:
         planner = self._planner()
@@ -221,8 +225,8 @@ class TierlogStreamReader(
         return planner, self._facts
 
 
-# What is lost to a stream that has read `begun`, in words. It is told once, for the place that the
-# next batch ends at has none of it: so no minimum puts that batch off.
+# Messages about what is lost to a stream that has read to `begun`. Each is reported once, since the
+# end of the next batch no longer includes it; so `minOffsetsPerTrigger` does not delay that batch.
 
 
 def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
@@ -231,23 +235,26 @@ def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
         topic_id = begun.topic_ids[topic]
         if ids.get(topic, topic_id) != topic_id:
             yield (
-                f"topic {topic!r} is another now (id {ids[topic]}, the stream began with "
-                f"{topic_id})"
+                f"topic {topic!r} was deleted and re-created (its id is {ids[topic]}, the stream "
+                f"started with {topic_id})"
             )
 
 
 def _gone(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
     gone = [f"{topic}-{number}" for topic, number in begun.offsets if (topic, number) not in facts]
     if gone:
-        yield f"the stream has read {', '.join(gone)}: gone, or no longer what its options choose"
+        yield f"the stream has read {', '.join(gone)}: deleted, or no longer chosen by its options"
 
 
-def _set_back(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
-    """A log that ends before the stream's place was set back, by a restore without a gap."""
+def _truncated(begun: StreamOffsets, facts: Facts) -> Iterator[str]:
+    """Logs that end before the stream's next offset, because of a restore without a gap."""
     for name, one in facts.items():
-        place = begun.place(one.topic_id, name)
-        if place is not None and place > one.end_offset:
-            yield f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset {place}"
+        next_offset = begun.next_offset(one.topic_id, name)
+        if next_offset is not None and next_offset > one.end_offset:
+            yield (
+                f"{one.topic}-{one.partition}: ends at {one.end_offset}, before offset "
+                f"{next_offset}"
+            )
 
 
 def _by_name(facts: Iterable[PartitionFacts]) -> Facts:

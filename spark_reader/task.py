@@ -1,7 +1,7 @@
-"""What a task does, on an executor, for batches and streams alike.
+"""Runs a task on an executor, for batches and streams alike.
 
-Rule: imported on executors alone. The kernels that it uses take a third of a second to load, which
-the first plan of a session should not pay for.
+Imported on executors only: loading the compiled kernels takes a third of a second, which would
+delay a session's first plan.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS, Filters
-from spark_reader.ranges import LossPolicy
-from spark_reader.reading import ReadRequest, read_split
-from spark_reader.source_partition import SplitPartition, say
+from spark_reader.ranges import DataLossPolicy
+from spark_reader.source_partition import SplitPartition, log_to_stderr
+from spark_reader.split_reader import ReadRequest, read_split
 
 
 def read_partition(
@@ -24,14 +24,14 @@ def read_partition(
     columns: tuple[str, ...],
     filters: Filters = NO_FILTERS,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one of our partitions."""
+    """The rows of a task's splits."""
     request = ReadRequest(
         access=options.access,
         columns=columns,
         row_filter=filters.row_filter,
         isolation=options.isolation,
     )
-    loss = LossPolicy(options.fail_on_data_loss, say)
+    loss = DataLossPolicy(options.fail_on_data_loss, log_to_stderr)
     for split in partition.splits:
         yield from read_split(split, request, loss)
         _freeze_once()
@@ -41,9 +41,9 @@ _frozen: list[bool] = []
 
 
 def _freeze_once() -> None:
-    """Take what the first task has loaded out of the garbage collector's sight.
+    """Exclude what the first task has loaded from garbage collection.
 
-    Spark's worker collects after every task: with the kernels loaded, more than 70 ms each.
+    Spark's worker collects after every task; with the kernels loaded, that takes more than 70 ms.
     """
     if not _frozen:
         gc.collect()

@@ -1,11 +1,9 @@
-"""Which topics and partitions a read covers: what the options choose, compared with what there is.
+"""Resolves the topics and partitions that a read covers from the options.
 
-Rules that keep it honest:
-
-* With a broker, it says which topics there are and under which id: the bucket may lack the newest
-  commits. Without one the bucket's topic objects do.
-* A given name that does not exist is an error, and so is what options say about a partition that is
-  not read: it was meant for another.
+* Topics and their ids come from the broker if there is one, since the bucket may lack the latest
+  commits; otherwise from the bucket's topic objects.
+* A name that does not exist is an error, and so is an option for a partition that is not read,
+  which was meant for another.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from record_format.errors import UnknownTopic
 from spark_reader.access import Connections
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions
-from spark_reader.side_by_side import in_parallel
+from spark_reader.parallel import parallel_map
 from tierlog.client.responses import PartitionDescription
 
 
 class TopicFacts(NamedTuple):
-    """`partitions`: their numbers; a topic adopted from a Kafka folder may lack some.
+    """`partitions` are their numbers; a topic adopted from a Kafka folder may lack some.
 
-    `described`: those that the broker has, and that are sound.
+    `described` are those that the broker has and that are not damaged.
     """
 
     name: str
@@ -36,7 +34,7 @@ class TopicFacts(NamedTuple):
 
 
 class Topics:
-    """One look at the topics; nothing is kept from one query to the next."""
+    """Looks up topics; caches nothing between queries."""
 
     def __init__(self, options: ReadOptions, connections: Connections) -> None:
         self._options, self._connections = options, connections
@@ -58,7 +56,7 @@ class Topics:
         choice = self._options.choice
         if choice.pattern is not None:
             names = [name for name in self._names() if choice.pattern.fullmatch(name)]
-            may_be_gone = names  # since they were listed: no option names them
+            may_be_gone = names  # they may be deleted since they were listed; no option names them
         else:
             names = list(choice.topics or choice.partitions or ())
 
@@ -70,10 +68,10 @@ class Topics:
                     return None
                 raise
 
-        return [topic for topic in in_parallel(look, names) if topic is not None]
+        return [topic for topic in parallel_map(look, names) if topic is not None]
 
     def _names(self) -> list[str]:
-        """All topics but internal ones."""
+        """All topics except internal ones."""
         if self._with_broker:
             return [one.name for one in self._connections.broker.list_topics()]
         return [name for name in sorted(self._stored_topics()) if not name.startswith("__")]
@@ -91,11 +89,11 @@ class Topics:
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
         objects = TopicObjects(self._connections.store)
         ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
-        loaded = in_parallel(lambda pair: objects.load(*pair), ids)
+        loaded = parallel_map(lambda pair: objects.load(*pair), ids)
         return restorable([topic for topic in loaded if topic is not None]).topics
 
     def check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
-        """What an option says of a partition that is not read was meant for another."""
+        """Raise InvalidOption if an option names a topic or partition that is not read."""
         by_name = {topic.name: topic for topic, _ in chosen}
         read = {(topic.name, partition) for topic, partition in chosen}
         options = self._options

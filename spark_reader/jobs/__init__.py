@@ -1,1 +1,1 @@
-"""Work that outgrows one machine, on Spark: replay, verification, statistics."""
+"""Spark jobs for work that exceeds one machine: replay, verification and statistics."""

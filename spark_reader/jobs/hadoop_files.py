@@ -1,7 +1,7 @@
-"""A folder as Spark's own file systems know it: `file:`, `s3a:`, `hdfs:`, whatever is set up.
+"""Access to a folder through Hadoop's file systems: `file:`, `s3a:`, `hdfs:` or any other.
 
-* Through the JVM, so that a job's own notes are where its rows are, under the same credentials.
-* A file is written under another name first and renamed: half of one is never read.
+* Goes through the JVM, so that a job's state is stored beside its rows, with the same credentials.
+* A file is written under a temporary name and renamed, so that readers never see half of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HadoopFolder:
-    """One folder and what is in it; names are relative to it."""
+    """One folder and its contents; names are relative to it."""
 
     def __init__(self, session: SparkSession, url: str) -> None:
         context = session.sparkContext
@@ -29,13 +29,13 @@ class HadoopFolder:
         return bool(self._files.exists(self._path(name)))
 
     def names(self, name: str = "") -> list[str]:
-        """What lies directly in a folder, sorted; empty where there is none."""
+        """The names directly in a folder, sorted; empty if it does not exist."""
         if not self.exists(name):
             return []
         return sorted(one.getPath().getName() for one in self._files.listStatus(self._path(name)))
 
     def walk(self, name: str) -> list[str]:
-        """Every file below, relative to `name`, sorted."""
+        """Every file below `name`, relative to it, sorted."""
         found: list[str] = []
         for one in self._files.listStatus(self._path(name)):
             child = one.getPath().getName()
@@ -62,9 +62,9 @@ class HadoopFolder:
         self.move(writing, name)
 
     def move(self, name: str, to: str) -> None:
-        """Rename a file; one that is there already under the new name makes way.
+        """Rename a file, replacing an existing one.
 
-        Repeating a move that was cut short ends well, also where a rename is a copy and a delete.
+        An interrupted move can be repeated, even if a rename is a copy and a delete.
         """
         source, target = self._path(name), self._path(to)
         self._files.mkdirs(target.getParent())

@@ -1,8 +1,8 @@
-"""Our code as one zip, for executors that have not installed it.
+"""Packs tierlog's code into a zip, for executors that do not have it installed.
 
-* It holds what executors import, and nothing compiled: the packages that it depends on (pyarrow,
-  numba, boto3 and the codecs) have to be where Python runs.
-* The same code gives the same bytes.
+* It holds the packages that executors import, and nothing compiled: dependencies (pyarrow, numba,
+  boto3 and the codecs) have to be installed on the executors.
+* The zip is reproducible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from record_format.errors import ConfigurationError
 
-ROOMS: Final = (
+PACKAGES: Final = (
     "record_format",
     "cold_tier",
     "manifest",
@@ -23,30 +23,31 @@ ROOMS: Final = (
     "tierlog",
     "pyspark_tierlog",
 )
-_AT: Final = (2020, 1, 1, 0, 0, 0)  # of every file in the zip
+_TIMESTAMP: Final = (2020, 1, 1, 0, 0, 0)  # of every file in the zip
 
 
 def build_zip(target: Path) -> Path:
     """Write the zip to `target`, for `--py-files` or `SparkContext.addPyFile`."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in _files():
-            archive.writestr(zipfile.ZipInfo(name, _AT), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            info = zipfile.ZipInfo(name, _TIMESTAMP)
+            archive.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return target
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    for room in ROOMS:
-        folder = _folder(room)
+    for package in PACKAGES:
+        folder = _folder(package)
         for path in sorted(folder.rglob("*.py")):
-            yield f"{room}/{path.relative_to(folder).as_posix()}", path
+            yield f"{package}/{path.relative_to(folder).as_posix()}", path
 
 
-def _folder(room: str) -> Path:
-    spec = find_spec(room)
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
     assert spec is not None
     folder = Path((spec.submodule_search_locations or [""])[0])
     if not folder.is_dir():
         raise ConfigurationError(
-            f"{folder} is no folder: tierlog runs out of a zip already; use it"
+            f"{folder} is not a folder: tierlog is running from a zip already; use that zip"
         )
     return folder

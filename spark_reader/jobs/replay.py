@@ -1,20 +1,18 @@
-"""Replay: a range of a topic into Parquet or JSON files by date and hour, or into another topic.
+"""Replays a range of a topic to Parquet or JSON files by date and hour, or to another topic.
 
-What a target folder holds while it is written (names with `_` are passed over by who reads it):
+The target folder while it is being written (readers ignore names that begin with `_`):
 
 | path                                  |                                                  |
 |---------------------------------------|--------------------------------------------------|
-| `date=2013-07-04/hour=12/00003-part…` | rows whose step is done: its number goes before  |
+| `date=2013-07-04/hour=12/00003-part…` | rows of a finished step, after its number        |
 | `_tierlog_replay/plan.json`           | what every step reads (`replay_plan`)            |
-| `_tierlog_replay/step-00003/`         | rows of a step that is not done                  |
-| `_tierlog_replay/done-00003`          | the step is done: how many records it had        |
+| `_tierlog_replay/step-00003/`         | rows of an unfinished step                       |
+| `_tierlog_replay/done-00003`          | a finished step: its number of records           |
 
-Rules that keep it honest:
-
-* Files are exactly once: a step is written aside, and moved when Spark has said that it is whole. A
-  replay continues where it ended; moving again what was already moved changes nothing.
-* A topic is at least once, like the sink: a step that ended halfway is written again.
-* Into a topic the rows of a partition go in their order, and keep key, headers and timestamp.
+* Files are exactly-once: a step is staged, and moved when Spark has completed it. An interrupted
+  replay resumes where it stopped; repeating a move changes nothing.
+* Topics are at-least-once, like the sink: an interrupted step is written again.
+* In a target topic, the rows of a partition keep their order, keys, headers and timestamps.
 """
 
 from __future__ import annotations
@@ -27,8 +25,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from record_format.errors import InvalidRequest
 from spark_reader.access import Connections
 from spark_reader.jobs.hadoop_files import HadoopFolder
-from spark_reader.jobs.replay_plan import ReplayPlan, Step, cut_steps, from_json, options_of
-from spark_reader.jobs.session import Progress, watched
+from spark_reader.jobs.replay_plan import (
+    ReplayPlan,
+    Step,
+    from_json,
+    split_into_steps,
+    step_options,
+)
+from spark_reader.jobs.session import Progress, progress_reported
 from spark_reader.options import ReadOptions, parse_options
 from spark_reader.plan import MAX_SPLIT_BYTES
 from spark_reader.planner import Planner
@@ -43,8 +47,8 @@ STEP_BYTES: Final = 4 * 1024**3
 
 _NOTES: Final = "_tierlog_replay"
 _PLAN: Final = f"{_NOTES}/plan.json"
-# How the rows are reached and cut says nothing of which they are; four of these are secrets.
-_NOT_ASKED: Final = frozenset(
+# These do not affect which rows are read; four of them are secrets.
+_NOT_COMPARED: Final = frozenset(
     (
         *("token", "accesskeyid", "secretaccesskey", "sessiontoken"),
         *("tokenfile", "cafile", "endpoint", "region", "pathstyle"),
@@ -54,12 +58,12 @@ _NOT_ASKED: Final = frozenset(
 _DAY_MS: Final = 86_400_000
 _HOUR_MS: Final = 3_600_000
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToFiles:
-    """`folder`: any URL that Spark writes to. JSON has keys and values as text, or as base64."""
+    """`folder` is any URL that Spark can write to. JSON has keys and values as text or base64."""
 
     folder: str
     kind: Literal["parquet", "json"] = "parquet"
@@ -72,9 +76,10 @@ class ToFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ToTopic:
-    """`options`: of the sink (`server`, `topic`, …). `notes`: a folder that says what is done.
+    """`options` are the sink's (`server`, `topic`, …); `notes` is a folder for the replay's state.
 
-    Records keep their partition's number, or go by their keys where the target has another count.
+    With `keep_partitions` records keep their partition, else they are partitioned by key, for a
+    topic with another number of partitions.
     """
 
     options: Mapping[str, str] = field(repr=False)
@@ -84,7 +89,7 @@ class ToTopic:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport:
-    """`resumed`: how many of the steps were done before this run."""
+    """`resumed` is the number of steps that were finished before this run."""
 
     target: str
     steps: int
@@ -99,23 +104,23 @@ def replay(
     *,
     step_bytes: int = STEP_BYTES,
     progress: Progress | None = None,
-    say: Say = print,
+    log: Log = print,
 ) -> ReplayReport:
-    """Read what `source` (the options of the Spark source) asks for and write it to `target`.
+    """Read with `source` (options of the Spark source) and write to `target`.
 
-    Raises InvalidRequest if the folder belongs to another replay, DataLoss, also where a topic
-    is another than the one that was planned, and Spark's errors.
+    Raises InvalidRequest if the folder belongs to another replay; DataLoss, also if a topic was
+    re-created since the plan was made; and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)
     s3a = settings_of(session)
-    plan = _plan(notes, source, target, s3a=s3a, step_bytes=step_bytes, say=say)
+    plan = _plan(notes, source, target, s3a=s3a, step_bytes=step_bytes, log=log)
     done = {name for name in notes.names(_NOTES) if name.startswith("done-")}
     for number, step in enumerate(plan.steps):
         if _done(number) in done:
             continue
-        say(f"step {number + 1} of {len(plan.steps)}")
-        _check_topics(plan, parse_options(options_of(step, source), streaming=False, s3a=s3a))
-        with watched(session, progress):
+        log(f"step {number + 1} of {len(plan.steps)}")
+        _check_topics(plan, parse_options(step_options(step, source), streaming=False, s3a=s3a))
+        with progress_reported(session, progress):
             _Step(session, source, target, notes, number).run(step)
     records = sum(
         int(json.loads(notes.read_text(f"{_NOTES}/{_done(number)}"))["records"])
@@ -137,35 +142,35 @@ def _plan(
     *,
     s3a: S3ASettings,
     step_bytes: int,
-    say: Say,
+    log: Log,
 ) -> ReplayPlan:
-    asked = _asked(source, target)
+    asked = _request(source, target)
     if notes.exists(_PLAN):
         plan = from_json(notes.read_text(_PLAN), file=notes.url(_PLAN))
         if plan.asked != asked:
             changed = sorted(k for k in {*plan.asked, *asked} if plan.asked.get(k) != asked.get(k))
             raise InvalidRequest(
                 f"{notes.url()} belongs to another replay: {', '.join(changed)} differ; "
-                "give another folder, or the same question"
+                "use another folder, or the same options"
             )
-        say(f"go on with the plan in {notes.url(_PLAN)}")
+        log(f"resuming the plan in {notes.url(_PLAN)}")
         return plan
     if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
         raise InvalidRequest(
-            f"{notes.url()} is not empty, and is not a replay's: it has {others[0]}"
+            f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
         )
     options = parse_options(source, streaming=False, s3a=s3a)
     split_bytes = options.split_bytes or MAX_SPLIT_BYTES
     options = replace(options, split_bytes=split_bytes)
-    told: list[str] = []
-    planner = Planner(options, report=told.append, warn=say)
+    reported: list[str] = []
+    planner = Planner(options, report=reported.append, warn=log)
     ranges = planner.ranges()
-    steps = cut_steps(
+    steps = split_into_steps(
         ranges, planner.splits(ranges), split_bytes=split_bytes, step_bytes=step_bytes
     )
-    if len(steps) > 1:  # of one alone Spark's source tells the same
-        for line in told:
-            say(line)
+    if len(steps) > 1:  # for a single step Spark's source reports the same
+        for line in reported:
+            log(line)
     ids = {one.facts.topic: one.facts.topic_id for one in ranges}
     plan = ReplayPlan(asked=asked, topic_ids=ids, steps=steps)
     notes.write_text(_PLAN, plan.to_json())
@@ -173,19 +178,19 @@ def _plan(
 
 
 def _check_topics(plan: ReplayPlan, options: ReadOptions) -> None:
-    """Offsets of a topic that is gone are others in one that came under its name."""
+    """Raise DataLoss if a topic was re-created: its offsets are not the planned ones."""
     for topic, _ in Topics(options, Connections(options.access)).chosen():
         planned = plan.topic_ids.get(topic.name, topic.topic_id)
         if topic.topic_id != planned:
             raise DataLoss(
-                f"topic {topic.name!r} is another now (id {topic.topic_id}, the replay began with "
-                f"{planned}); what there is now takes another folder"
+                f"topic {topic.name!r} was deleted and re-created (its id is {topic.topic_id}, the "
+                f"replay started with {planned}); replay the new topic to another folder"
             )
 
 
-def _asked(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, str]:
-    """What makes a replay the same one: which rows, and in which form."""
-    asked = {k: v for k, v in source.items() if k.lower() not in _NOT_ASKED}
+def _request(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, str]:
+    """The options that identify a replay: which rows, and in which form."""
+    asked = {k: v for k, v in source.items() if k.lower() not in _NOT_COMPARED}
     if isinstance(target, ToFiles):
         return asked | {"kind": target.kind, "base64": json.dumps(target.base64)}
     return asked | {
@@ -208,7 +213,7 @@ class _Step:
     ) -> None:
         self._session, self._source, self._target = session, source, target
         self._notes, self._number = notes, number
-        self._aside = f"{_NOTES}/step-{number:05d}"
+        self._staging = f"{_NOTES}/step-{number:05d}"
 
     def run(self, step: Step) -> None:
         if isinstance(self._target, ToTopic):
@@ -216,11 +221,11 @@ class _Step:
         else:
             records = self._to_files(step, self._target)
         self._notes.write_text(f"{_NOTES}/{_done(self._number)}", json.dumps({"records": records}))
-        self._notes.delete(self._aside)
+        self._notes.delete(self._staging)
 
     def _to_files(self, step: Step, target: ToFiles) -> int:
-        """Write aside, then move. A whole step that was moved in part is not written again."""
-        count = f"{self._aside}/_records"
+        """Stage, then move. A complete step whose move was interrupted is not written again."""
+        count = f"{self._staging}/_records"
         if not self._notes.exists(count):
             frame, counted = _counted(_by_hour(self._rows(step)))
             if target.kind == "json" and not target.base64:
@@ -228,13 +233,13 @@ class _Step:
             writer = frame.write.partitionBy("date", "hour").mode("overwrite")
             if target.kind == "parquet":
                 writer = writer.option("compression", "zstd")
-            writer.format(target.kind).save(self._notes.url(self._aside))
+            writer.format(target.kind).save(self._notes.url(self._staging))
             self._notes.write_text(count, str(counted()))
         records = int(self._notes.read_text(count))
-        for path in self._notes.walk(self._aside):
+        for path in self._notes.walk(self._staging):
             folder, _, name = path.rpartition("/")
             if folder:
-                self._notes.move(f"{self._aside}/{path}", f"{folder}/{self._number:05d}-{name}")
+                self._notes.move(f"{self._staging}/{path}", f"{folder}/{self._number:05d}-{name}")
         return records
 
     def _to_topic(self, step: Step, target: ToTopic) -> int:
@@ -250,12 +255,12 @@ class _Step:
         return counted()
 
     def _rows(self, step: Step, **more: str) -> DataFrame:
-        options = {**options_of(step, self._source), **more}
+        options = {**step_options(step, self._source), **more}
         return self._session.read.format("tierlog").options(**options).load()
 
 
 def _by_hour(rows: DataFrame) -> DataFrame:
-    """With `date` and `hour` of each record's timestamp in UTC, whatever the session's zone is."""
+    """Add `date` and `hour` of each record's timestamp in UTC, whatever the session's time zone."""
     from pyspark.sql import functions as f
 
     millis = f.unix_millis("timestamp")
@@ -271,7 +276,7 @@ def _as_text(rows: DataFrame) -> DataFrame:
 
 
 def _counted(frame: DataFrame) -> tuple[DataFrame, Callable[[], int]]:
-    """The same frame, and how many rows of it the action that follows went through."""
+    """The same frame, and a function that returns the rows counted by the action that follows."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 

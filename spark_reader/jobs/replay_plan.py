@@ -1,16 +1,15 @@
-"""Which rows each step of a replay reads: pure, and kept as JSON beside what is written.
+"""The steps of a replay, and the rows that each reads. Pure; stored as JSON beside the output.
 
     {"format_version": 1, "asked": {...}, "topic_ids": {"flights": "<topic id>"},
      "steps": [{"flights": {"0": [0, 5000], "1": [0, 4700]}}]}
 
-Rules that keep it honest:
-
-* The plan is made once. Continuing a replay reads the same offsets as the first run, whatever was
-  appended since, and of the same topics: the ids distinguish them from others of their names (older
-  plans have none).
-* A step is about `step_bytes` of the log, its ranges follow those of the step before, and the steps
-  together are what was asked for.
-* `asked` is compared when a replay goes on: a folder belongs to one question. No secret is in it.
+* The plan is made once. A resumed replay reads the same offsets as the first run, whatever was
+  appended since, of the same topics: ids distinguish them from re-created topics (older plans have
+  none).
+* A step is about `step_bytes` of the log. Its ranges continue those of the previous step, and the
+  steps together are the requested range.
+* `asked` is the request, without secrets. It is compared when a replay resumes: a folder belongs to
+  one request.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def from_json(text: str, *, file: str) -> ReplayPlan:
     try:
         document = json.loads(text)
         if document["format_version"] != FORMAT_VERSION:
-            detail = f"is a replay plan of format {document['format_version']!r}"
-            raise CorruptDataError(f"{detail}, and this tierlog knows {FORMAT_VERSION}", file=file)
+            detail = f"replay plan has format version {document['format_version']!r}"
+            raise CorruptDataError(f"{detail}; this tierlog supports {FORMAT_VERSION}", file=file)
         steps = [_step(one) for one in document["steps"]]
         ids = dict(document.get("topic_ids", {}))
         return ReplayPlan(asked=dict(document["asked"]), topic_ids=ids, steps=steps)
@@ -79,18 +78,18 @@ def _step(document: Any) -> Step:
     }
 
 
-def cut_steps(
+def split_into_steps(
     ranges: Iterable[OffsetRange], splits: Sequence[Split], *, split_bytes: int, step_bytes: int
 ) -> list[Step]:
-    """Steps of about `step_bytes`, each a like share of every partition."""
-    by_place: dict[tuple[str, int], list[Split]] = {}
+    """Steps of about `step_bytes`, each with an equal share of every partition."""
+    by_partition: dict[tuple[str, int], list[Split]] = {}
     for split in splits:
-        by_place.setdefault((split.topic, split.partition), []).append(split)
+        by_partition.setdefault((split.topic, split.partition), []).append(split)
     count = max(1, -(-len(splits) * split_bytes // step_bytes))
     steps: list[dict[str, dict[int, Range]]] = [{} for _ in range(count)]
     for one in ranges:
-        place = (one.facts.topic, one.facts.partition)
-        own = by_place.get(place, [])
+        topic, partition = one.facts.topic, one.facts.partition
+        own = by_partition.get((topic, partition), [])
         if not own:
             continue
         borders = [own[len(own) * number // count].start_offset for number in range(count)]
@@ -98,12 +97,12 @@ def cut_steps(
         for number, step in enumerate(steps):
             start, end = borders[number], borders[number + 1]
             if start < end:
-                step.setdefault(place[0], {})[place[1]] = (start, end)
+                step.setdefault(topic, {})[partition] = (start, end)
     return [step for step in steps if step]
 
 
-def options_of(step: Step, source: Mapping[str, str]) -> dict[str, str]:
-    """A step as the source's options say it: `source`, except for what chose topics and offsets."""
+def step_options(step: Step, source: Mapping[str, str]) -> dict[str, str]:
+    """The source's options for a step: `source`, with the step's topics and offsets."""
     kept = {name: text for name, text in source.items() if not name.lower().startswith(_RANGE)}
     for name in [name for name in kept if name.lower() == "manifestversion"]:
         versions = _of_step(json.loads(kept.pop(name)), step)
@@ -119,7 +118,7 @@ def options_of(step: Step, source: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_step(versions: Mapping[str, Mapping[str, int]], step: Step) -> Mapping[str, Any]:
-    """A source refuses what is said of a partition that it does not read."""
+    """Only those of the step's partitions, since the source rejects options for others."""
     read = {
         topic: {number: one for number, one in of.items() if int(number) in step.get(topic, ())}
         for topic, of in versions.items()

@@ -1,11 +1,8 @@
-"""The session that a job runs in, and how far the job has got.
+"""The Spark session of a job, and the reporting of its progress.
 
-Rules that keep it honest:
-
-* An existing session (spark-submit, a notebook) is used as it is and left running. One that was
+* An existing session (spark-submit, a notebook) is used as it is and left running. One that is
   created here is stopped at the end.
-* A master that is not this process gets our code as a zip, and nobody has to have installed it
-  there.
+* Executors in other processes get tierlog's code as a zip, so that it need not be installed there.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ from spark_reader.registration import register
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HERE: Final = "local[*]"
-LOOK_EVERY_S: Final = 0.5
+LOCAL_MASTER: Final = "local[*]"
+POLL_INTERVAL_S: Final = 0.5
 
 Progress = Callable[[int, int], None]
-"""Told of tasks that are done, and how many there are, of what Spark runs at the moment."""
+"""Called with the numbers of finished tasks and of all tasks of Spark's running stages."""
 
 
 @contextmanager
@@ -49,7 +46,7 @@ def job_session(
     session = _new_session(name, master, config or {})
     try:
         with tempfile.TemporaryDirectory(prefix="tierlog-zip-") as folder:
-            if _is_elsewhere(session):
+            if _has_remote_executors(session):
                 session.sparkContext.addPyFile(str(build_zip(Path(folder) / "tierlog.zip")))
             register(session)
             yield session
@@ -67,19 +64,19 @@ def _new_session(name: str, master: str | None, config: Mapping[str, str]) -> Sp
         builder = builder.config("spark.ui.showConsoleProgress", "false")
         builder = builder.config("spark.ui.enabled", "false")
     if master is not None or not submitted:
-        builder = builder.master(master or HERE)
+        builder = builder.master(master or LOCAL_MASTER)
     for key, value in config.items():
         builder = builder.config(key, value)
-    with _interrupted_later():
+    with _interrupt_deferred():
         session: SparkSession = builder.getOrCreate()
     return session
 
 
 @contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C waits until Spark has started; a second one does not.
+def _interrupt_deferred() -> Iterator[None]:
+    """Defer Ctrl-C until Spark has started; a second one takes effect at once.
 
-    Broken off before, PySpark leaves the JVM behind for ever, with our pipes in its hands.
+    If its start is interrupted, PySpark leaves the JVM running forever, holding our pipes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,27 +87,27 @@ def _interrupted_later() -> Iterator[None]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        sys.stderr.write("tierlog: ends once Spark has started\n")
+        sys.stderr.write("tierlog: stopping once Spark has started\n")
 
     before = signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is note:  # Spark's own cancels what runs: it stays
+        if signal.getsignal(signal.SIGINT) is note:  # keep Spark's own handler, which cancels jobs
             signal.signal(signal.SIGINT, before)
     if asked:
         raise KeyboardInterrupt
 
 
-def _is_elsewhere(session: SparkSession) -> bool:
-    """Whether executors are processes of their own."""
+def _has_remote_executors(session: SparkSession) -> bool:
+    """Whether executors run in other processes."""
     master: str = session.sparkContext.master
     return master != "local" and not master.startswith("local[")
 
 
 @contextmanager
-def watched(session: SparkSession, progress: Progress | None) -> Iterator[None]:
-    """Tell `progress` now and then how many tasks of the running stages are done."""
+def progress_reported(session: SparkSession, progress: Progress | None) -> Iterator[None]:
+    """Call `progress` periodically while the block runs."""
     if progress is None:
         yield
         return
@@ -126,7 +123,7 @@ def watched(session: SparkSession, progress: Progress | None) -> Iterator[None]:
 
 
 def _watch(tracker: Any, progress: Progress, over: threading.Event) -> None:
-    while not over.wait(LOOK_EVERY_S):
+    while not over.wait(POLL_INTERVAL_S):
         stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
         if known:

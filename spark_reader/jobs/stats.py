@@ -1,10 +1,8 @@
-"""What a topic is made of: records, bytes, keys and sizes, by hour and partition.
+"""Statistics of a topic's records, bytes, keys and sizes, by hour and partition.
 
-Rules that keep it honest:
-
-* An hour is that of the records' own timestamps, in UTC.
-* Bytes are those of keys and values, before compression; what they take in the log is less or more.
-* Distinct keys and percentiles are estimates of Spark's (5% and 1%), and named so; all else is
+* Hours are those of the records' timestamps, in UTC.
+* Bytes are those of keys and values before compression; their size in the log differs.
+* Distinct keys and percentiles are Spark's estimates (within 5% and 1%), and named so; all else is
   exact.
 """
 
@@ -13,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_reader.jobs.session import Progress, watched
+from spark_reader.jobs.session import Progress, progress_reported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +23,7 @@ _SIZE_ACCURACY: Final = 100
 
 
 class HourStats(NamedTuple):
-    """One hour of one partition. `value_p50` and `value_p99` leave out tombstones."""
+    """One hour of one partition. `value_p50` and `value_p99` exclude tombstones."""
 
     hour_ms: int
     partition: int
@@ -47,7 +45,9 @@ class HourStats(NamedTuple):
 def stats(
     session: SparkSession, source: Mapping[str, str], *, progress: Progress | None = None
 ) -> list[HourStats]:
-    """By hour and partition, in this order. `source`: options of the Spark source, one topic."""
+    """Statistics ordered by hour and partition. `source` are options of the Spark source, for one
+    topic.
+    """
     from pyspark.sql import functions as f
 
     rows = session.read.format("tierlog").schema(_COLUMNS).options(**source).load()
@@ -64,6 +64,6 @@ def stats(
         f.percentile_approx(value_size, 0.99, _SIZE_ACCURACY).alias("value_p99"),
         f.max(value_size).alias("value_max"),
     )
-    with watched(session, progress):
+    with progress_reported(session, progress):
         found = [HourStats(**row.asDict()) for row in grouped.collect()]
     return sorted(found)

@@ -1,11 +1,9 @@
-"""Deep verification on a cluster: every byte of every object of a topic, a segment a task.
+"""Deep verification on a cluster: every byte of every object of a topic, one segment per task.
 
-Rules that keep it honest:
-
-* The checks are the broker's own (`cold_tier.segment_check`, `manifest.partition_check`), and so is
-  the report.
-* The driver reads manifests, pages and pins; executors read segments, straight from the bucket.
-* It only reads. What it finds is its answer.
+* The checks and the report are the broker's own (`cold_tier.segment_check`,
+  `manifest.partition_check`).
+* The driver reads manifests, pages and pins; executors read segments directly from the bucket.
+* It writes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from manifest.state import SegmentEntry
 from record_format import typed_json
 from record_format.findings import Checked, Findings, Problem, VerifyReport
 from spark_reader.access import Access, Connections
-from spark_reader.jobs.session import Progress, watched
+from spark_reader.jobs.session import Progress, progress_reported
 from spark_reader.options import parse_options
 from spark_reader.s3a import settings_of
 from spark_reader.topics import TopicFacts, Topics
@@ -35,7 +33,7 @@ MAX_TASKS: Final = 10_000
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Findings on their way back from an executor."""
+    """The serialized form of an executor's findings."""
 
     checked: Checked
     problems: list[Problem]
@@ -49,9 +47,9 @@ def verify(
     clock: Callable[[], int],
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check what the bucket holds of the topics that `source` (options of the source) names.
+    """Verify the objects in the bucket of the topics that `source` (options of the source) names.
 
-    Raises UnknownTopic, InvalidOption, and Spark's errors; what is broken is in the answer.
+    Raises UnknownTopic, InvalidOption, and Spark's errors; what is corrupt is in the report.
     """
     options = parse_options({**source, "tier": "cold"}, streaming=False, s3a=settings_of(session))
     connections = Connections(options.access)
@@ -65,7 +63,7 @@ def verify(
             work += [(number, _encode(one)) for one in check.entries(manifest)]
             check.pins()
         found.merge(check.findings)
-    with watched(session, progress):
+    with progress_reported(session, progress):
         for one in _on_executors(session, options.access, work):
             found.merge(one)
     return found.report()
@@ -82,7 +80,7 @@ def _encode(entry: SegmentEntry) -> bytes:
 def _on_executors(
     session: SparkSession, access: Access, work: list[tuple[int, bytes]]
 ) -> Iterator[Findings]:
-    """The findings of each segment, in the order of the work."""
+    """The findings of each segment, by partition and base offset."""
     if not work:
         return
     given = session.createDataFrame(
@@ -103,7 +101,7 @@ def _on_executors(
 def _check_with(
     access: Access,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does; `access` goes with it."""
+    """The function that a task runs; it carries `access`."""
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = Connections(access).store

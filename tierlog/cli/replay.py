@@ -88,7 +88,7 @@ def replay(
         job("tierlog replay", master=source.master, conf=source.conf) as session,
         task_bar(f"replay {topic}") as progress,
     ):
-        report = run_replay(session, rows, target, step_bytes=step, progress=progress, say=note)
+        report = run_replay(session, rows, target, step_bytes=step, progress=progress, log=note)
     if output.is_json:
         print_json({name: getattr(report, name) for name in report.__dataclass_fields__})
     else:

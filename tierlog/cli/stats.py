@@ -33,7 +33,7 @@ def stats(
 ) -> None:
     """Count records, bytes, keys and sizes by hour of the records' time and by partition."""
     from spark_reader.jobs.stats import stats as run_stats
-    from spark_reader.jobs.stats_picture import picture as draw
+    from spark_reader.jobs.stats_chart import chart_svg
 
     with (
         job("tierlog stats", master=source.master, conf=source.conf) as session,
@@ -41,7 +41,7 @@ def stats(
     ):
         rows = run_stats(session, source.of(topic), progress=progress)
     if picture is not None:
-        picture.write_text(draw(rows, title=f"Topic {topic}"))
+        picture.write_text(chart_svg(rows, title=f"Topic {topic}"))
         note(f"drawn in {picture}")
     if output.is_json:
         print_json({"topic": topic, "hours": [row._asdict() for row in rows]})

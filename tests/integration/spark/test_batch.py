@@ -46,7 +46,7 @@ def test_columns_are_pruned_by_a_schema_and_counted_by_offsets(spark, tiers):
     counted = read(spark, tiers, schema="offset bigint").selectExpr("count(*)", "max(offset)")
     assert tuple(counted.first()) == (4800, 1599)
     for wrong, told in (
-        ("value string", "column value string is none of this source's"),
+        ("value string", "column value string is not a column of this source"),
         ("value binary not null", "column value is NOT NULL"),
     ):
         with pytest.raises(Exception, match=told):

@@ -21,9 +21,9 @@ from tierlog.cli.program import run
 
 def where(batches):
     import record_format.arrow
-    import spark_reader.reading
+    import spark_reader.split_reader
     for batch in batches:
-        files = [record_format.arrow.__file__, spark_reader.reading.__file__]
+        files = [record_format.arrow.__file__, spark_reader.split_reader.__file__]
         yield pa.RecordBatch.from_pydict({"file": files})
 
 few = {"spark.sql.shuffle.partitions": "2"}

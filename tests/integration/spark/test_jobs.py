@@ -19,7 +19,7 @@ from spark_reader.jobs import replay as replay_module
 from spark_reader.jobs.hadoop_files import HadoopFolder
 from spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from spark_reader.jobs.stats import stats
-from spark_reader.jobs.stats_picture import picture
+from spark_reader.jobs.stats_chart import chart_svg
 from spark_reader.jobs.verify import verify
 from spark_reader.ranges import DataLoss
 from tests.fakes import spark_process
@@ -87,7 +87,7 @@ def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
 
     def run(**given):
         asked = source(tiers, splitBytes="128k", **given)
-        return replay(spark, asked, target, step_bytes=600_000, say=lambda _: None)
+        return replay(spark, asked, target, step_bytes=600_000, log=lambda _: None)
 
     for where, what, dying, told in (
         (replay_module, "_counted", dying_count, "before it was noted"),
@@ -104,14 +104,14 @@ def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
     with pytest.raises(InvalidRequest, match="belongs to another replay: endingOffsets"):
         run(endingOffsets='{"flights": {"0": 10}}')
     with pytest.raises(InvalidRequest, match="is not empty"):
-        replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), say=lambda _: None)
+        replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), log=lambda _: None)
 
 
 def test_a_range_of_offsets_becomes_json_lines(spark, tiers, tmp_path):
     target = ToFiles(folder=(tmp_path / "out").as_uri(), kind="json", base64=True)
     given = {"assign": '{"flights": [1]}', "startingOffsets": '{"flights": {"1": 1490}}'}
     asked = {k: v for k, v in source(tiers).items() if k != "subscribe"} | given
-    assert replay(spark, asked, target, say=lambda _: None).records == 110
+    assert replay(spark, asked, target, log=lambda _: None).records == 110
     lines = [
         json.loads(line)
         for file in (tmp_path / "out").glob("date=*/hour=*/*.json")
@@ -142,7 +142,7 @@ def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
 
         def run(to=target, **given):
             asked = source(tiers, **given)
-            return replay(spark, asked, to, step_bytes=64_000, say=lambda _: None)
+            return replay(spark, asked, to, step_bytes=64_000, log=lambda _: None)
 
         with monkeypatch.context() as patch:
             patch.setattr(HadoopFolder, "really_write_text", HadoopFolder.write_text, raising=False)
@@ -178,12 +178,12 @@ def test_a_replay_does_not_go_on_with_another_topic_of_the_name(spark, tmp_path,
         with monkeypatch.context() as patch:
             patch.setattr(HadoopFolder, "write_text", dying_note)
             with pytest.raises(OSError, match="before it was noted"):
-                replay(spark, source(tiers), target, step_bytes=20_000, say=lambda _: None)
+                replay(spark, source(tiers), target, step_bytes=20_000, log=lambda _: None)
         tiers.broker.delete_topic("flights")
         tiers.create("flights", partitions=1)
         tiers.produce("flights", 1000)
-        with pytest.raises(DataLoss, match="topic 'flights' is another now"):
-            replay(spark, source(tiers), target, step_bytes=20_000, say=lambda _: None)
+        with pytest.raises(DataLoss, match="topic 'flights' was deleted and re-created"):
+            replay(spark, source(tiers), target, step_bytes=20_000, log=lambda _: None)
 
 
 def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
@@ -264,7 +264,7 @@ def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
     }
     assert found == expected
     assert all(row.value_p50 == row.value_max == 100 for row in rows)
-    drawn = ElementTree.fromstring(picture(rows, title="a <b> & c"))
+    drawn = ElementTree.fromstring(chart_svg(rows, title="a <b> & c"))
     bars = [one for one in drawn if one.tag.endswith("rect")]
     assert len(bars) == 1 + 3 + 2 * len(rows)  # background, legend, two panels
-    assert ElementTree.fromstring(picture([], title="nothing")) is not None
+    assert ElementTree.fromstring(chart_svg([], title="nothing")) is not None

@@ -76,7 +76,7 @@ def test_refuses_what_cannot_be_written_by_name(spark, own):
 
     frame = spark.range(3).selectExpr("cast(id as string) value")
     for wrong, told in (
-        (lambda: save(frame), "give the option topic, or a column topic"),
+        (lambda: save(frame), "set the option topic, or add a column topic"),
         (lambda: save(frame, mode="overwrite", topic="out"), "a log cannot be overwritten"),
         (lambda: save(spark.range(3), topic="out"), "there is no column value"),
         (lambda: save(frame.selectExpr("*", "1 keys"), topic="out"), "did you mean key"),

@@ -152,7 +152,7 @@ def test_topics_that_a_pattern_finds_during_a_stream_and_that_go_again(own):
     with pytest.raises(DataLoss, match="t-new-0: offsets 0 to 50 are gone"):
         by_pattern().partitions(start, end)
     own.broker.delete_topic("t-new")
-    with pytest.raises(DataLoss, match="the stream has read t-new-0: gone, or"):
+    with pytest.raises(DataLoss, match="the stream has read t-new-0: deleted, or"):
         by_pattern().latestOffset(end, ReadAllAvailable())
     # Options say where a stream begins; under way it may lose what they name.
     named = {"startingOffsets": '{"t-new": {"0": 5}}'}
@@ -176,7 +176,7 @@ def test_a_topic_by_name_that_goes_during_a_stream_goes_by_the_option_and_a_wron
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadAllAvailable())
     own.broker.delete_topic("other")
-    with pytest.raises(DataLoss, match="the stream has read other-0: gone, or"):
+    with pytest.raises(DataLoss, match="the stream has read other-0: deleted, or"):
         stream.latestOffset(end, ReadAllAvailable())
     lenient = both(failOnDataLoss="false")
     lenient.prepareForTriggerAvailableNow()
@@ -199,7 +199,9 @@ def test_a_topic_by_name_that_goes_during_a_stream_goes_by_the_option_and_a_wron
     stream = both(failOnDataLoss="false")
     anew = stream.latestOffset(after, ReadAllAvailable())
     assert rows(stream, after, anew) == [(0, o) for o in range(50)]
-    assert "is another now" not in capsys.readouterr().err  # that it was gone is told already
+    assert (
+        "was deleted and re-created" not in capsys.readouterr().err
+    )  # that it was gone is told already
 
 
 def test_a_stream_that_waits_asks_nothing_of_the_bucket(own, monkeypatch):
@@ -347,7 +349,7 @@ def test_trimmed_offsets_and_another_topic_are_data_loss(own):
     own.broker.delete_topic("t")
     own.create("t", partitions=2)
     own.produce("t", 50)
-    with pytest.raises(DataLoss, match="topic 't' is another now"):
+    with pytest.raises(DataLoss, match="topic 't' was deleted and re-created"):
         stream.latestOffset(end, ReadAllAvailable())
     lenient = reader(own, failOnDataLoss="false")
     # A batch that was under way over the topic that is gone has no row of the one that came.

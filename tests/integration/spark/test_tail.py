@@ -18,8 +18,8 @@ from spark_reader.catalog import Catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss, LossPolicy
-from spark_reader.reading import ReadRequest, read_split
+from spark_reader.ranges import DataLoss, DataLossPolicy
+from spark_reader.split_reader import ReadRequest, read_split
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.control_markers import marker_key, marker_value
@@ -43,7 +43,7 @@ class Run:
         request = ReadRequest(
             access=self.options.access, columns=COLUMNS, isolation=self.options.isolation
         )
-        loss = LossPolicy(self.options.fail_on_data_loss, self.lost.append)
+        loss = DataLossPolicy(self.options.fail_on_data_loss, self.lost.append)
         found = {}
         for split in self.splits:
             for batch in read_split(split, request, loss):
@@ -214,7 +214,7 @@ def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path
         assert lenient.rows() == {}
         assert any("moving-0: ends at 0 now, before offset" in one for one in lenient.lost)
         tiers.produce("moving", 1000)
-        with pytest.raises(DataLoss, match="'moving' is another topic now"):
+        with pytest.raises(DataLoss, match="topic 'moving' was deleted and re-created"):
             strict.rows()
         assert lenient.rows() == {}
 

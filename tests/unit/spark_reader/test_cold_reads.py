@@ -13,13 +13,13 @@ from record_format.errors import UnknownManifestVersion, UnknownTopic
 from record_format.row_filter import RowFilter
 from spark_reader import access
 from spark_reader.cold_index import may_match
-from spark_reader.jobs.replay_plan import cut_steps, options_of
+from spark_reader.jobs.replay_plan import split_into_steps, step_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss, LossPolicy
-from spark_reader.reading import ReadRequest, _cold, read_split
+from spark_reader.ranges import DataLoss, DataLossPolicy
+from spark_reader.split_reader import ReadRequest, _cold, read_split
 from tests.fakes.bucket import (
     FIXTURES,
     NOW_MS,
@@ -58,7 +58,7 @@ class Read:
             row_filter=filters.row_filter,
             isolation=options.isolation,
         )
-        loss = LossPolicy(options.fail_on_data_loss, self.lost.append)
+        loss = DataLossPolicy(options.fail_on_data_loss, self.lost.append)
         batches = [
             batch
             for split in self.splits
@@ -201,9 +201,9 @@ def test_steps_of_a_replay_read_what_versions_say_of_their_topics(url):
     planner = Planner(options, report=[].append, warn=[].append)
     ranges = planner.ranges()
     splits = planner.splits(ranges)
-    steps = cut_steps(ranges, splits, split_bytes=16 << 10, step_bytes=100 << 10)
+    steps = split_into_steps(ranges, splits, split_bytes=16 << 10, step_bytes=100 << 10)
     assert len({frozenset(step) for step in steps}) == 2  # some without one of the topics
-    read = [row for step in steps for row in Read(url, **options_of(step, source)).rows]
+    read = [row for step in steps for row in Read(url, **step_options(step, source)).rows]
     places = [
         [(row["topic"], row["partition"], row["offset"]) for row in of] for of in (read, whole.rows)
     ]
@@ -319,7 +319,7 @@ def test_a_chunk_is_not_written_over_while_it_is_decoded(tmp_path):
     (tmp_path / gone).unlink()
     request, lost = ReadRequest(access=options.access, columns=COLUMNS), []
     rooms = [memoryview(bytearray(1 << 20)) for _ in range(2)]
-    pieces = _cold(split, request, LossPolicy(False, lost.append), rooms)
+    pieces = _cold(split, request, DataLossPolicy(False, lost.append), rooms)
     before = b""
     for number in range(keys.index(gone)):
         decoded = next(pieces)

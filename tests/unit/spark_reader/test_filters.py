@@ -5,7 +5,7 @@ from pyspark.sql import datasource as spark
 
 from record_format.record_walk import I64_MAX, I64_MIN
 from record_format.row_filter import RowFilter
-from spark_reader.filters import take
+from spark_reader.filters import push_down
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -15,7 +15,7 @@ def at(micros):
 
 
 def taken(*filters):
-    found, left = take(filters)
+    found, left = push_down(filters)
     assert left == []
     return found
 
@@ -79,6 +79,6 @@ def test_what_is_not_ours_is_given_back():
         spark.EqualTo(("headers", "x"), 1),
         spark.In(("offset",), (1, 2)),
     ]
-    found, left = take(others)
+    found, left = push_down(others)
     assert left == others
     assert found.row_filter == RowFilter(0, I64_MAX, I64_MIN, I64_MAX)

@@ -32,18 +32,18 @@ def test_texts_are_taken_as_kafkas_source_takes_them():
 
 
 def test_a_batch_is_from_earliest_to_latest_and_a_stream_begins_at_latest():
-    assert parse().starting.place("flights", 0) == EARLIEST
-    assert parse().ending.place("flights", 0) == LATEST
-    assert parse(streaming=True).starting.place("flights", 0) == LATEST
+    assert parse().starting.spec_for("flights", 0) == EARLIEST
+    assert parse().ending.spec_for("flights", 0) == LATEST
+    assert parse(streaming=True).starting.spec_for("flights", 0) == LATEST
 
 
 def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offsets():
     offsets = '{"flights": {"0": 5, "1": -2}}'
     times = '{"flights": {"1": "1970-01-01T00:00:01Z"}}'
     some = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times)
-    assert [some.starting.place("flights", p) for p in (0, 1, 2)] == [5, AtTime(1000), EARLIEST]
+    assert [some.starting.spec_for("flights", p) for p in (0, 1, 2)] == [5, AtTime(1000), EARLIEST]
     every = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="77")
-    assert every.starting.place("flights", 0) == AtTime(77)
+    assert every.starting.spec_for("flights", 0) == AtTime(77)
     # A job's options that a stream of it reads, too: the offsets are not looked at.
     assert parse(startingOffsets="latest", startingTimestamp="77").starting.timestamp == 77
 
@@ -56,14 +56,17 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
         ({"minPartitions": "-1"}, "option minPartitions: '-1' is not a whole number above 0"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss: 'yes' is not one of true, false"),
         ({"isolationLevel": "x"}, "not one of read_uncommitted, read_committed"),
-        ({"startingOffsets": "newest"}, "one of earliest, latest, or JSON as in"),
+        ({"startingOffsets": "newest"}, "one of earliest, latest, or JSON such as"),
         ({"startingOffsets": "latest"}, "a batch cannot start at the latest"),
         ({"startingOffsets": '{"flights": {"0": -1}}'}, "a batch cannot start at the latest"),
         ({"startingOffsets": '{"flights": {"0": -3}}'}, "option startingOffsets"),
         ({"startingOffsets": '{"flights": {"x": 3}}'}, "option startingOffsets"),
         ({"startingOffsets": '{"flights": 3}'}, "option startingOffsets"),
         ({"endingOffsets": "earliest"}, "option endingOffsets: 'earliest' is not one of latest"),
-        ({"endingOffsets": '{"flights": {"0": -2}}'}, r"-2 \(earliest\) for flights-0 cannot be"),
+        (
+            {"endingOffsets": '{"flights": {"0": -2}}'},
+            r"-2 \(earliest\) for flights-0 is not allowed",
+        ),
         ({"startingTimestamp": "yesterday"}, "is not a time: milliseconds"),
         ({"startingTimestamp": "2013-06-01T12:00:00"}, "is not a time"),
         ({"startingTimestamp": "-1"}, "option startingTimestamp: '-1' is not a time"),
@@ -74,9 +77,9 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
         ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),
         ({"subscribePattern": "a"}, "not subscribe and subscribePattern"),
         ({"subscribe": " , "}, "option subscribe"),
-        ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is for streams"),
+        ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is only for streams"),
         ({"tier": "all"}, "option server"),
-        ({"pin": "a", "manifestVersion": '{"flights": {"0": 1}}'}, "not both"),
+        ({"pin": "a", "manifestVersion": '{"flights": {"0": 1}}'}, "exclude each other"),
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
         ({"maxRecords": "5"}, "there is no option 'maxRecords'"),
         ({"path": "s3://x"}, "there is no option 'path'"),
@@ -91,39 +94,39 @@ def test_a_wrong_option_is_refused_by_name_with_what_it_may_be(given, told):
 WRONG = {
     "store": ("gs-user:hunter2@b", "user or a password"),
     "endpoint": ("127.0.0.1:9000", "http://127.0.0.1:9000 or https://host"),
-    "region": (" ", "a text"),
+    "region": (" ", "a non-empty text"),
     "pathStyle": ("1", "one of true, false"),
-    "accessKeyId": (" ", "its value cannot be used"),
-    "secretAccessKey": (" ", "its value cannot be used"),
-    "sessionToken": (" ", "its value cannot be used"),
+    "accessKeyId": (" ", "invalid value"),
+    "secretAccessKey": (" ", "invalid value"),
+    "sessionToken": (" ", "invalid value"),
     "server": ("http://me:hunter2@broker:8640", "user or a password"),
-    "token": (" ", "its value cannot be used"),
-    "tokenFile": ("", "a text"),
-    "caFile": ("", "a text"),
-    "subscribe": (",", "a list of topics, as in topicA,topicB"),
+    "token": (" ", "invalid value"),
+    "tokenFile": ("", "a non-empty text"),
+    "caFile": ("", "a non-empty text"),
+    "subscribe": (",", "a list of topics, such as topicA,topicB"),
     "subscribePattern": ("*", "a regular expression"),
-    "assign": ('{"a": [0, 0]}', 'JSON as in {"topicA": [0, 1]'),
+    "assign": ('{"a": [0, 0]}', 'JSON such as {"topicA": [0, 1]'),
     "startingOffsets": ("first", "one of earliest, latest, or JSON"),
-    "endingOffsets": ("first", 'JSON as in {"topic": {"0": 23, "1": -1}} (-1 is the latest)'),
-    "startingTimestamp": ("1.5", "milliseconds since the epoch, or as in"),
-    "endingTimestamp": ("now", "milliseconds since the epoch, or as in"),
-    "startingOffsetsByTimestamp": ("7", 'JSON as in {"topic": {"0": 1700000000000'),
-    "endingOffsetsByTimestamp": ('{"a": {"0": "noon"}}', 'JSON as in {"topic": {"0":'),
+    "endingOffsets": ("first", 'JSON such as {"topic": {"0": 23, "1": -1}} (-1 is the latest)'),
+    "startingTimestamp": ("1.5", "milliseconds since the epoch, or ISO 8601"),
+    "endingTimestamp": ("now", "milliseconds since the epoch, or ISO 8601"),
+    "startingOffsetsByTimestamp": ("7", 'JSON such as {"topic": {"0": 1700000000000'),
+    "endingOffsetsByTimestamp": ('{"a": {"0": "noon"}}', 'JSON such as {"topic": {"0":'),
     "startingOffsetsByTimestampStrategy": ("earliest", "one of error, latest"),
     "minPartitions": ("0", "a whole number above 0"),
     "maxRecordsPerPartition": ("1e6", "a whole number above 0"),
-    "splitBytes": ("64 mil", "in bytes or as in 64m"),
+    "splitBytes": ("64 mil", "in bytes or with a unit, such as 64m"),
     "maxOffsetsPerTrigger": ("0", "a whole number above 0"),
     "minOffsetsPerTrigger": ("x", "a whole number above 0"),
-    "maxTriggerDelay": ("soon", "a duration, as in 30s or 15m"),
-    "maxBytesPerTrigger": ("0", "in bytes or as in 64m"),
+    "maxTriggerDelay": ("soon", "a duration, such as 30s or 15m"),
+    "maxBytesPerTrigger": ("0", "in bytes or with a unit, such as 64m"),
     "failOnDataLoss": ("no", "one of true, false"),
     "includeHeaders": ("yes", "one of true, false"),
     "isolationLevel": ("serializable", "one of read_uncommitted, read_committed"),
     "kafka.isolation.level": ("x", "one of read_uncommitted, read_committed"),
     "tier": ("hot", "one of all, cold"),
-    "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions as in {"topic": {"0": 12'),
-    "pin": ("", "a text"),
+    "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions, such as {"topic": {"0": 12'),
+    "pin": ("", "a non-empty text"),
     "singleQuery": ("once", "one of true, false"),
 }
 
@@ -168,7 +171,7 @@ def test_a_table_of_the_catalog_comes_without_options_and_hears_what_to_create()
 def test_cold_needs_a_store_and_a_stream_takes_no_end():
     with pytest.raises(InvalidOption, match="option store"):
         parse_options({"tier": "cold", "subscribe": "a"}, streaming=False)
-    with pytest.raises(InvalidOption, match="option endingOffsets is for batch reads"):
+    with pytest.raises(InvalidOption, match="option endingOffsets is only for batch reads"):
         parse(streaming=True, endingOffsets="latest")
 
 
@@ -182,7 +185,7 @@ def test_cold_needs_a_store_and_a_stream_takes_no_end():
     ],
 )
 def test_a_range_that_starts_behind_its_end_is_no_empty_read(starting, ending):
-    with pytest.raises(InvalidOption, match=r"begin t-1 behind|later than ending"):
+    with pytest.raises(InvalidOption, match=r"place t-1 after|later than ending"):
         parse(**starting, **ending)
     for other in ({name: text.replace("7", "8") for name, text in ending.items()}, {}):
         parse(**starting, **other)  # from 8 to 8, and from there on

@@ -5,7 +5,7 @@ import pytest
 
 from record_format.errors import CorruptDataError
 from spark_reader.catalog import PartitionFacts
-from spark_reader.jobs.replay_plan import ReplayPlan, cut_steps, from_json, options_of
+from spark_reader.jobs.replay_plan import ReplayPlan, from_json, split_into_steps, step_options
 from spark_reader.plan import Split
 from spark_reader.ranges import OffsetRange
 
@@ -41,7 +41,7 @@ def splits(partition, *borders):
 def test_steps_together_are_the_range_and_follow_each_other(step_bytes):
     ranges = [asked(0, 5, 1000), asked(1, 0, 40), asked(2, 7, 7)]
     cut = [*splits(0, 5, 200, 410, 600, 790, 1000), *splits(1, 0, 40)]
-    steps = cut_steps(ranges, cut, split_bytes=100, step_bytes=step_bytes)
+    steps = split_into_steps(ranges, cut, split_bytes=100, step_bytes=step_bytes)
     for place in (0, 1):
         parts = [step["t"][place] for step in steps if place in step["t"]]
         assert parts[0][0] == ranges[place].start_offset
@@ -52,7 +52,7 @@ def test_steps_together_are_the_range_and_follow_each_other(step_bytes):
 
 
 def test_nothing_to_read_is_no_step():
-    assert cut_steps([asked(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
+    assert split_into_steps([asked(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
 
 
 def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
@@ -61,11 +61,11 @@ def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
     assert from_json(plan.to_json(), file="plan.json") == plan
     older = {k: v for k, v in json.loads(plan.to_json()).items() if k != "topic_ids"}
     assert from_json(json.dumps(older), file="plan.json").steps == steps
-    assert json.loads(options_of(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
+    assert json.loads(step_options(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
     versions = {"manifestVersion": '{"t": {"0": 7, "1": 8}, "u": {"0": 9}}'}
-    assert options_of(plan.steps[0], versions)["manifestVersion"] == '{"t": {"0": 7}}'
+    assert step_options(plan.steps[0], versions)["manifestVersion"] == '{"t": {"0": 7}}'
     newer = plan.to_json().replace('"format_version": 1', '"format_version": 2')
-    with pytest.raises(CorruptDataError, match="a replay plan of format 2"):
+    with pytest.raises(CorruptDataError, match="replay plan has format version 2"):
         from_json(newer, file="plan.json")
     for broken in ("", "[]", "{}", plan.to_json().replace("[", "{", 1)):
         with pytest.raises(CorruptDataError, match=r"plan\.json: is not a replay plan"):

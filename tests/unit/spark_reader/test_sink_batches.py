@@ -8,7 +8,7 @@ from record_format.errors import InvalidRecord
 from record_format.murmur2 import partition_for_key
 from spark_reader import sink_batches
 from spark_reader.option_values import InvalidOption
-from spark_reader.sink_batches import Batcher, Row, TopicShape, rows_of
+from spark_reader.sink_batches import Batcher, Row, TopicMetadata, rows_of
 from spark_reader.source import TierlogSource
 
 
@@ -19,7 +19,7 @@ def row(value=b"v", *, topic=None, partition=None, key=None, timestamp=None, hea
 def batcher(topic="t", partitions=3, **given):
     return Batcher(
         topic=topic,
-        shape_of=lambda name: TopicShape(partitions, 1 << 20, range(partitions)),
+        metadata_of=lambda name: TopicMetadata(partitions, 1 << 20, range(partitions)),
         codec=given.pop("codec", 0),
         now_ms=lambda: 77,
         **given,
@@ -29,7 +29,7 @@ def batcher(topic="t", partitions=3, **given):
 def sent(one, rows):
     batches = [batch for each in rows for batch in one.add(each)] + list(one.flush())
     return [
-        (batch.place, record)
+        (batch.topic_partition, record)
         for batch in batches
         for record in decode_batch(batch.data, parse_header(batch.data))
     ]
@@ -50,7 +50,7 @@ def test_a_rows_topic_counts_unless_the_option_says_one_for_all():
     assert {place.topic for place, _ in sent(batcher(topic="t"), rows)} == {"t"}
     with pytest.raises(InvalidRecord, match="has no topic"):
         sent(batcher(topic=None), [row()])
-    with pytest.raises(InvalidRecord, match="t-3; the topic has 3 partitions"):
+    with pytest.raises(InvalidRecord, match="t-3, but the topic has 3 partitions"):
         sent(batcher(), [row(partition=3)])
 
 
@@ -68,7 +68,7 @@ def test_a_batch_overwrites_nothing_and_a_stream_in_complete_mode_appends():
     source = TierlogSource({"server": "127.0.0.1:1", "topic": "t"})
     schema = StructType().add("value", BinaryType())
     assert source.streamWriter(schema, overwrite=True)
-    with pytest.raises(InvalidOption, match="cannot be overwritten: write with mode append"):
+    with pytest.raises(InvalidOption, match="cannot be overwritten; write with mode append"):
         source.writer(schema, overwrite=True)
 
 

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from spark_reader.gaps import count_offsets, past_gap, stretches
+from spark_reader.gaps import count_offsets, ranges_outside, skip_gap
 from spark_reader.stream_offsets import (
     Backlog,
     CorruptCheckpoint,
@@ -55,14 +55,14 @@ def test_bytes_become_offsets_by_the_sizes_of_segments():
 
 
 def test_a_gap_is_stepped_over():
-    assert [past_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
+    assert [skip_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
 
 
 def test_offsets_of_gaps_are_not_counted():
     gaps = ((5, 10), (10, 12), (30, 33))
     for start, end in product(range(0, 32, 3), range(0, 40, 3)):
         there = [n for n in range(start, end) if not any(low <= n < high for low, high in gaps)]
-        assert [n for a, b in stretches(start, end, gaps) for n in range(a, b)] == there
+        assert [n for a, b in ranges_outside(start, end, gaps) for n in range(a, b)] == there
         assert count_offsets(start, end, gaps) == len(there)
         backlog = Backlog(("t", 0), start, end, gaps)
         for count in range(1, len(there) + 1):

@@ -3,7 +3,7 @@ import queue
 import pytest
 
 from spark_reader.plan import Split
-from spark_reader.reading import one_ahead, tail_bytes
+from spark_reader.split_reader import one_ahead, tail_bytes
 
 
 def test_the_next_piece_is_fetched_while_one_is_decoded_and_no_more_than_that():

@@ -1,11 +1,9 @@
-"""A picture of a topic's statistics: records and bytes over time, stacked by partition, as SVG.
+"""Charts a topic's statistics as SVG: records and bytes over time, stacked by partition.
 
-Rules that keep it honest:
-
-* Pure: from rows to text. No library draws it, and nothing is loaded when it is looked at.
-* Hours are put together until at most `MAX_BARS` bars are left; the axis says how many hours a bar
-  is. An hour without records is a gap, not left out.
-* Where there are more partitions than colours can tell apart, the bars are not stacked.
+* Pure, without a drawing library; the SVG loads nothing when it is viewed.
+* Hours are combined until there are at most `MAX_BARS` bars; the chart says how many hours a bar
+  is. An hour without records is shown as a gap.
+* If there are more partitions than distinguishable colours, the bars are not stacked.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ COLOURS: Final = (
 _BAR_HOURS: Final = (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 2160, 8760, 87_600)
 
 Bars = Mapping[int, Mapping[int, int]]
-"""By the number of the bar and the partition."""
+"""Values by bar number and partition."""
 
 
 class _Scale(NamedTuple):
-    """`bar_hours` hours a bar, `bars` of them, the first at hour `first`."""
+    """`bars` bars of `bar_hours` hours each, the first at hour `first`."""
 
     first: int
     bar_hours: int
@@ -43,7 +41,7 @@ class _Scale(NamedTuple):
         return (row.hour_ms // HOUR_MS - self.first) // self.bar_hours
 
     def start(self, bar: int) -> str:
-        """When a bar begins; a record's time may be one that no calendar has."""
+        """A bar's start time; in seconds if a timestamp is outside the calendar's range."""
         seconds = (self.first + bar * self.bar_hours) * HOUR_MS // 1000
         try:
             return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
@@ -51,7 +49,7 @@ class _Scale(NamedTuple):
             return f"{seconds} s"
 
 
-def picture(rows: Sequence[HourStats], *, title: str) -> str:
+def chart_svg(rows: Sequence[HourStats], *, title: str) -> str:
     """An SVG document."""
     height = TOP + 2 * PANEL + GAP + 60
     parts = [

@@ -1,13 +1,11 @@
-"""What a task does: the bytes of a split, one fetch ahead, decoded to Arrow.
+"""Reads a split in a task: fetches its bytes, one piece ahead, and decodes them to Arrow.
 
-Rules that keep it honest:
-
-* Memory: the chunk being decoded, the one being fetched, and one group of expanded records. Memory
-  for chunks is reused, from task to task: touching fresh memory takes as long as reading a chunk
-  into it. Decoded rows do not refer to it.
-* Cold bytes are checked against the chunk table when they arrive, every batch against its own
+* Uses the memory of the chunk being decoded, the chunk being fetched, and one group of decompressed
+  records. Chunk buffers are reused from task to task: touching fresh memory takes as long as
+  reading a chunk into it. Decoded rows do not refer to the buffers.
+* Cold chunks are verified against the chunk table on arrival, and every batch against its own
   checksum when it is decoded.
-* An object or offset that is gone is data loss, and handled by the run's policy.
+* Missing objects or offsets are data loss, and handled by the run's policy.
 """
 
 from __future__ import annotations
@@ -33,19 +31,19 @@ from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
-from spark_reader.ranges import LossPolicy
+from spark_reader.ranges import DataLossPolicy
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
-KEPT_ROOM_BYTES: Final = 16 * 1024 * 1024  # twice a chunk of the usual size
+KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024  # twice the usual size of a chunk
 
 T = TypeVar("T")
 
 
 class Piece(NamedTuple):
-    """Whole batches, and where they lie: in an object, or in the broker's log. `start_offset`:
-    where the log had come to begin, perhaps within a batch.
+    """Whole batches and their location, in an object or in the broker's log. `start_offset` is the
+    log's new start after a trim, which may be inside a batch.
     """
 
     data: bytes | memoryview
@@ -56,7 +54,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """What is the same for all splits of a run; goes to the executors."""
+    """What all splits of a run have in common; sent to the executors."""
 
     access: Access
     columns: tuple[str, ...]
@@ -64,15 +62,17 @@ class ReadRequest:
     isolation: Isolation = "read_uncommitted"
 
 
-def read_split(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[pa.RecordBatch]:
+def read_split(
+    split: Split, request: ReadRequest, loss: DataLossPolicy
+) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
     start_offset = max(request.row_filter.start_offset, split.start_offset)
     decoder = _decoder(split, request, start_offset)
     largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
-    # Given back when all is decoded, not when all is fetched: rows come out of the last piece yet.
-    with _rooms.two(largest) as rooms:
+    # Returned after decoding, not after fetching: the last piece is still being decoded then.
+    with _buffer_pool.pair(largest) as buffers:
         source = (
-            _cold(split, request, loss, rooms) if split.is_cold else _tail(split, request, loss)
+            _cold(split, request, loss, buffers) if split.is_cold else _tail(split, request, loss)
         )
         with closing(one_ahead(source)) as pieces:
             for piece in pieces:
@@ -98,7 +98,7 @@ def _decoder(split: Split, request: ReadRequest, start_offset: int) -> ArrowDeco
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items; the next one is already being made in a thread of its own."""
+    """The same items, while a thread produces the next one."""
     with ThreadPoolExecutor(1, thread_name_prefix="tierlog-fetch") as pool:
         pending = pool.submit(next, items, _END)
         while (item := pending.result()) is not _END:
@@ -110,46 +110,48 @@ _END: Any = object()
 
 
 def _cold(
-    split: Split, request: ReadRequest, loss: LossPolicy, rooms: list[memoryview]
+    split: Split, request: ReadRequest, loss: DataLossPolicy, buffers: list[memoryview]
 ) -> Iterator[Piece]:
-    """One of the two rooms is decoded while the other is filled."""
+    """One of the two buffers is decoded while the other is filled."""
     store = Connections(request.access).store
     for chunk in split.chunks:
         try:
-            data = read_chunk(store, chunk_ref(chunk), buffer=rooms[0])
+            data = read_chunk(store, chunk_ref(chunk), buffer=buffers[0])
         except MissingObject as error:
             loss.report(f"{split.topic}-{split.partition}: {error}")
             continue
         yield Piece(data, store.full_key(chunk.log_key), chunk.position)
-        rooms.reverse()
+        buffers.reverse()
 
 
-class _Rooms:
-    """Two rooms for chunks, kept for the next reader of this process. Thread-safe."""
+class _BufferPool:
+    """Keeps two chunk buffers for the next reader of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: list[memoryview] = []
 
     @contextmanager
-    def two(self, size_bytes: int) -> Iterator[list[memoryview]]:
-        rooms = [self._take(size_bytes), self._take(size_bytes)]
-        yield rooms
-        # Not after an error, or where the reader went away: somebody may still look at them.
-        self._kept = [room for room in rooms if len(room) <= KEPT_ROOM_BYTES]
+    def pair(self, size_bytes: int) -> Iterator[list[memoryview]]:
+        buffers = [self._take(size_bytes), self._take(size_bytes)]
+        yield buffers
+        # Not after an error or an abandoned read: the fetching thread may still use them.
+        self._kept = [buffer for buffer in buffers if len(buffer) <= KEPT_BUFFER_BYTES]
 
     def _take(self, size_bytes: int) -> memoryview:
         try:
-            room = self._kept.pop()
+            buffer = self._kept.pop()
         except IndexError:
-            room = memoryview(b"")
-        return room if len(room) >= size_bytes else memoryview(bytearray(size_bytes))
+            buffer = memoryview(b"")
+        return buffer if len(buffer) >= size_bytes else memoryview(bytearray(size_bytes))
 
 
-_rooms: Final = _Rooms()
+_buffer_pool: Final = _BufferPool()
 
 
-def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piece]:
-    broker = Connections(request.access, patient=True).broker  # it answered when this was planned
+def _tail(split: Split, request: ReadRequest, loss: DataLossPolicy) -> Iterator[Piece]:
+    broker = Connections(
+        request.access, wait_for_restart=True
+    ).broker  # it answered when this was planned
     name = f"{split.topic}-{split.partition}"
     offset, left_bytes, log_start_offset = split.start_offset, split.size_bytes, 0
     while offset < split.end_offset:
@@ -171,7 +173,7 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
         if found.topic_id != split.topic_id:
             loss.report(
                 f"{name}: offsets {offset} to {split.end_offset} are gone: "
-                f"{split.topic!r} is another topic now"
+                f"topic {split.topic!r} was deleted and re-created"
             )
             return
         if found.next_offset <= offset:
@@ -184,12 +186,12 @@ def _tail(split: Split, request: ReadRequest, loss: LossPolicy) -> Iterator[Piec
 
 
 def tail_bytes(split: Split, offset: int, *, left_bytes: int) -> int:
-    """How much to fetch at `offset`: what is left of the split, as far as one knows, and little
-    more. The rest is not its own.
+    """How much to fetch at `offset`: the estimated rest of the split and little more, since what
+    lies past it is not needed.
 
-    Its bytes lie anyhow among its offsets, and their number is an estimate: the larger guess of two
-    takes a few fetches, the smaller may take hundreds.
+    The split's bytes are an estimate and not spread evenly over its offsets. Of two estimates of
+    the rest, the larger takes a few fetches, while the smaller may take hundreds.
     """
     offsets, left = split.end_offset - split.start_offset, split.end_offset - offset
-    guess = max(left_bytes, split.size_bytes * left // offsets)
-    return min(guess + TAIL_FETCH_SPARE_BYTES, TAIL_FETCH_BYTES)
+    estimate = max(left_bytes, split.size_bytes * left // offsets)
+    return min(estimate + TAIL_FETCH_SPARE_BYTES, TAIL_FETCH_BYTES)

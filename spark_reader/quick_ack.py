@@ -1,10 +1,10 @@
-"""Spark's JVM is answered at once, so that a task does not begin 40 ms late.
+"""Avoids a delayed ACK of 40 ms at the start of each Spark task.
 
 The JVM sends a task as two small writes, the command and then the partition, on a socket without
-TCP_NODELAY. The second waits until the first is acknowledged (Nagle, RFC 896), and Linux delays
-that by 40 ms where a connection looks like questions and answers (RFC 1122, 4.2.3.2). Spark has
-fixed this only for its state server (SPARK-51667). A worker runs our code between the two: the
-command holds our reader, which acknowledges it while it is being unpickled.
+TCP_NODELAY. The second waits until the first is acknowledged (Nagle, RFC 896), which Linux delays
+by 40 ms on a connection with request-response traffic (RFC 1122, 4.2.3.2). Spark has fixed this
+only for its state server (SPARK-51667). A worker runs our code between the two: unpickling the
+command unpickles our reader, which then acknowledges it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ _LOOPBACK: Final = ("127.0.0.1", "::1")
 _OPEN_FILES: Final = Path("/proc/self/fd")
 
 
-class AcknowledgesItsTask:
-    """A reader that lets the JVM go on as soon as it was unpickled. For Linux; elsewhere nothing
-    happens.
-    """
+class QuickAckOnUnpickle:
+    """Acknowledges the JVM's data when a reader is unpickled. Has no effect except on Linux."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -35,7 +33,7 @@ class AcknowledgesItsTask:
 
 
 def _local_connections() -> Iterator[socket.socket]:
-    """Copies of this process's TCP sockets that are connected within this machine."""
+    """Duplicates of this process's TCP sockets that are connected to a loopback address."""
     for open_file in _OPEN_FILES.iterdir():
         with suppress(OSError):
             fd = int(open_file.name)

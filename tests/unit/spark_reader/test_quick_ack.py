@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from spark_reader.prompt_acks import AcknowledgesItsTask
+from spark_reader.quick_ack import QuickAckOnUnpickle
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux has it alone")
@@ -23,7 +23,7 @@ def test_what_is_unpickled_acknowledges_what_came_before_it():
             if not acknowledges_at_once():
                 break
         assert not acknowledges_at_once()
-        reader = AcknowledgesItsTask()
+        reader = QuickAckOnUnpickle()
         reader.columns = ("value",)
         assert pickle.loads(pickle.dumps(reader)).columns == ("value",)
         assert acknowledges_at_once()
