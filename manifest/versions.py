@@ -47,7 +47,7 @@ class Stat(Protocol):
 
 
 class IncompleteUpload(Protocol):
-    """A multipart upload that nobody completed or aborted."""
+    """A multipart upload that was neither completed nor aborted."""
 
     @property
     def key(self) -> str: ...
