@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -224,13 +225,7 @@ class LiveTopics:
 
     def finish_deletions(self, delete_objects: Callable[[TopicRecord], None]) -> None:
         """Remove files, then objects, then the registry entry. Each step may be repeated."""
-
-        def finish(record: TopicRecord) -> None:
-            # Otherwise an object whose upload is in progress would be left behind.
-            if not self._is_busy(record.topic_id):
-                self._finish_deletion(record, delete_objects)
-
-        self._for_each_deleted(finish)
+        self._for_each_deleted(partial(self._finish_deletion, delete_objects=delete_objects))
 
     def _is_busy(self, topic_id: str) -> bool:
         """Whether work that began before the deletion is still writing to the bucket."""
@@ -266,6 +261,8 @@ class LiveTopics:
     def _finish_deletion(
         self, record: TopicRecord, delete_objects: Callable[[TopicRecord], None]
     ) -> None:
+        if self._is_busy(record.topic_id):
+            return  # an object whose upload is in progress would be left behind
         self._remove_files(record)
         delete_objects(record)
         self._registry.forget(record.topic_id)

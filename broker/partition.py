@@ -196,24 +196,9 @@ class Partition:
         generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
-        slices: tuple[FileSlice, ...] = ()
-        next_offset, hot_offset = offset, 0
-        tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
-        cold_end = min(now.local_log_start_offset, end_offset)
-        if offset < cold_end:
-            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, waits=waits)
-            slices, next_offset = cold.slices, cold.next_offset
-        hot_has_more = now.local_log_start_offset <= next_offset < end_offset
-        if hot_has_more:
-            max_bytes -= sum([piece.size_bytes for piece in slices])
-        if hot_has_more and (max_bytes > 0 or not slices):
-            hot = self.log.read(
-                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=waits
-            )
-            # The hot tier returns at least one batch, whatever its size: not on top of others.
-            if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
-                tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
-                slices, next_offset = slices + hot.slices, hot.next_offset
+        slices, next_offset, tier, hot_offset = self._read_tiers(
+            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, waits=waits
+        )
         aborted: tuple[AbortedTxn, ...] = ()
         if committed and slices:
             aborted = self._aborted(offset, next_offset, now, waits=waits)
@@ -235,6 +220,30 @@ class Partition:
             aborted=aborted,
             hot_offset=hot_offset,
         )
+
+    def _read_tiers(
+        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, waits: bool
+    ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
+        """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
+        slices: tuple[FileSlice, ...] = ()
+        next_offset, hot_offset = offset, 0
+        tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
+        cold_end = min(now.local_log_start_offset, end_offset)
+        if offset < cold_end:
+            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, waits=waits)
+            slices, next_offset = cold.slices, cold.next_offset
+        hot_has_more = now.local_log_start_offset <= next_offset < end_offset
+        if hot_has_more:
+            max_bytes -= sum([piece.size_bytes for piece in slices])
+        if hot_has_more and (max_bytes > 0 or not slices):
+            hot = self.log.read(
+                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=waits
+            )
+            # The hot tier returns at least one batch, whatever its size: not on top of others.
+            if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
+                tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
+                slices, next_offset = slices + hot.slices, hot.next_offset
+        return slices, next_offset, tier, hot_offset
 
     def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, waits: bool) -> TierRead:
         if self.cold is not None:

@@ -102,7 +102,7 @@ class Groups:
             self._rebuilding.release()
 
     def run_round(self) -> None:
-        """In the background: the first rebuild, and what is unwritten yet."""
+        """In the background: build the view, and write what is still unwritten."""
         self.rebuild()
         if self._offsets.unwritten:
             self._offsets.write_unwritten()

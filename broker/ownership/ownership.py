@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 
@@ -109,22 +110,21 @@ class Ownership:
         with self.exclusive():  # an operator's command may claim at the same time as the copier
             if self.claimed:
                 return False
-
-            def before_commit(in_force: Manifest | None) -> None:
-                if in_force is not None:
-                    self._record_and_check_reaches(in_force, log_end_offset)
-                self._record_claim()
-
             manifest = self._manifests.claim(
                 self._prepared,
                 log_start_offset=log_start_offset,
                 at_least=self._bucket_state.version,
-                before_commit=before_commit,
+                before_commit=partial(self._before_claim, log_end_offset=log_end_offset),
             )
             self._bucket_state.record_manifest(manifest)
             self.claimed = True
         log.info("partition claimed", partition=str(self), epoch=self.epoch)
         return True
+
+    def _before_claim(self, in_force: Manifest | None, *, log_end_offset: int) -> None:
+        if in_force is not None:
+            self._record_and_check_reaches(in_force, log_end_offset)
+        self._record_claim()
 
     def _record_claim(self) -> None:
         self._bucket_state.record_claim(self._prepared.owner, self.epoch)
@@ -147,7 +147,7 @@ class Ownership:
         claim, now_ms = self._prepared, self._clock()
         assert seen is not None or not tail, "a tail extends what is in the bucket"
 
-        def take_over(manifest: Manifest) -> Manifest:
+        def transition(manifest: Manifest) -> Manifest:
             if seen is not None and manifest.end_offset != seen.end_offset:
                 raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
             manifest = transitions.apply_claim(manifest, claim)
@@ -163,7 +163,7 @@ class Ownership:
         self._record_claim()
         try:
             if seen is not None:
-                manifest = self._manifests.commit(seen, take_over)
+                manifest = self._manifests.commit(seen, transition)
             else:
                 manifest = self._manifests.claim(
                     claim, log_start_offset=log_start_offset, gap_end=gap_end

@@ -175,16 +175,17 @@ class TakeOver:
             return self._trimmed(opened)
         folder, epoch = opened.folder, opened.leader_epoch
         opened.close()
-        border = opened.log_end_offset
+        recovery_point = opened.log_end_offset
         if plan.diverged_from is not None:
-            border = min(border, self._set_aside(folder, plan.diverged_from, epoch))
+            split = self._set_aside(folder, plan.diverged_from, epoch)
+            recovery_point = min(recovery_point, split)
         if plan.start_at is not None:
             snapshot = self._cold.producers_at_end(self.manifest)
             closed_log.replace_with_empty(folder, plan.start_at, snapshot=snapshot)
             log.info("log restarted empty", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:
-            border = min(border, closed_log.split_at(folder, plan.split_at))
-        return self._reopen(border, self.log_start_offset)
+            recovery_point = min(recovery_point, closed_log.split_at(folder, plan.split_at))
+        return self._reopen(recovery_point, self.log_start_offset)
 
     @property
     def log_start_offset(self) -> int | None:
@@ -198,7 +199,7 @@ class TakeOver:
 
     def _set_aside(self, folder: Path, offset: int, epoch: int) -> int:
         """Move the records from `offset` on out of the partition; the offset of the split."""
-        border = closed_log.split_at(folder, offset)
+        split = closed_log.split_at(folder, offset)
         target = _folder_for(folder, epoch)
         closed_log.move_segments(folder, offset, target)
         log.warning(
@@ -208,7 +209,7 @@ class TakeOver:
             offset=offset,
             folder=str(target),
         )
-        return border
+        return split
 
     def next_offset(self, opened: PartitionLog) -> int:
         """The first offset to be assigned after the claim."""
