@@ -91,7 +91,7 @@ def test_a_flipped_byte_of_a_log_object_is_found_by_a_deep_look_alone(filled):
         assert offline(filled).ok, "a folder keeps no checksums; a shallow look reads no log"
         report = filled.broker.verify("t", deep=True)
         assert named(report, key) == {"chunk-corrupt"}
-        assert f"from offset {entries(filled)[1].base_offset}" in report.problems[0].detail
+        assert f"first offset {entries(filled)[1].base_offset}" in report.problems[0].detail
         flip(path_of(filled, key), position)
 
 
