@@ -441,7 +441,7 @@ def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
     wanted = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
     [one] = api.post("/v1/fetch", json=wanted).json()["partitions"]
     assert one["next_offset"] == 2
-    told = f"^{topic}-0: offset 2: checksum .* `tierlog storage verify --deep` says where"
+    told = f"^{topic}-0: offset 2: checksum .* `tierlog storage verify --deep` shows which tier"
     with tierlog.Client(str(api.base_url)) as client:
         page = client.fetch(topic, 0)
         assert [record.value for record in page.records] == [b"a", b"b"]
