@@ -153,6 +153,10 @@ _TOPIC_CALLS: Final = (
 )
 
 
+_ACKS: Final = "`acks`: respond immediately (0), once appended (1) or once flushed (all, -1)."
+_BATCHES_ARE_PLAIN: Final = " Record batches may not be transactional, nor control batches."
+
+
 def _produce(path: str, *, to_partition: bool) -> Call:
     body = {
         JSON: Body(schema=RecordsIn, example=_RECORDS_EXAMPLE),
@@ -182,7 +186,7 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         handler=produce_to_partition if to_partition else produce_to_topic,
         tag="records",
         summary="Produce to a partition" if to_partition else "Produce to a topic",
-        description="`acks`: respond immediately (0), once appended (1) or once flushed (all, -1).",
+        description=_ACKS + (_BATCHES_ARE_PLAIN if to_partition else ""),
         query=ProduceQuery,
         headers=headers,
         body=body,
