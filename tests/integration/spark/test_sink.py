@@ -78,7 +78,7 @@ def test_refuses_what_cannot_be_written_by_name(spark, own):
     for wrong, told in (
         (lambda: save(frame), "set the option topic, or add a column topic"),
         (lambda: save(frame, mode="overwrite", topic="out"), "a log cannot be overwritten"),
-        (lambda: save(spark.range(3), topic="out"), "there is no column value"),
+        (lambda: save(spark.range(3), topic="out"), "the frame has no column value"),
         (lambda: save(frame.selectExpr("*", "1 keys"), topic="out"), "did you mean key"),
         (lambda: save(frame.selectExpr("*", "1 key"), topic="out"), "column key int cannot be"),
         (lambda: save(frame, mode="error", topic="out"), "ErrorIfExists"),
