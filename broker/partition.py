@@ -143,10 +143,11 @@ class Partition:
         """Queue the batches for the next group commit; does not block.
 
         The future completes with the offsets once `acks` is met, or with an error. Raises
-        FencedError, DiskFull.
+        FencedError, DiskFull, and LogOfflineError if the log is offline already.
         """
         self.check_leadership()
         self._check_room()
+        self.log.raise_if_offline()
         return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
     def stop_appends(self, timeout_s: float) -> bool:

@@ -228,6 +228,11 @@ class PartitionLog:
     def offline(self) -> bool:
         return self._state.offline is not None
 
+    def raise_if_offline(self) -> None:
+        """Raises LogOfflineError; not for a log that was closed."""
+        if self.offline:
+            raise self._state.offline_error()
+
     # --- writing ----------------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:

@@ -100,6 +100,7 @@ def test_a_disk_error_takes_only_its_partition_offline(api: Api) -> None:
     again = api.post(path, json=body)
     problem(again, 503, "log-offline")
     assert int(again.headers["retry-after"]) > 0
+    problem(api.post(path, json=body, params={"acks": "0"}), 503, "log-offline")
     assert len(api.fetch(topic).json()["records"]) == 1
     assert api.values(topic, "after", partition=1)["base_offset"] == 1
     assert api.delete(f"/v1/topics/{topic}").status_code == 204
