@@ -164,8 +164,8 @@ def _check_empty(data_dir: Path) -> None:
         return
     if "meta.properties" in found:
         raise ConfigurationError(
-            f"data folder {data_dir} already belongs to a broker: serve it, or restore into a new "
-            "folder"
+            f"data folder {data_dir} is not empty, it belongs to a broker: serve it, or restore "
+            "into a new folder"
         )
     if not (data_dir / RESTORING).exists():
         raise ConfigurationError(f"data folder {data_dir} is not empty: restore into a new folder")

@@ -980,7 +980,7 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_pat
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
     restore(store_of(lost), options)
-    with pytest.raises(ConfigurationError, match="already belongs to a broker: serve it"):
+    with pytest.raises(ConfigurationError, match="not empty, it belongs to a broker: serve it"):
         restore(store_of(lost), options)
 
 
@@ -994,7 +994,7 @@ def test_the_folder_of_a_start_that_the_bucket_refused_is_restored_into(lost, tm
     broker = Broker.open(settings, store=store_of(lost))
     assert broker.partition("t", 0).log.log_end_offset == 80 + GAP
     broker.close()
-    with pytest.raises(ConfigurationError, match="already belongs to a broker: serve it"):
+    with pytest.raises(ConfigurationError, match="not empty, it belongs to a broker: serve it"):
         restore(store_of(lost), options)
 
 
