@@ -1,8 +1,8 @@
-"""Every setting of a broker, in one table: flags, `--help`, the reference and errors use it.
+"""All settings of a broker in one table, for flags, `--help`, the reference and errors.
 
-A row names the field that it fills; type and default are the field's own, so that neither is
-written twice. Names are those in the configuration file; the variable is `TIERLOG_` and the name in
-capitals, the flag is the name with dashes.
+A row names the field that it sets; type and default are the field's, so that neither is written
+twice. Names are those in the configuration file; the variable is `TIERLOG_` and the name in upper
+case, the flag is the name with dashes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Part(Enum):
 
 
 class Setting(NamedTuple):
-    """One row. `flag_kind`: set if the flag is read in another unit than the file's value."""
+    """One row. `flag_kind`: set if the flag's unit differs from the file's."""
 
     name: str
     kind: Kind
@@ -75,14 +75,14 @@ _store = _rows(Part.STORE, prefix="s3.")
 _broker = _rows(Part.BROKER)
 _http = _rows(Part.HTTP, prefix="http.")
 _price = _rows(Part.PRICE, prefix="price.")
-_FREE: Final = "; 0 by default unless the store is s3://."
+_FREE_ELSEWHERE: Final = "; 0 by default unless the store is s3://."
 
 TABLE: Final[tuple[Setting, ...]] = (
-    _broker("data.dir", Kind.PATH, "The folder of this broker's logs."),
+    _broker("data.dir", Kind.PATH, "Folder of the broker's logs."),
     _store(
         "store",
         Kind.TEXT,
-        "Where sealed segments go: s3://bucket/prefix, file:///folder or memory://name.",
+        "Store of sealed segments: s3://bucket/prefix, file:///folder or memory://name.",
         field="url",
     ),
     _serve(
@@ -103,7 +103,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "allow.single.writer.store",
         Kind.SWITCH,
-        "Accept a store that lets two writers win a race; no other broker may write to it.",
+        "Accept a store without atomic conditional writes; no other broker may write to it.",
     ),
     _broker(
         "take.over",
@@ -113,7 +113,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _serve(
         "insecure.no.auth",
         Kind.SWITCH,
-        "Listen on any address without tokens, and answer anyone.",
+        "Listen on any address without tokens: anyone may call.",
     ),
     _serve("tls.cert", Kind.TEXT, "PEM file with the server's certificate and its chain."),
     _serve("tls.key", Kind.TEXT, "PEM file with the certificate's private key."),
@@ -156,13 +156,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "cold.memory.max",
         Kind.BYTES,
-        "Memory for cold reads in flight; as much again for what a full disk has no room for.",
+        "Memory for cold reads in flight; as much again for chunks that a full disk cannot cache.",
         least=MIB,
     ),
     _broker(
         "gc.grace.ms",
         Kind.MS,
-        "How long an object is kept after no manifest names it any more.",
+        "How long an object is kept after the last manifest that named it.",
         least=0,
     ),
     _broker(
@@ -177,7 +177,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "store.start.timeout.ms",
         Kind.MS,
-        "How long startup waits for the store before it goes on without.",
+        "How long startup waits for the store before it continues without it.",
     ),
     _broker(
         "restore.offset.gap",
@@ -189,7 +189,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "disk.reserve.bytes",
         Kind.BYTES,
-        "Below this much free disk, room is made, then writes are refused; 5% by default.",
+        "Free disk space below which space is reclaimed, then writes are refused; 5% by default.",
     ),
     _broker("recovery.checkpoint.ms", Kind.MS, "How often recovery points are saved.", least=100),
     _broker(
@@ -214,7 +214,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "log.cleaner.dedupe.buffer",
         Kind.BYTES,
-        "Memory for the keys of a compaction round, 12 bytes each; more keys take more rounds.",
+        "Memory for the keys of a compaction pass, 12 bytes each; more keys take more passes.",
         least=MIB,
         field="log_cleaner_dedupe_buffer_bytes",
     ),
@@ -223,21 +223,27 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "group.commits.max",
         Kind.COUNT,
-        "Committed offsets of all groups together; they are kept in memory.",
+        "Committed offsets of all groups together, which are kept in memory.",
         least=1,
     ),
     _price(
         "price.put.per.1000",
         Kind.DOLLARS,
-        "What a thousand PUT, POST and COPY requests cost" + _FREE,
+        "What a thousand PUT, POST and COPY requests cost" + _FREE_ELSEWHERE,
     ),
     _price(
-        "price.get.per.1000", Kind.DOLLARS, "What a thousand GET and HEAD requests cost" + _FREE
+        "price.get.per.1000",
+        Kind.DOLLARS,
+        "What a thousand GET and HEAD requests cost" + _FREE_ELSEWHERE,
     ),
-    _price("price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost" + _FREE),
-    _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte read out of the store costs."),
     _price(
-        "price.stored.per.gb.month", Kind.DOLLARS, "What storing a gigabyte costs per month" + _FREE
+        "price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost" + _FREE_ELSEWHERE
+    ),
+    _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte read from the store costs."),
+    _price(
+        "price.stored.per.gb.month",
+        Kind.DOLLARS,
+        "What storing a gigabyte costs per month" + _FREE_ELSEWHERE,
     ),
     _http("http.body.max.bytes", Kind.BYTES, "Largest request body.", least=1),
     _http(
@@ -245,11 +251,11 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _http("http.records.max", Kind.COUNT, "Records per request.", least=1),
     _http("http.connections.max", Kind.COUNT, "Concurrent connections.", least=1),
-    _http("http.inflight.max.bytes", Kind.BYTES, "Bytes of requests being worked on.", least=1),
+    _http("http.inflight.max.bytes", Kind.BYTES, "Total bytes of requests in progress.", least=1),
     _http(
         "http.client.requests.max",
         Kind.COUNT,
-        "Requests per second of one token, or of one address; no limit by default.",
+        "Requests per second of one token, or of one client address; no limit by default.",
         least=1,
     ),
     _http("http.header.max.bytes", Kind.BYTES, "Largest request head.", least=1024),

@@ -1,8 +1,8 @@
 """A broker's settings as one typed object: flags over `TIERLOG_*` over the file over defaults.
 
-* Read once, at the edge, and passed in; nothing below the command line looks at the environment.
-* A value is refused with the setting's name, the value, the limit, and where it came from. An
-  unknown name in the file or among `TIERLOG_*` is refused too: a misspelt limit is no limit.
+* Settings are read once, at the edge, and passed in; only the command line reads the environment.
+* An error names the setting, the value, the limit, and the source. Unknown names in the file or
+  among `TIERLOG_*` are errors too: a misspelt limit would have no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from record_format.loopback import is_loopback
 from record_format.name_suggestions import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
-# Read by clients and this command line, not by a broker.
+# Read by clients and by the command line, not by a broker.
 CLIENT_VARIABLES: Final = frozenset(
     ("TIERLOG_SERVER", "TIERLOG_TOKEN", "TIERLOG_TOKEN_FILE", "TIERLOG_CA_FILE", "TIERLOG_CONFIG")
 )
@@ -61,44 +61,44 @@ def load(
     environment: Mapping[str, str],
     file: Path | None,
 ) -> Settings:
-    """The settings of a broker. `flags`: by setting name, None if not given.
+    """Load a broker's settings. `flags`: by setting name; None if not given.
 
     Raises SettingsError.
     """
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
-    for setting, raw, source in _told(flags, environment, file):
+    for setting, raw, source in _given_values(flags, environment, file):
         flag_kind = setting.flag_kind if source.startswith("--") else None
         values[setting.name] = _parse(setting, raw, source, flag_kind or setting.kind)
         sources[setting.name] = source
     return _compose(values, sources)
 
 
-def _told(
+def _given_values(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None
 ) -> Iterator[tuple[Setting, object, str]]:
-    """Every value given, weakest source first."""
+    """All values given, in ascending order of precedence."""
     by_name = {setting.name: setting for setting in TABLE}
     for name, raw in _file_members(file):
         if name not in by_name:
             near = did_you_mean(name, by_name)
             if name in KEYS_BY_NAME:
-                near = f"; it is a topic's: tierlog topic alter TOPIC --config {name}={raw}"
-            raise SettingsError(f"{file}: there is no setting {name!r}{near}")
+                near = f"; it is a topic setting: tierlog topic alter TOPIC --config {name}={raw}"
+            raise SettingsError(f"{file}: unknown setting {name!r}{near}")
         yield by_name[name], raw, str(file)
     by_variable = {setting.variable: setting for setting in TABLE}
     for variable, raw in sorted(environment.items()):
         if variable in by_variable:
             yield by_variable[variable], raw, variable
-        elif _is_misspelt(variable):
+        elif _is_unknown(variable):
             near = did_you_mean(variable, by_variable)
-            raise SettingsError(f"{variable}: there is no such setting{near}")
+            raise SettingsError(f"{variable}: unknown setting{near}")
     for name, raw in flags.items():
         if raw is not None:
             yield by_name[name], raw, by_name[name].flag_name
 
 
-def _is_misspelt(variable: str) -> bool:
+def _is_unknown(variable: str) -> bool:
     if not variable.startswith("TIERLOG_") or variable in CLIENT_VARIABLES:
         return False
     return not variable.startswith(TEST_VARIABLES)
@@ -113,14 +113,14 @@ def _file_members(file: Path | None) -> Iterator[tuple[str, object]]:
         raise SettingsError(f"{file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{file}: {error}") from error
-    yield from _flat(document)
+    yield from _flatten(document)
 
 
-def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """TOML reads a dotted key as nested tables; this restores the dotted names."""
+def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Restore dotted names: TOML reads a dotted key as nested tables."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
@@ -129,14 +129,15 @@ def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
     try:
         value = _PARSERS[kind](raw)
     except (ValueError, TypeError):
-        wanted = _WANTED[kind]
-        raise SettingsError(f"{source}: {setting.name} is {wanted}, not {raw!r}") from None
+        raise SettingsError(
+            f"{source}: {setting.name} must be {_EXPECTED[kind]}, not {raw!r}"
+        ) from None
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if not setting.least <= value <= setting.most:
         raise SettingsError(
-            f"{source}: {setting.name} lies between {setting.least} and {setting.most}, "
-            f"{value} does not"
+            f"{source}: {setting.name} must be between {setting.least} and {setting.most}, "
+            f"not {value}"
         )
     return value
 
@@ -199,43 +200,43 @@ _PARSERS: Final[Mapping[Kind, Any]] = {
     Kind.DOLLARS: _dollars,
     Kind.SWITCH: _switch,
 }
-_WANTED: Final[Mapping[Kind, str]] = {
+_EXPECTED: Final[Mapping[Kind, str]] = {
     Kind.TEXT: "text",
     Kind.PATH: "a path",
     Kind.COUNT: "a whole number",
     Kind.BYTES: "a number of bytes, as in 67108864 or 64MiB",
     Kind.MS: "a time in milliseconds, as in 30000 or 30s",
     Kind.SECONDS: "a time in seconds, as in 30 or 500ms",
-    Kind.DOLLARS: "a price in dollars from 0 on, as in 0.005",
+    Kind.DOLLARS: "a price in dollars, 0 or more, as in 0.005",
     Kind.SWITCH: "true or false",
 }
 
 
 def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings:
-    of_part: dict[Part, dict[str, Any]] = {part: {} for part in Part}
+    by_part: dict[Part, dict[str, Any]] = {part: {} for part in Part}
     for setting in TABLE:
         if setting.name in values:
-            of_part[setting.part][setting.field] = values[setting.name]
-    if "data_dir" not in of_part[Part.BROKER]:
+            by_part[setting.part][setting.field] = values[setting.name]
+    if "data_dir" not in by_part[Part.BROKER]:
         raise SettingsError("data.dir is not set: --data-dir DIR, or TIERLOG_DATA_DIR")
-    serve, store = of_part[Part.SERVE], of_part[Part.STORE]
+    serve, store = by_part[Part.SERVE], by_part[Part.STORE]
     host, port = parse_listen(serve.get("listen", f"127.0.0.1:{DEFAULT_PORT}"))
     insecure = bool(serve.get("insecure_no_auth", False))
-    prices = dataclasses.replace(default_prices(store.get("url")), **of_part[Part.PRICE])
-    broker = BrokerSettings(**of_part[Part.BROKER], prices=prices)
+    prices = dataclasses.replace(default_prices(store.get("url")), **by_part[Part.PRICE])
+    broker = BrokerSettings(**by_part[Part.BROKER], prices=prices)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     if not insecure and not tokens_file.exists() and not is_loopback(host):
         raise SettingsError(
-            f"listen {host}:{port} would answer whoever comes: give a loopback address, make "
-            "tokens with `tierlog token create`, or say --insecure-no-auth if something in front "
-            "of it keeps others out"
+            f"listen {host}:{port} would be open to everyone: use a loopback address, create "
+            "tokens with `tierlog token create`, or give --insecure-no-auth if a proxy in front "
+            "controls access"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
         raise SettingsError("tls.cert and tls.key must be set together")
     return Settings(
         broker=broker,
         http=HttpSettings(
-            **of_part[Part.HTTP],
+            **by_part[Part.HTTP],
             check_host=not insecure,
             tokens_file=tokens_file,
             tokens_required=not insecure and not is_loopback(host),
@@ -252,26 +253,28 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
     )
 
 
-def _tokens_file(told: str | None, data_dir: Path) -> Path:
-    """A named file that does not exist is refused: without it the broker would be open to all."""
-    if told is None:
+def _tokens_file(given: str | None, data_dir: Path) -> Path:
+    """Raises SettingsError if a given file is missing: the broker would be open to everyone."""
+    if given is None:
         return data_dir / "tierlog" / "tokens.json"
-    if not Path(told).exists():
-        raise SettingsError(f"tokens.file {told} does not exist: `tierlog token create` creates it")
-    return Path(told)
+    if not Path(given).exists():
+        raise SettingsError(
+            f"tokens.file {given} does not exist: `tierlog token create` creates it"
+        )
+    return Path(given)
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """`HOST:PORT`, `:PORT`, `HOST`, with IPv6 in brackets. Raises SettingsError."""
+    """Parse `HOST:PORT`, `:PORT` or `HOST`, with IPv6 in brackets. Raises SettingsError."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
     port = int(match[3] or DEFAULT_PORT) if match else -1
     if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a bare port is not a host
-        raise SettingsError(f"listen is HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
+        raise SettingsError(f"listen must be HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
     return match[1] or match[2] or "127.0.0.1", port
 
 
 def default_of(setting: Setting) -> object:
-    """The field's own default; None if there is none, or if the disk decides."""
+    """The field's default; None if there is none, or if it depends on the disk."""
     if setting.name == "listen":
         return f"127.0.0.1:{DEFAULT_PORT}"
     owner = {

@@ -1,7 +1,7 @@
-"""`tierlog bench`: how fast a broker takes and serves records, from here, with this client.
+"""`tierlog bench`: the produce and fetch rates of a broker, measured with this client.
 
-The figures include the client's own work and the network; client and broker on one machine share
-its cores. Every request is timed from sending it to the end of its answer.
+The figures include the client's own work and the network; a client on the broker's machine shares
+its cores. Every request is timed from sending it to the end of its response.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(NamedTuple):
-    """What one request moved, and how long it took."""
+    """What one request transferred, and how long it took."""
 
     records: int
     size_bytes: int
@@ -78,13 +78,15 @@ def bench(
     compression: Compression = "none",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Produce into a new topic, fetch it all back, delete it, and report how fast that was."""
+    """Measure produce and fetch rates, with a new topic that is deleted afterwards."""
     from record_format.codecs import CODEC_IDS
 
     if acks not in ("all", "1"):
-        raise typer.BadParameter(f"--acks is all or 1, not {acks!r}")
+        raise typer.BadParameter(f"--acks must be all or 1, not {acks!r}")
     if compression not in CODEC_IDS:
-        raise typer.BadParameter(f"--compression is one of {', '.join(CODEC_IDS)}")
+        raise typer.BadParameter(
+            f"--compression must be one of {', '.join(CODEC_IDS)}, not {compression!r}"
+        )
     body = _batch(batch, record_bytes, CODEC_IDS[compression])
     topic = f"tierlog-bench-{secrets.token_hex(4)}"
     limit = max(len(body), 1 << 20) + 64
@@ -109,11 +111,11 @@ def bench(
 
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:
-    """One batch, whose values compress like text: to about three quarters."""
+    """One batch; its values compress like text, to about three quarters."""
     from record_format.encode import encode_batch
 
-    dice = random.Random(1)  # the same bytes in every run
-    filling = dice.randbytes(records * record_bytes // 2 + 1).hex().encode()
+    generator = random.Random(1)  # the same bytes in every run
+    filling = generator.randbytes(records * record_bytes // 2 + 1).hex().encode()
     cuts = range(0, records * record_bytes, record_bytes)
     values = [filling[cut : cut + record_bytes] for cut in cuts]
     timestamps = [wall_clock_ms()] * records
@@ -128,7 +130,7 @@ def _measured(
     connections: int,
     total: int,
 ) -> Figures:
-    """Run the requests of each item of the plan, `connections` at a time."""
+    """Run the requests of each item of the plan, `connections` concurrently."""
     done: list[Work] = []
     with progress_bar(phase, total=total) as move:
 
@@ -161,7 +163,7 @@ def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """After an interrupt or a failure, wait for what is running, not for the whole plan."""
+    """On an interrupt or a failure, wait only for the requests that are running."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

@@ -1,9 +1,9 @@
 """The options of every command that uses a client.
 
-* `client_command` takes a function whose first parameter is a `Client`: it adds the options
+* `client_command` decorates a function whose first parameter is a `Client`: it adds the options
   `--server`, `--token-file` and `--ca-file`, and opens and closes the client around the call.
-* The client reads `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` itself: as defaults of two options, one
-  variable would win over the flag of the other.
+* The client reads `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` itself: as option defaults, one variable
+  would take precedence over the other's flag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ Server = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", help="Better in TIERLOG_TOKEN.", hidden=True),
+    typer.Option(
+        "--token", help="Prefer TIERLOG_TOKEN: other users can see a command line.", hidden=True
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -64,7 +66,7 @@ OutputOption = Annotated[
     typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="Do not ask; required where there is no terminal.")
+    bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")
 ]
 
 
@@ -84,7 +86,7 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
-    if call.keywords.get("store") is not None:  # only the bucket: no broker is asked
+    if call.keywords.get("store") is not None:  # read from the bucket alone
         call(None)
         return
     from tierlog.client import Client
@@ -102,30 +104,30 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
             error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
         except BrokerUnreachable as error:
-            error.args = (f"{error}; `tierlog dev` starts a broker, --server names another",)
+            error.args = (f"{error}; `tierlog dev` starts a broker, --server selects another",)
             raise
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Whether to go on with what cannot be undone. Where nobody can be asked, `--yes` says it."""
+    """Ask before an irreversible action, or exit. Without a terminal, `--yes` is required."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(f"{what}: confirm with --yes")
-    if not typer.confirm(f"{printable(what)}: go on?", err=True):
+    if not typer.confirm(f"{printable(what)}. Continue?", err=True):
         note("nothing was deleted")
         raise typer.Exit(1)
 
 
 def topic_names(client: Client) -> list[str]:
-    """Of all topics, for `TopicOrAll`: internal ones too."""
+    """The names of all topics, including internal ones, for `TopicOrAll`."""
     return [topic.name for topic in client.list_topics(internal=True)]
 
 
 def _near_topic(client: Client, topic: str) -> str:
-    """Among the topics that the caller may see; empty if they cannot be listed."""
+    """A hint at a similar topic that the caller may see; empty if topics cannot be listed."""
     try:
         topics = [one.name for one in client.list_topics()]
     except TierlogError:
         return ""
-    return did_you_mean(topic, topics) or "; `tierlog topic list` shows those that there are"
+    return did_you_mean(topic, topics) or "; `tierlog topic list` lists the topics"

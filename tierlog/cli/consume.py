@@ -59,12 +59,12 @@ def consume(
     offset: Annotated[
         str | None,
         typer.Option(
-            metavar="OFFSET", help="A number, earliest (default), latest or earliest-local."
+            metavar="OFFSET", help="An offset, earliest (default), latest or earliest-local."
         ),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Instead of --offset: milliseconds, or RFC 3339."),
+        typer.Option(metavar="TIME", help="Start at this time instead: milliseconds, or RFC 3339."),
     ] = None,
     group: Annotated[
         str | None,
@@ -80,9 +80,7 @@ def consume(
     ] = None,
     isolation: Annotated[
         Isolation,
-        typer.Option(
-            help="read_committed leaves out records that were aborted or are not committed yet."
-        ),
+        typer.Option(help="read_committed skips records of aborted and of open transactions."),
     ] = Isolation.READ_UNCOMMITTED,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep waiting for new records.")
@@ -91,7 +89,7 @@ def consume(
         Format,
         typer.Option(
             "--format",
-            help="value: one per line; json: one object per line; batches: Kafka's bytes.",
+            help="value: one per line; json: one object per line; batches: Kafka's record batches.",
         ),
     ] = Format.VALUE,
 ) -> None:
@@ -99,16 +97,18 @@ def consume(
     from tierlog.client import Limits, OffsetCommit
 
     if offset is not None and timestamp is not None:
-        raise typer.BadParameter("--timestamp replaces --offset: give one of them")
+        raise typer.BadParameter("give either --offset or --timestamp")
     if group is not None and timestamp is not None:
-        raise typer.BadParameter("--group continues from its commits: no --timestamp")
+        raise typer.BadParameter(
+            "--group continues from its commits: it does not go with --timestamp"
+        )
     start, since_ms = parse_offset(offset or "earliest"), _parse_time(timestamp)
     limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
     if format_ is Format.BATCHES:
         if follow or max_records is not None or group is not None:
             raise typer.BadParameter(
-                "--format batches reads up to the high watermark, for nobody: no --follow, "
-                "no --max-records, no --group"
+                "--format batches reads up to the high watermark: it does not go with --follow, "
+                "--max-records or --group"
             )
         _batches(client, topic, partition, start=start, timestamp=since_ms, limits=limits)
         return
@@ -121,13 +121,13 @@ def consume(
         follow=follow,
         limits=limits,
     )
-    shown: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
+    to_line: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
     if follow:
-        Thread(target=_end_when_nobody_reads, name="reader", daemon=True).start()
-    is_read_at_once = follow or group is not None  # what is committed was printed
-    count, last = _print(islice(records, max_records), shown, flush=is_read_at_once)
+        Thread(target=_exit_when_output_closes, name="output-watch", daemon=True).start()
+    flush = follow or group is not None  # records are printed before they are committed
+    count, last = _print(islice(records, max_records), to_line, flush=flush)
     if group is not None and last is not None and count == max_records:
-        # A record counts as read once the next one is asked for, which nobody does here.
+        # A record counts as consumed when the next one is requested, which does not happen here.
         records.close()
         client.commit_offsets(group, [OffsetCommit(topic, last.partition, last.offset + 1)])
 
@@ -138,7 +138,7 @@ def parse_offset(text: str) -> Any:
         return text
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise typer.BadParameter(
-            f"--offset is a number, earliest, latest or earliest-local, not {text!r}"
+            f"--offset must be a number, earliest, latest or earliest-local, not {text!r}"
         )
     return int(text)
 
@@ -152,14 +152,14 @@ def _parse_time(text: str | None) -> int | None:
 
 
 def _print(
-    records: Iterator[ConsumedRecord], shown: Callable[[ConsumedRecord], bytes], *, flush: bool
+    records: Iterator[ConsumedRecord], to_line: Callable[[ConsumedRecord], bytes], *, flush: bool
 ) -> tuple[int, ConsumedRecord | None]:
-    """Print them; how many there were, and the last one."""
+    """Print the records; return their number and the last one."""
     out, safe = sys.stdout.buffer, for_stdout()
     count, record = 0, None
     try:
         for record in records:
-            out.write(safe(shown(record)) + b"\n")
+            out.write(safe(to_line(record)) + b"\n")
             count += 1
             if flush:
                 out.flush()
@@ -170,15 +170,15 @@ def _print(
     return count, record
 
 
-def _end_when_nobody_reads() -> None:
-    """Only a write to a pipe shows that `| head` has ended, and there may be nothing to write for
-    days. So the pipe is watched, as `tail -f` does; the process ends at once, without a flush.
+def _exit_when_output_closes() -> None:
+    """Exit when the reader of a pipe, such as `head`, has ended: a write would fail, but there may
+    be nothing to write for days. Like `tail -f`, watch the pipe.
     """
     watched = select.poll()
-    watched.register(sys.stdout.fileno(), 0)  # errors are reported without being asked for
-    # Not for POLLNVAL: it says nothing about a reader.
+    watched.register(sys.stdout.fileno(), 0)  # POLLERR and POLLHUP are always reported
+    # POLLNVAL is ignored: it says nothing about a reader.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
-        os._exit(0)  # an interrupt may come just before a long poll, and would wait for it
+        os._exit(0)  # an interrupt of the main thread might wait for a long poll
 
 
 def _value(record: ConsumedRecord) -> bytes:
@@ -209,11 +209,13 @@ def _batches(
     timestamp: int | None,
     limits: Limits,
 ) -> None:
-    """Whole batches as they are on disk, up to the high watermark or the last stable offset."""
+    """Write whole batches as stored, up to the high watermark or the last stable offset."""
     if partition is None:
-        raise typer.BadParameter("--format batches needs one partition: --partition N")
+        raise typer.BadParameter("--format batches requires --partition N")
     if sys.stdout.isatty():
-        raise typer.BadParameter("--format batches is for a file or a pipe, not for a terminal")
+        raise typer.BadParameter(
+            "--format batches cannot be printed on a terminal: redirect it to a file or a pipe"
+        )
     at_end = False
     while not at_end:
         page = client.fetch_batches(

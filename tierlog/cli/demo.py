@@ -1,4 +1,4 @@
-"""`tierlog demo`: from produce to Spark on real data, step by step, each step checked.
+"""`tierlog demo`: from produce to Spark on real data, step by step, each step verified.
 
 It fails if anything shown is not true: a cold read that was not cold, a missing record, a figure
 that differs from the source's.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from record_format.errors import TierlogError
-from tierlog.cli.output import moment, print_table, size
+from tierlog.cli.output import format_size, format_time, print_table
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -41,22 +41,22 @@ LOCAL_BYTES = 2 * SEGMENT_BYTES
 BUCKET = "tierlog-demo"
 CONFIG = {
     "segment.bytes": SEGMENT_BYTES,
-    # Segments roll by the records' own time too: at a week each, a year would make many.
+    # Segments also roll by record timestamps: with the default week, a year would make many.
     "segment.ms": 10 * 365 * 86_400_000,
     "local.retention.bytes": LOCAL_BYTES,
     "retention.ms": -1,
 }
 INDEPENDENCE_DAY = "2013-07-04T12:00:00Z"
-PATIENCE_S = 120.0
+OFFLOAD_TIMEOUT_S = 120.0
 
 
 class DemoFailed(TierlogError):
-    """What was shown is not as it should be."""
+    """A step's result is not as expected."""
 
 
 @dataclass
 class Stage:
-    """Where everything is, and what the summary will report."""
+    """The demo's processes and addresses, and the facts for its summary."""
 
     folder: Path
     environment: dict[str, str]
@@ -111,21 +111,21 @@ def demo(
     try:
         with ExitStack() as stack:
             stack.callback(_stop_all, stage)
-            _say(f"logs and data in {folder}")
+            _print(f"logs and data in {folder}")
             _start(stage, port)
             expected = delays_by_carrier(flights)
-            _tell(stage, flights, expected)
+            _run_steps(stage, flights, expected)
             if keep:
                 _leave_running(stage)
                 stack.pop_all()
-    except (KeyboardInterrupt, ModuleNotFoundError):  # after any other failure the logs stay
+    except (KeyboardInterrupt, ModuleNotFoundError):  # after any other failure the logs are kept
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if not keep:
         shutil.rmtree(folder)
 
 
-def _tell(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> None:
+def _run_steps(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> None:
     from tierlog.client import Client
 
     with Client(stage.server) as client:
@@ -138,10 +138,10 @@ def _tell(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> Non
         _check_spark(session, options, expected, stage, "both tiers")
         with _step("offload the rest, stop the broker"):
             left = client.offload(TOPIC, wait_ms=60_000)
-            _require(left.remaining_segments == 0, f"{left.remaining_segments} segments stayed")
+            _require(left.remaining_segments == 0, f"{left.remaining_segments} segments remain")
             assert stage.broker is not None
             code = stage.broker.stop()
-            _require(code == 0, f"the broker ended with {code}")
+            _require(code == 0, f"the broker exited with {code}")
         options = {**stage.spark_options, "tier": "cold"}
         _check_spark(session, options, expected, stage, "the bucket alone, no broker")
     _stop_spark(stage)
@@ -156,7 +156,7 @@ def _start(stage: Stage, port: int) -> None:
     from tierlog.demo.spark import StartingSession
 
     with _step("start an S3 server (moto), a broker and Spark, a process each"):
-        # Do not wait for Spark and the compiler before they are needed.
+        # Spark and the compiler start in the background.
         stage.spark = StartingSession(stage.folder / "spark.log")
         stage.kernel = processes.start_compiling(stage.folder, stage.environment)
         s3_port = processes.free_port()
@@ -199,22 +199,22 @@ def _produce(client: Client, flights: Any, stage: Stage) -> None:
     seconds = time.monotonic() - began
     _require(done == flights.num_rows, f"{done} of {flights.num_rows} flights were acknowledged")
     rate = f"{done / seconds:,.0f} records/s, acks=all, JSON over HTTP"
-    _say(f"  {done:,} flights in {seconds:.1f} s: {rate}")
+    _print(f"  {done:,} flights in {seconds:.1f} s: {rate}")
     stage.facts.append(("produced", f"{done:,} flights, {rate}"))
 
 
 def _wait_until_cold(client: Client, stage: Stage) -> None:
-    with _step("wait until rolled segments are in the bucket and gone here"):
-        deadline = time.monotonic() + PATIENCE_S
+    with _step("wait until rolled segments are in the bucket and deleted locally"):
+        deadline = time.monotonic() + OFFLOAD_TIMEOUT_S
         while not _is_settled(topic := client.describe_topic(TOPIC)):
-            _require(time.monotonic() < deadline, "segments did not leave in time")
+            _require(time.monotonic() < deadline, "segments were not offloaded in time")
             time.sleep(0.2)
     hot = sum(one.hot_bytes for one in topic.partitions)
     cold = sum(one.cold_bytes for one in topic.partitions)
     print_table("", _TIER_COLUMNS, [_tier_row(client, one) for one in topic.partitions])
-    _say("")
-    stage.facts.append(("in the bucket", size(cold)))
-    stage.facts.append(("on local disk", size(hot)))
+    _print("")
+    stage.facts.append(("in the bucket", format_size(cold)))
+    stage.facts.append(("on local disk", format_size(hot)))
 
 
 _TIER_COLUMNS = (
@@ -249,8 +249,8 @@ def _tier_row(client: Client, one: Any) -> tuple[object, ...]:
         records["cold"],
         records["both"],
         records["hot"],
-        size(one.cold_bytes),
-        size(one.hot_bytes),
+        format_size(one.cold_bytes),
+        format_size(one.hot_bytes),
         one.segments,
     )
 
@@ -265,7 +265,10 @@ def _fetch_from_both_tiers(client: Client, rows: int) -> None:
     at_noon = _timed_fetch(client, INDEPENDENCE_DAY, timestamp=INDEPENDENCE_DAY, limits=one)
     _require(first.tier == "cold", f"the first record came from {first.tier}, not from cold")
     _require(last.tier == "hot", f"the last record came from {last.tier}, not from hot")
-    _require(moment(at_noon.records[0].timestamp) >= INDEPENDENCE_DAY, "a record before the time")
+    _require(
+        format_time(at_noon.records[0].timestamp) >= INDEPENDENCE_DAY,
+        "a record from before the requested time",
+    )
     total = sum(client.offsets(TOPIC, partition).high_watermark for partition in range(PARTITIONS))
     _require(total == rows, f"the log holds {total} records, not {rows}")
 
@@ -276,8 +279,8 @@ def _timed_fetch(client: Client, what: str, **asked: Any) -> FetchedRecords:
     seconds = time.monotonic() - began
     _require(len(found.records) == 1, f"{what}: no record")
     record = found.records[0]
-    _say(
-        f"  fetch {what}: offset {record.offset} at {moment(record.timestamp)}, {found.tier}, "
+    _print(
+        f"  fetch {what}: offset {record.offset} at {format_time(record.timestamp)}, {found.tier}, "
         f"{seconds * 1000:.0f} ms: {_flight(record.value)}"
     )
     return found
@@ -291,10 +294,10 @@ def _flight(value: bytes | None) -> str:
 
 
 def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
-    from tierlog.cli.spark_options import tell_no_interrupts
+    from tierlog.cli.spark_options import silence_interrupts
     from tierlog.demo.spark import warm_up
 
-    tell_no_interrupts()
+    silence_interrupts()
     began = time.monotonic()
     with _step("wait for Spark, and for its Python workers to start: a query over three records"):
         assert stage.kernel is not None
@@ -303,7 +306,7 @@ def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
         _require(code == 0, f"the Arrow kernel could not be compiled, exit code {code}")
         session = stage.spark.get()
         warm_up(session, options, PARTITIONS)
-    _say(f"  {time.monotonic() - began:.1f} s")
+    _print(f"  {time.monotonic() - began:.1f} s")
     return session
 
 
@@ -335,20 +338,20 @@ def _check_spark(
         print_table("", columns, rows)
     _require(found == expected, f"Spark over {where} differs from the source")
     count = sum(one.flights for one in found.values())
-    _say(f"  Spark over {where}: {count:,} flights, equal to the source, {seconds:.1f} s\n")
+    _print(f"  Spark over {where}: {count:,} flights, equal to the source, {seconds:.1f} s\n")
     stage.facts.append((f"Spark, {where}", f"equal, {count / seconds:,.0f} records/s"))
 
 
 def _summary(stage: Stage) -> None:
-    print_table("what was shown", ("", ""), stage.facts)
-    _say(f"\n  all in {time.monotonic() - stage.began:.0f} s. Go on by hand:\n")
+    print_table("results", ("", ""), stage.facts)
+    _print(f"\n  all in {time.monotonic() - stage.began:.0f} s. Continue by hand:\n")
     if shutil.which("tierlog", path=stage.environment.get("PATH")) is None:
-        _say(f"    . {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
-    _say("    tierlog demo --keep        the same once more, and it stays")
-    _say("    tierlog dev                a broker of your own; in another terminal:")
-    _say("    tierlog topic create hello")
-    _say("    seq 1 1000 | tierlog produce hello")
-    _say("    tierlog consume hello\n")
+        _print(f"    . {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
+    _print("    tierlog demo --keep        run again, and leave everything running")
+    _print("    tierlog dev                a broker of your own; in another terminal:")
+    _print("    tierlog topic create hello")
+    _print("    seq 1 1000 | tierlog produce hello")
+    _print("    tierlog consume hello\n")
 
 
 def _leave_running(stage: Stage) -> None:
@@ -357,7 +360,7 @@ def _leave_running(stage: Stage) -> None:
     assert stage.broker is not None
     assert stage.s3_server is not None
     server = shlex.quote(stage.server)
-    _say(
+    _print(
         f"""
   The console: {stage.server}/        the API: {stage.server}/docs
 
@@ -375,17 +378,17 @@ def _leave_running(stage: Stage) -> None:
 
 @contextmanager
 def _step(what: str) -> Iterator[None]:
-    _say(f"- {what}")
+    _print(f"- {what}")
     yield
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def _require(held: bool, otherwise: str) -> None:
-    if not held:
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
         raise DemoFailed(f"the demo failed: {otherwise}")
 
 
@@ -396,7 +399,7 @@ def _stop_spark(stage: Stage) -> None:
 
 
 def _stop_all(stage: Stage) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave the others running
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the cleanup
     _stop_spark(stage)
     for child in (stage.broker, stage.kernel, stage.s3_server):
         if child is not None:
@@ -408,7 +411,7 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _environment() -> dict[str, str]:
-    """For the children, and in this process for Spark: credentials for the demo's S3 server."""
+    """Set credentials for the demo's S3 server: here, for Spark, and for the children."""
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "demo",
         "AWS_SECRET_ACCESS_KEY": "demo",  # the demo's S3 server does not check it

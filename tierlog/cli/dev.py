@@ -22,13 +22,13 @@ def dev(
     ] = Path(".tierlog"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log each request, and each to the store.")
+        bool, typer.Option("--verbose", help="Log each request, and each request to the store.")
     ] = False,
 ) -> None:
-    """Run a broker with an embedded store; no flags needed. Its files stay when it stops."""
+    """Run a broker with an embedded store; no flags needed. Its files are kept when it stops."""
     from tierlog import settings
+    from tierlog.cli.broker_process import run_broker
     from tierlog.cli.logs import configure_logs
-    from tierlog.cli.serving import run_broker
 
     folder = data_dir.absolute()
     bucket = folder / "bucket"

@@ -1,7 +1,7 @@
-"""`tierlog doctor`: whether this machine has what tierlog needs, and how fast its disk flushes.
+"""`tierlog doctor`: checks what tierlog requires of this machine, and how fast its disk flushes.
 
-Each check is a function that returns a verdict. None changes anything, except for a nameless file
-in the folder that it was told to try.
+Each check is a function that returns verdicts. They change nothing, except for an unnamed temporary
+file in the data folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Annotated, NamedTuple
 import typer
 
 from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
-from tierlog.cli.output import FOUND_PROBLEMS, Output, print_json, print_table, size
+from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, print_json, print_table
 from tierlog.extras import OPTIONAL_PACKAGES
 
 app = typer.Typer(add_completion=False)
 
 SYNCS = 20
-LITTLE_DISK = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 
 
 class Verdict(NamedTuple):
-    """`ok` None: not a problem, but something optional is missing."""
+    """`ok`: None if something optional is missing."""
 
     check: str
     ok: bool | None
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 def doctor(
     *,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A data folder, or where one is to be.")
+        Path | None, typer.Option(help="A data folder, or where one is to be created.")
     ] = None,
     server: Annotated[
         str | None, typer.Option(envvar="TIERLOG_SERVER", help="A broker to check.")
@@ -51,7 +51,7 @@ def doctor(
     ca_file: CaFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Check this machine for what tierlog needs; exit 3 if something will not work."""
+    """Check this machine for what tierlog requires; exit 3 if something will not work."""
     verdicts = [*_machine(), *_packages(), _java(), *_disk(data_dir or Path())]
     if server is not None:
         verdicts += _broker(server, token, token_file, ca_file)
@@ -67,10 +67,10 @@ def doctor(
 
 
 def _machine() -> Iterator[Verdict]:
-    found = platform.python_version()
-    yield Verdict("Python", sys.version_info >= (3, 11), f"{found}; 3.11 or newer is needed")
+    version = platform.python_version()
+    yield Verdict("Python", sys.version_info >= (3, 11), f"{version}; 3.11 or newer is required")
     system = platform.system()
-    detail = "Linux is where it runs in production; macOS is for development"
+    detail = "Linux is for production, macOS for development"
     yield Verdict(
         "system", system in {"Linux", "Darwin"}, f"{system} {platform.release()}; {detail}"
     )
@@ -101,13 +101,15 @@ def _disk(folder: Path) -> Iterator[Verdict]:
     while not folder.is_dir():
         folder = folder.absolute().parent
     free = shutil.disk_usage(folder).free
-    yield Verdict("disk", free >= LITTLE_DISK, f"{size(free)} free at {folder.absolute()}")
+    yield Verdict(
+        "disk", free >= MIN_FREE_BYTES, f"{format_size(free)} free at {folder.absolute()}"
+    )
     try:
         slowest_ms, median_ms = _time_syncs(folder)
     except OSError as error:
         yield Verdict("fdatasync", False, f"{folder}: {error.strerror}")
         return
-    detail = f"{median_ms:.2f} ms, slowest {slowest_ms:.2f} ms: what acks=all waits for"
+    detail = f"{median_ms:.2f} ms, slowest {slowest_ms:.2f} ms: the latency of acks=all"
     yield Verdict("fdatasync", True, detail)
 
 
@@ -140,4 +142,4 @@ def _broker(
         return
     yield Verdict("broker", found.ready, "; ".join(found.reasons) or f"{server} is ready")
     for what in found.degraded:
-        yield Verdict("broker", False, f"does without: {what}")
+        yield Verdict("broker", False, f"degraded: {what}")

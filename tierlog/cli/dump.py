@@ -12,17 +12,17 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tierlog.cli.offline import EndpointOption, RegionOption
+from tierlog.cli.bucket_options import EndpointOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, for_stdout, note, print_json, write
 
 app = typer.Typer(add_completion=False)
 
 
-class Found(NamedTuple):
-    """A file to read, and its name for the user."""
+class Source(NamedTuple):
+    """A file to read, and the name under which it is reported."""
 
     file: Path
-    shown: str
+    name: str
 
 
 @app.command()
@@ -31,18 +31,18 @@ def dump(
         list[str],
         typer.Argument(
             metavar="FILE",
-            help="Segment files, checkpoints, a partition's folder, or URLs of a bucket's objects.",
+            help="Segment files, checkpoints, a partition's folder, or URLs of objects.",
         ),
     ],
     *,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Print problems only; exit 3 if there are any.")
+        bool, typer.Option("--verify", help="Print only problems; exit 3 if there are any.")
     ] = False,
     records: Annotated[
         bool, typer.Option("--records/--batches-only", help="Print each record, or only batches.")
     ] = True,
     data: Annotated[
-        bool, typer.Option("--print-data-log", help="Print keys and values too, as text.")
+        bool, typer.Option("--print-data-log", help="Also print keys and values, as text.")
     ] = False,
     output: Annotated[
         Output, typer.Option(help="text, or json: one object per line.")
@@ -50,60 +50,60 @@ def dump(
     s3_endpoint: EndpointOption = None,
     s3_region: RegionOption = None,
 ) -> None:
-    """Print what a log's files hold, as kafka-dump-log does, or verify them."""
-    from tierlog.dump.reading import kind_of
+    """Print the contents of a log's files, as kafka-dump-log does, or verify them."""
+    from tierlog.dump.reader import kind_of
 
-    bring = partial(_bring, endpoint=s3_endpoint, region=s3_region, with_log=verify)
+    fetch = partial(_fetch, endpoint=s3_endpoint, region=s3_region, with_log=verify)
     with ExitStack() as stack:
-        found = [one for argument in files for one in _found(argument, bring, stack)]
-        for file, _ in found:
+        sources = [one for argument in files for one in _sources(argument, fetch, stack)]
+        for file, _ in sources:
             if not file.exists():
                 raise FileNotFoundError(2, "no such file", str(file))
             kind_of(file)
         if verify:
-            raise typer.Exit(_verify(found, as_json=output is Output.JSON))
-        for one in found:
-            _print(one, records=records, data=data, as_json=output is Output.JSON)
+            raise typer.Exit(_verify(sources, as_json=output is Output.JSON))
+        for source in sources:
+            _print(source, records=records, data=data, as_json=output is Output.JSON)
 
 
 def _is_url(name: str) -> bool:
     return "://" in name
 
 
-def _bring(
+def _fetch(
     name: str, folder: Path, *, endpoint: str | None, region: str | None, with_log: bool
 ) -> list[Path]:
-    """The files of an object in the bucket, or of a local `.indexes` bundle."""
+    """Download an object in the bucket, or unpack a local `.indexes` bundle; return the files."""
     from tierlog.dump import objects
 
     if _is_url(name):
-        return objects.bring(name, folder, endpoint=endpoint, region=region, with_log=with_log)
+        return objects.download(name, folder, endpoint=endpoint, region=region, with_log=with_log)
     bundle = Path(name)
-    beside = bundle.with_suffix(".log")
-    if beside.exists():
-        (folder / beside.name).symlink_to(beside.absolute())
-    return objects.take_apart(bundle, folder)
+    log = bundle.with_suffix(".log")
+    if log.exists():
+        (folder / log.name).symlink_to(log.absolute())
+    return objects.unpack(bundle, folder)
 
 
-def _found(
-    argument: str, bring: Callable[[str, Path], list[Path]], stack: ExitStack
-) -> list[Found]:
-    """The files of an argument: an object's files are named by its key, not by their local copy."""
+def _sources(
+    argument: str, fetch: Callable[[str, Path], list[Path]], stack: ExitStack
+) -> list[Source]:
+    """The files of an argument; those of an object are named by its URL, not their local copy."""
     if _is_url(argument) or argument.endswith(".indexes"):
         copies = Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
-        place = argument.rpartition("/")[0]
-        shown = f"{place}/" if place else ""
-        return [Found(file, f"{shown}{file.name}") for file in bring(argument, copies)]
+        parent = argument.rpartition("/")[0]
+        prefix = f"{parent}/" if parent else ""
+        return [Source(file, f"{prefix}{file.name}") for file in fetch(argument, copies)]
     path = Path(argument)
-    return [Found(file, str(file)) for file in (_known_files(path) if path.is_dir() else [path])]
+    return [Source(file, str(file)) for file in (_known_files(path) if path.is_dir() else [path])]
 
 
 def _known_files(path: Path) -> list[Path]:
-    """A folder's log files, without those that are about to be unlinked.
+    """A folder's log files, without those that are marked `.deleted`.
 
-    Raises FileNotFoundError if it has none: say, a data folder instead of a partition's.
+    Raises FileNotFoundError if it has none, such as a data folder.
     """
-    from tierlog.dump.reading import UnknownFileKind, kind_of
+    from tierlog.dump.reader import UnknownFileKind, kind_of
 
     known = []
     for file in sorted(path.iterdir()):
@@ -117,26 +117,26 @@ def _known_files(path: Path) -> list[Path]:
         inside = next(
             (one for one in sorted(path.iterdir()) if (one / "partition.metadata").exists()), None
         )
-        near = f"; a partition's folder is {inside}" if inside else ""
+        near = f"; the folder of a partition is {inside}" if inside else ""
         raise FileNotFoundError(2, f"has no log files{near}", str(path))
     return known
 
 
-def _print(found: Found, *, records: bool, data: bool, as_json: bool) -> None:
+def _print(source: Source, *, records: bool, data: bool, as_json: bool) -> None:
     from tierlog.dump.json_lines import to_json_line
-    from tierlog.dump.reading import read_items
+    from tierlog.dump.reader import read_items
     from tierlog.dump.text import to_text
 
     safe = for_stdout()
-    for item in read_items(found.file, with_records=records):
+    for item in read_items(source.file, with_records=records):
         if as_json:
-            line = to_json_line(found.shown, item, with_data=data)
+            line = to_json_line(source.name, item, with_data=data)
         else:
             line = to_text(item, with_data=data).encode() + b"\n"
         write(safe(line))
 
 
-def _verify(files: list[Found], *, as_json: bool) -> int:
+def _verify(files: list[Source], *, as_json: bool) -> int:
     problems = list(_problems(files))
     if as_json:
         print_json({"ok": not problems, "files": len(files), "problems": problems})
@@ -147,9 +147,9 @@ def _verify(files: list[Found], *, as_json: bool) -> int:
     return FOUND_PROBLEMS if problems else 0
 
 
-def _problems(files: list[Found]) -> Iterator[dict[str, Any]]:
+def _problems(files: list[Source]) -> Iterator[dict[str, Any]]:
     from tierlog.dump.checks import find_problems
 
-    for file, shown in files:
+    for file, name in files:
         for problem in find_problems(file):
-            yield {"file": shown, "detail": problem.detail}
+            yield {"file": name, "detail": problem.detail}

@@ -1,4 +1,4 @@
-"""`tierlog group`: how far groups have read: list, describe, set, delete."""
+"""`tierlog group`: list, describe, set and delete the offsets of groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 Name = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete_group)
 ]
-Places = Annotated[
+OffsetArguments = Annotated[
     list[str],
     typer.Argument(
-        metavar="TOPIC:PARTITION=OFFSET", help="A number, earliest or latest; may be repeated."
+        metavar="TOPIC:PARTITION=OFFSET",
+        help="OFFSET is a number, earliest or latest. May be repeated.",
     ),
 ]
 
@@ -41,7 +42,7 @@ def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
 @app.command("describe")
 @client_command
 def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
-    """Show where a group continues, partition by partition, and its lag."""
+    """Show a group's committed offset and lag in each partition."""
     found = client.group(group)
     if output.is_json:
         print_json(found)
@@ -57,10 +58,10 @@ def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) ->
 @app.command("set")
 @client_command
 def set_offsets(
-    client: Client, group: Name, places: Places, output: OutputOption = Output.AUTO
+    client: Client, group: Name, arguments: OffsetArguments, output: OutputOption = Output.AUTO
 ) -> None:
-    """Set a group's offsets; a new name creates a new group."""
-    offsets = [parse_place(client, place) for place in places]
+    """Set a group's offsets; creates the group if it does not exist."""
+    offsets = [parse_offset(client, argument) for argument in arguments]
     client.commit_offsets(group, offsets)
     if output.is_json:
         print_json(client.group(group))
@@ -80,12 +81,12 @@ def delete(
     """Delete all of a group's offsets."""
     confirm(f"this deletes the committed offsets of {group}", yes=yes)
     client.delete_group(group)
-    output.tell({"deleted": group}, f"deleted {group}")
+    output.report({"deleted": group}, f"deleted {group}")
 
 
-def parse_place(client: Client, text: str) -> OffsetCommit:
-    """`TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset. What lies outside the log
-    becomes the nearest border, and is told, as kafka-consumer-groups does.
+def parse_offset(client: Client, text: str) -> OffsetCommit:
+    """Parse `TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset. An offset outside the
+    log becomes its start or end, with a note, as in kafka-consumer-groups.
     """
     from tierlog.client import OffsetCommit
 
@@ -95,7 +96,7 @@ def parse_place(client: Client, text: str) -> OffsetCommit:
         raise typer.BadParameter(f"expected TOPIC:PARTITION=OFFSET, not {text!r}")
     number = int(partition)
     if not _is_number(offset) and offset not in ("earliest", "latest"):
-        raise typer.BadParameter(f"an offset is a number, earliest or latest, not {offset!r}")
+        raise typer.BadParameter(f"an offset must be a number, earliest or latest, not {offset!r}")
     now = client.offsets(topic, number)
     start, end = now.log_start_offset, now.high_watermark
     wanted = {"earliest": start, "latest": end}.get(offset)

@@ -1,7 +1,7 @@
-"""How help shows options: what one has to type is never cut.
+"""The layout of options in help: what has to be typed is never truncated.
 
-typer puts names, types and help side by side, and in a narrow window shortens whatever is longest.
-Here names and types keep their width; where that leaves too little, the help goes below them.
+typer prints names, types and help side by side, and in a narrow terminal truncates the longest.
+Here names and types keep their width; if that leaves too little, the help goes below them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ HELP_MIN: Final = 34  # columns: more than the longest name of a variable
 _INDENT: Final = 8
 
 
-def use() -> None:
-    """From now on typer's help is laid out like this."""
+def install() -> None:
+    """Replace typer's layout."""
     typer.rich_utils.Table = OptionTable  # type: ignore[attr-defined]
 
 
 class OptionTable(Table):
-    """typer's table: its last column is the help. That of the commands, with headings, stays."""
+    """typer's table; its last column is the help. The table of commands has headings, and stays."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if any(column.header for column in self.columns):
             yield from super().__rich_console__(console, options)
             return
         cells = [list(column.cells) for column in self.columns]
-        given = [column for column in cells if any(map(_is_given, column))]
+        present = [column for column in cells if any(map(_is_present, column))]
         room = options.max_width - sum(
-            _width(console, options, column) + 2 for column in given[:-1]
+            _width(console, options, column) + 2 for column in present[:-1]
         )
-        rows = list(zip(*given, strict=True))
-        yield _side_by_side(rows) if room >= HELP_MIN else _one_below_another(rows)
+        rows = list(zip(*present, strict=True))
+        yield _side_by_side(rows) if room >= HELP_MIN else _stacked(rows)
 
 
 def _side_by_side(rows: list[tuple[RenderableType, ...]]) -> Table:
@@ -50,14 +50,14 @@ def _side_by_side(rows: list[tuple[RenderableType, ...]]) -> Table:
     return table
 
 
-def _one_below_another(rows: list[tuple[RenderableType, ...]]) -> Group:
-    """The asterisk of what is required keeps its place."""
+def _stacked(rows: list[tuple[RenderableType, ...]]) -> Group:
+    """The asterisk of a required parameter stays in front."""
     stars = any(str(first) in {"", "*"} for first, *_ in rows)
     lines: list[RenderableType] = []
     for row in rows:
         *names, text = row
         star = names.pop(0) if stars else ""
-        head = Text("  ").join(_text(one) for one in names if _is_given(one))
+        head = Text("  ").join(_text(one) for one in names if _is_present(one))
         lines.append(Text.assemble(_text(star), " " * (3 - len(str(star))) * stars, head))
         lines.append(Padding(text, (0, 0, 0, _INDENT)))
     return Group(*lines)
@@ -67,7 +67,7 @@ def _text(cell: RenderableType) -> Text:
     return cell if isinstance(cell, Text) else Text(str(cell))
 
 
-def _is_given(cell: RenderableType) -> bool:
+def _is_present(cell: RenderableType) -> bool:
     return not isinstance(cell, str | Text) or bool(str(cell))
 
 

@@ -1,8 +1,7 @@
-"""Where a broker's log lines go: stderr; coloured on a terminal (unless NO_COLOR is set), JSON
-lines elsewhere.
+"""A broker's log on stderr: coloured on a terminal (unless NO_COLOR is set), else JSON lines.
 
-Libraries' own warnings (uvicorn, botocore, asyncio) have the same form, so that a collector of JSON
-lines gets nothing else. A traceback never shows the values of variables: tokens, keys, records.
+Warnings of libraries (uvicorn, botocore, asyncio) have the same format, so that a collector of JSON
+lines gets nothing else. Tracebacks never show the values of variables: tokens, keys, records.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import structlog
 
 
 def configure_logs(*, verbose: bool = False) -> None:
-    """Call once, before a broker is opened."""
+    """Configure structlog and logging. Call once, before a broker is opened."""
     level = logging.DEBUG if verbose else logging.INFO
     human = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
@@ -40,10 +39,10 @@ def configure_logs(*, verbose: bool = False) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=logging.WARNING, handlers=[_of_libraries(processors, renderer)])
+    logging.basicConfig(level=logging.WARNING, handlers=[_library_handler(processors, renderer)])
 
 
-def _of_libraries(
+def _library_handler(
     processors: list[structlog.typing.Processor], renderer: structlog.typing.Processor
 ) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)

@@ -1,7 +1,7 @@
-"""Options that several commands share: a frozen dataclass whose fields are typer's options.
+"""Options that several commands share: a frozen dataclass whose fields are typer options.
 
-* typer reads a command's signature, so the fields are added to it after the command's own options.
-* The command itself takes the group as one value, its first argument (or what `call` makes of it).
+* typer reads a command's signature, so the fields are appended to the command's own options.
+* The command's function takes the group as its first argument (or what `call` passes instead).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def with_group(
         given = group(**{one.name: arguments.pop(one.name) for one in shared})
         call(given, partial(function, **arguments))
 
-    del command.__wrapped__  # it has another signature
+    del command.__wrapped__  # its signature differs
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
     return command
 
 
 def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """All but the first; keyword-only, so that one with a default may precede one without."""
+    """All but the first; keyword-only, so that those with defaults may precede those without."""
     first, *own = inspect.signature(function).parameters.values()
-    # The first is not an option; its type may be known only to type checkers.
+    # The first is not an option, and its type may be imported only for type checking.
     hints = get_type_hints(function, include_extras=True, localns={str(first.annotation): object})
     return [
         one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own

@@ -1,6 +1,6 @@
 """How commands print: tables and colours for people, JSON for programs.
 
-If stdout is not a terminal, or with `--output json`, it is one JSON document.
+If stdout is not a terminal, or with `--output json`, the output is one JSON document.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from tierlog.cli.table import cell, fold, lay_out, printable
 
-FOUND_PROBLEMS: Final = 3  # the exit code of a check that found something
-WIDE: Final = 1 << 20  # columns, if no window limits them: grep finds whole names
+FOUND_PROBLEMS: Final = 3  # exit code of a check that found problems
+WIDE: Final = 1 << 20  # columns, without a terminal: lines are not wrapped, so that grep works
 
 
 class Output(StrEnum):
@@ -33,8 +33,8 @@ class Output(StrEnum):
     def is_json(self) -> bool:
         return self is Output.JSON or (self is Output.AUTO and not sys.stdout.isatty())
 
-    def tell(self, document: Any, text: str) -> None:
-        """What was done: as JSON, or as a line on stderr."""
+    def report(self, document: Any, text: str) -> None:
+        """Print what was done: as JSON, or as a line on stderr."""
         if self.is_json:
             print_json(document)
         else:
@@ -56,25 +56,25 @@ def write(data: bytes) -> None:
 
 
 def for_stdout() -> Callable[[bytes], bytes]:
-    """How records are written: they may come from anybody, so no escapes reach a terminal."""
+    """The filter for records: they are untrusted, so a terminal gets no control characters."""
     return _for_a_terminal if sys.stdout.isatty() else bytes
 
 
 def _for_a_terminal(data: bytes) -> bytes:
-    return printable(data.decode(errors="backslashreplace"), but="\n\t").encode()
+    return printable(data.decode(errors="backslashreplace"), keep="\n\t").encode()
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
 ) -> None:
-    """Print a table for people, as wide as their window; into a pipe nothing is folded."""
+    """Print a table that fits the terminal; into a pipe, lines are not wrapped."""
     width = get_terminal_size((WIDE, 0)).columns if sys.stdout.isatty() else WIDE
-    laid = lay_out(columns, rows, width=width)
+    layout = lay_out(columns, rows, width=width)
     styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str
     titles = [line for one in title.split("\n") for line in fold(one, width)] if title else []
     below = fold(caption, width) if caption else []
-    lines = [*titles, *map(bold, laid.headings), *laid.rows, *below]
+    lines = [*titles, *map(bold, layout.headings), *layout.rows, *below]
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
@@ -83,7 +83,7 @@ def print_members(members: Iterable[tuple[str, object]]) -> None:
     print_table("", ("", ""), members)
 
 
-def size(size_bytes: int | None) -> str:
+def format_size(size_bytes: int | None) -> str:
     """`12.3 MiB`."""
     if size_bytes is None:
         return "-"
@@ -95,7 +95,7 @@ def size(size_bytes: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def moment(timestamp_ms: int | None) -> str:
+def format_time(timestamp_ms: int | None) -> str:
     """RFC 3339 in UTC, or a dash for none."""
     from datetime import UTC, datetime
 
@@ -108,12 +108,12 @@ def moment(timestamp_ms: int | None) -> str:
     return when.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def shown(name: str, value: Any) -> str:
-    """A member for people: its name says whether it is a size or a time."""
+def format_member(name: str, value: Any) -> str:
+    """Format a member; its name tells whether it is a size or a time."""
     if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name:
-        return size(value)
+        return format_size(value)
     if isinstance(value, int) and name.endswith("_ms") and value > 10**12:
-        return moment(value)
+        return format_time(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     return cell(value)
@@ -123,8 +123,8 @@ def shown(name: str, value: Any) -> str:
 def progress_bar(
     title: str, *, total: int | None = None, in_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Returns a function that moves a bar on stderr, by `advance` or to `completed` of `total`; it
-    does nothing if that is not a terminal.
+    """Yields a function that updates a bar on stderr, by `advance` or to `completed` of `total`; it
+    does nothing if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda **_: None
@@ -146,5 +146,5 @@ def progress_bar(
 
 
 def note(text: str) -> None:
-    """Print to stderr, not into what is piped."""
+    """Print a line to stderr."""
     sys.stderr.write(text + "\n")

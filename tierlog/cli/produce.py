@@ -1,7 +1,8 @@
 """`tierlog produce`: send a pipe or a file to a topic.
 
-* Once the broker has taken something, the command waits if it restarts. If it goes down during a
-  request, the command ends with the count of what was taken: no record is sent twice.
+* Once the broker has accepted a request, the command waits while the broker restarts. If it fails
+  during a request, the command ends with the number of records that were appended, so that none is
+  sent twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.gathering import Gathering, Item, LiveInput
 from tierlog.cli.output import Output, note, print_json
 from tierlog.cli.record_sources import (
     Format,
@@ -27,6 +27,7 @@ from tierlog.cli.record_sources import (
     ndjson,
     parquet_rows,
 )
+from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
 from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
@@ -46,13 +47,16 @@ def produce(
     client: Client,
     topic: TopicArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Standard input by default.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="The input file; standard input by default."),
     ] = None,
     *,
     format_: Annotated[
         Format | None,
         typer.Option(
-            "--format", help="By default, from the file's name, else lines.", show_default=False
+            "--format",
+            help="Format of the input; by default from the file's suffix, else lines.",
+            show_default=False,
         ),
     ] = None,
     partition: Annotated[
@@ -61,19 +65,22 @@ def produce(
             "--partition",
             "-p",
             min=0,
-            help="Partition for all records; by default chosen by key, or in turn.",
+            help="Partition of all records; by default chosen by key, or in turn.",
         ),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="S", help="For lines: the text before it is the key.")
+        str | None,
+        typer.Option(metavar="S", help="For lines: the key is the text before this separator."),
     ] = None,
     key_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="For csv and parquet: the column to use as the key too."),
+        typer.Option(metavar="NAME", help="For csv and parquet: the column that is also the key."),
     ] = None,
-    acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
+    acks: Annotated[
+        str, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")
+    ] = "all",
     batch_records: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Maximum number of records in one request.")
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
     ] = 10_000,
     output: OutputOption = Output.AUTO,
 ) -> None:
@@ -81,21 +88,21 @@ def produce(
 
     Formats: lines, one value per line; ndjson, one JSON value per line; envelope, one object per
     line with value and, optionally, key, headers, timestamp and partition; csv and parquet, one
-    JSON object per row; batches, Kafka's record batches as they are.
+    JSON object per row; batches, Kafka's record batches unchanged.
     """
     from tierlog.client import calls
     from tierlog.client.exchange import RETRY_OVER_RESTART
 
     if acks not in {"0", "1", "all"}:
-        raise typer.BadParameter(f"--acks is 0, 1 or all, not {acks!r}")
+        raise typer.BadParameter(f"--acks must be 0, 1 or all, not {acks!r}")
     wanted = cast("Acks", acks)
     kind = format_ or format_of(file)
-    key = _key_of(kind, separator=key_separator, column=key_column)
-    count = _Count(topic)
+    key = _key_source(kind, separator=key_separator, column=key_column)
+    summary = _Summary(topic)
 
-    def taken(answer: ProduceResponse) -> None:
-        count.add(answer)
-        client.retries = RETRY_OVER_RESTART  # it is there, and the topic too
+    def appended(response: ProduceResponse) -> None:
+        summary.add(response)
+        client.retries = RETRY_OVER_RESTART  # broker and topic exist
 
     def send(items: list[Any]) -> None:
         if kind is Format.ENVELOPE:
@@ -107,48 +114,50 @@ def produce(
                 acks=wanted,
                 envelope=True,
             )
-            taken(client.call(call))
+            appended(client.call(call))
         else:
-            taken(client.produce(topic, items, partition=partition, acks=wanted))
+            appended(client.produce(topic, items, partition=partition, acks=wanted))
 
-    gathering = Gathering(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
-    with count.told_if_it_ends_early(), _opened(file, gathering) as source:
+    batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
+    with summary.reported_on_failure(), _opened(file, batcher) as source:
         if kind is Format.BATCHES:
             if partition is None:
-                raise typer.BadParameter("--format batches needs one partition: --partition N")
+                raise typer.BadParameter("--format batches requires --partition N")
             for body in _whole_batches(source):
-                taken(client.produce_batches(topic, body, partition=partition, acks=wanted))
+                appended(client.produce_batches(topic, body, partition=partition, acks=wanted))
         else:
-            for number, item in _items(kind, source, file, key=key):
-                gathering.add(number, item)
-            gathering.send()
-    if not count.records:
+            for number, item in _read_items(kind, source, file, key=key):
+                batcher.add(number, item)
+            batcher.send()
+    if not summary.records:
         client.describe_topic(topic)  # a wrong name is an error even if the input is empty
-    count.report(as_json=output.is_json)
+    summary.report(as_json=output.is_json)
 
 
-def _key_of(kind: Format, *, separator: str | None, column: str | None) -> str | None:
-    """By what the format finds its keys."""
+def _key_source(kind: Format, *, separator: str | None, column: str | None) -> str | None:
+    """The separator or column from which the format takes keys."""
     if separator is not None and kind is not Format.LINES:
-        raise typer.BadParameter("--key-separator is for lines")
+        raise typer.BadParameter("--key-separator requires --format lines")
     if separator == "":
-        raise typer.BadParameter("--key-separator is empty: no record would have a key")
+        raise typer.BadParameter("--key-separator must not be empty")
     if column is not None and kind not in {Format.CSV, Format.PARQUET}:
-        raise typer.BadParameter("--key-column is for csv and parquet")
+        raise typer.BadParameter("--key-column requires --format csv or parquet")
     return column if separator is None else separator
 
 
-def _items(
+def _read_items(
     kind: Format, source: IO[bytes], file: Path | None, *, key: str | None
 ) -> Iterator[tuple[int, Item]]:
-    """Items with their places in the input; `key` is from `_key_of`."""
+    """The items with their numbers in the input; `key` is from `_key_source`."""
     if kind is Format.ENVELOPE:
         return full_lines(source)
     if kind is Format.LINES:
         return enumerate(lines(source, key_separator=key), 1)
     if kind is Format.PARQUET:
         if file is None:
-            raise typer.BadParameter("--format parquet needs a FILE: it is read from its end")
+            raise typer.BadParameter(
+                "--format parquet needs a FILE: a pipe cannot be read from its end"
+            )
         return enumerate(parquet_rows(file, key_column=key), 1)
     if kind is Format.CSV:
         return enumerate(csv_rows(source, key_column=key), 1)
@@ -156,13 +165,13 @@ def _items(
 
 
 @contextlib.contextmanager
-def _opened(file: Path | None, gathering: Gathering) -> Iterator[IO[bytes]]:
+def _opened(file: Path | None, batcher: RequestBatcher) -> Iterator[IO[bytes]]:
     if file is None or str(file) == "-":
         with io.FileIO(sys.stdin.fileno(), closefd=False) as source:
-            yield io.BufferedReader(LiveInput(source, gathering))
+            yield io.BufferedReader(LiveInput(source, batcher))
         return
     if not sys.stderr.isatty() or not file.is_file():
-        with io.BufferedReader(LiveInput(io.FileIO(file), gathering)) as source:
+        with io.BufferedReader(LiveInput(io.FileIO(file), batcher)) as source:
             yield source
         return
     from rich.console import Console
@@ -175,27 +184,27 @@ def _opened(file: Path | None, gathering: Gathering) -> Iterator[IO[bytes]]:
 
 
 def _whole_batches(source: IO[bytes]) -> Iterator[bytes]:
-    """The input in runs of whole batches. Raises CorruptBatch if the end is truncated."""
+    """Read the input in pieces of whole batches. Raises BadParameter if the last is truncated."""
     from record_format.batch import iter_headers, parse_header
 
-    held = b""
+    rest = b""
     position = 0
     while more := source.read(MAX_BATCHES_BYTES):
-        held += more
-        end = max((header.end_position for header in iter_headers(held)), default=0)
+        rest += more
+        end = max((header.end_position for header in iter_headers(rest)), default=0)
         if end:
-            yield held[:end]
-        held, position = held[end:], position + end
-    if held:
-        header = parse_header(held)
+            yield rest[:end]
+        rest, position = rest[end:], position + end
+    if rest:
+        header = parse_header(rest)
         raise typer.BadParameter(
-            f"the last batch, at byte {position}, takes {header.size_bytes} bytes; "
-            f"{len(held)} are there"
+            f"the last batch, at byte {position}, is truncated: it has {len(rest)} of "
+            f"{header.size_bytes} bytes"
         )
 
 
-class _Count:
-    """What was taken, by partition."""
+class _Summary:
+    """The records that were appended, by partition."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -203,10 +212,10 @@ class _Count:
         self.partitions: dict[int, dict[str, int]] = {}
         self.warnings: set[str] = set()
 
-    def add(self, answer: ProduceResponse) -> None:
-        self.records += answer.accepted or 0
-        self.warnings.update(answer.warnings)
-        for result in answer.results:
+    def add(self, response: ProduceResponse) -> None:
+        self.records += response.accepted or 0
+        self.warnings.update(response.warnings)
+        for result in response.results:
             self.records += result.records
             known = self.partitions.setdefault(
                 result.partition, {"base_offset": result.base_offset, "records": 0}
@@ -215,13 +224,13 @@ class _Count:
             known["records"] += result.records
 
     @contextlib.contextmanager
-    def told_if_it_ends_early(self) -> Iterator[None]:
-        """Say how much was taken, for whoever sends the rest again."""
+    def reported_on_failure(self) -> Iterator[None]:
+        """On a failure, print what was appended, so that the rest can be sent again."""
         try:
             yield
         except BaseException:
             if self.records:
-                note(f"tierlog: stopped early; before that {self._summary()}")
+                note(f"tierlog: stopped early; appended before that: {self._summary()}")
             raise
 
     def report(self, *, as_json: bool) -> None:

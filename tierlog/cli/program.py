@@ -42,11 +42,11 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
     {
-        "dev": Entry("dev", "A broker with an embedded store; no flags needed.", "Broker"),
-        "serve": Entry("serve", "A broker on a data folder and a bucket.", "Broker"),
+        "dev": Entry("dev", "Run a broker with an embedded store; no flags needed.", "Broker"),
+        "serve": Entry("serve", "Run a broker on a data folder and a bucket.", "Broker"),
         "demo": Entry(
             "demo",
-            "The flights of 2013 through both tiers, and back through Spark.",
+            "Send real data through both tiers, and read it with Spark.",
             "Broker",
             "demo",
         ),
@@ -54,25 +54,32 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
             "topic", "Create, list, describe, alter and delete topics.", "Topics and records"
         ),
         "produce": Entry(
-            "produce", "Append lines, JSON, CSV or Parquet, or batches.", "Topics and records"
+            "produce", "Append lines, JSON, CSV, Parquet or record batches.", "Topics and records"
         ),
-        "consume": Entry("consume", "Print records, from either tier.", "Topics and records"),
-        "group": Entry("group", "How far each group has read, and its lag.", "Topics and records"),
-        "storage": Entry("storage", "What is hot, what is cold, and the manifest.", "Storage"),
-        "bench": Entry("bench", "Measure how fast a broker is, seen from here.", "Broker"),
-        "top": Entry("top", "What a broker is doing right now.", "Broker"),
+        "consume": Entry("consume", "Print records from both tiers.", "Topics and records"),
+        "group": Entry(
+            "group", "Show, set and delete the offsets of groups.", "Topics and records"
+        ),
+        "storage": Entry("storage", "Inspect, verify and repair both tiers.", "Storage"),
+        "bench": Entry("bench", "Measure a broker's produce and fetch rates.", "Broker"),
+        "top": Entry("top", "Show what a broker is doing right now.", "Broker"),
         "replay": Entry(
-            "replay", "Copy a range to Parquet, JSON or another topic.", "On Spark", "spark"
+            "replay",
+            "Copy a topic's records to Parquet, JSON or another topic.",
+            "On Spark",
+            "spark",
         ),
-        "stats": Entry("stats", "Records, bytes, keys and sizes by hour.", "On Spark", "spark"),
-        "spark-zip": Entry("spark_zip", "tierlog's code as one zip, for executors.", "On Spark"),
-        "dump": Entry(
-            "dump", "Print or verify a log's files, as Kafka's own tool does.", "Storage"
+        "stats": Entry(
+            "stats", "Count records, bytes, keys and sizes by hour.", "On Spark", "spark"
         ),
+        "spark-zip": Entry(
+            "spark_zip", "Write tierlog's code as one zip, for executors.", "On Spark"
+        ),
+        "dump": Entry("dump", "Print or verify a log's files, as kafka-dump-log does.", "Storage"),
         "token": Entry(
             "token", "Create, list and revoke the tokens that a broker accepts.", "Broker"
         ),
-        "doctor": Entry("doctor", "Check this machine for what tierlog needs.", "Broker"),
+        "doctor": Entry("doctor", "Check this machine for what tierlog requires.", "Broker"),
     }
 )
 
@@ -131,7 +138,7 @@ def _prepare_help(command: Any) -> None:
 def _format_help(format_help: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
     from tierlog.cli import help_layout
 
-    help_layout.use()
+    help_layout.install()
     format_help(ctx, formatter)
 
 
@@ -139,7 +146,7 @@ app = typer.Typer(
     cls=Commands,
     name="tierlog",
     help="A tiered log store: new records on local disk, sealed segments in your bucket.",
-    epilog="Clients take --server or TIERLOG_SERVER; see also tierlog COMMAND --help.",
+    epilog="Clients use --server or TIERLOG_SERVER. See also tierlog COMMAND --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

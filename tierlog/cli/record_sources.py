@@ -1,8 +1,8 @@
-"""Files and pipes as records, for `tierlog produce`: one function per format.
+"""Reads files and pipes as records, for `tierlog produce`: one function per format.
 
-* Nothing is read whole: a pipe may never end.
-* What is wrong is reported with its line or row, before it is sent; what was sent before it stays.
-* Envelopes are sent as lines: the broker parses them, and refuses what it refuses over HTTP.
+* The input is streamed: a pipe may never end.
+* Invalid input is reported with its line or row; records before it have been sent.
+* Envelopes are sent as lines: the broker parses and validates them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BY_SUFFIX: Final = {
 
 
 def format_of(file: Path | None) -> Format:
-    """By the file's name; lines if that does not tell."""
+    """From the file's suffix; lines if it is unknown."""
     return _BY_SUFFIX.get(file.suffix.lower(), Format.LINES) if file else Format.LINES
 
 
@@ -58,7 +58,7 @@ def lines(source: IO[bytes], *, key_separator: str | None = None) -> Iterator[Ne
             continue
         key, found, value = line.partition(separator)
         if not found:
-            raise InvalidRequest(f"line {number}: no {key_separator!r} between key and value")
+            raise InvalidRequest(f"line {number}: no key separator {key_separator!r}")
         yield NewRecord(value, key=key)
 
 
@@ -70,15 +70,15 @@ def ndjson(source: IO[bytes]) -> Iterator[NewRecord]:
 
 
 def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers in the input."""
+    """The non-blank lines, with their numbers in the input."""
     return ((number, line) for number, line in _lines(source) if line.strip())
 
 
 def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[NewRecord]:
-    """One JSON object per row, all text, named by the first row; empty cells are null. The cell of
-    `key_column` is also the key.
+    """One JSON object per row, with the names of the first row; cells are text, empty cells null.
+    The cell of `key_column` is also the key.
 
-    A byte order mark, which spreadsheets write, is not part of the first name.
+    A byte order mark, which spreadsheets write, is skipped.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     text = io.TextIOWrapper(source, "utf-8-sig", newline="")
@@ -88,7 +88,7 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
         for row in rows:
             if None in row:
                 raise InvalidRequest(
-                    f"line {rows.line_num}: more cells than the first row has names"
+                    f"line {rows.line_num}: more cells than the first row has columns"
                 )
             cells = {name: cell or None for name, cell in row.items()}
             yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
@@ -112,17 +112,17 @@ def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRe
     except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
     except LookupError as error:  # from pytz or zoneinfo, for an unknown name
-        raise InvalidRequest(f"{file}: no such time zone: {error}") from error
+        raise InvalidRequest(f"{file}: unknown time zone: {error}") from error
 
 
 def _check_names(names: Sequence[str], key_column: str | None) -> None:
-    """Refuse two columns of one name: an object would keep only one."""
+    """Refuses duplicate names: a JSON object would keep only one of the columns."""
     if key_column is not None and key_column not in names:
-        hint = did_you_mean(key_column, names) or f"; there are {', '.join(names)}"
-        raise InvalidRequest(f"there is no column {key_column!r}{hint}")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InvalidRequest(f"more than one column is called {twice[0]!r}")
+        hint = did_you_mean(key_column, names) or f"; the columns are {', '.join(names)}"
+        raise InvalidRequest(f"no column {key_column!r}{hint}")
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise InvalidRequest(f"more than one column is named {duplicates[0]!r}")
 
 
 def _key(row: Mapping[str, Any], column: str | None) -> bytes | str | None:
@@ -132,11 +132,11 @@ def _key(row: Mapping[str, Any], column: str | None) -> bytes | str | None:
     if value is None or isinstance(value, (str, bytes)):
         return value
     kind = type(value).__name__
-    raise InvalidRequest(f"column {column!r}: a key is text, bytes or an integer, not {kind}")
+    raise InvalidRequest(f"column {column!r}: a key must be text, bytes or an integer, not {kind}")
 
 
 def _text(value: Any) -> str:
-    """A pyarrow value that JSON does not have; nanoseconds are pandas' types if that is there."""
+    """A pyarrow value that JSON lacks; with pandas installed, nanoseconds are of its types."""
     return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
 

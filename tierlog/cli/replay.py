@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-Places = "One of --to-parquet, --to-json and --to-topic."
+ONE_TARGET = "One of --to-parquet, --to-json and --to-topic."
 
 
 @app.command()
@@ -27,14 +27,12 @@ def replay(
     source: SourceOptions,
     topic: TopicArgument,
     *,
-    to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
-    to_json: Annotated[str | None, typer.Option(metavar="FOLDER", help=Places)] = None,
-    to_topic: Annotated[str | None, typer.Option(metavar="NAME", help=Places)] = None,
+    to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=ONE_TARGET)] = None,
+    to_json: Annotated[str | None, typer.Option(metavar="FOLDER", help=ONE_TARGET)] = None,
+    to_topic: Annotated[str | None, typer.Option(metavar="NAME", help=ONE_TARGET)] = None,
     notes: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER", help="With --to-topic: a folder that records how far it got."
-        ),
+        typer.Option(metavar="FOLDER", help="With --to-topic: a folder that records the progress."),
     ] = None,
     to_server: Annotated[
         str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
@@ -47,10 +45,11 @@ def replay(
         ),
     ] = False,
     base64: Annotated[
-        bool, typer.Option("--base64", help="With --to-json: write bytes as base64, not as text.")
+        bool,
+        typer.Option("--base64", help="With --to-json: write bytes as base64 instead of text."),
     ] = False,
     headers: Annotated[
-        bool, typer.Option("--headers", help="With files: write a column `headers` too.")
+        bool, typer.Option("--headers", help="With files: also write a column `headers`.")
     ] = False,
     from_offset: Annotated[
         int | None, typer.Option(min=0, help="With --partition; inclusive.")
@@ -61,14 +60,14 @@ def replay(
     step_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")] = "4g",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Copy a range of a topic elsewhere, in steps; run again, it continues where it stopped."""
+    """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
     from spark_reader.jobs.replay import ToFiles
     from spark_reader.jobs.replay import replay as run_replay
     from spark_reader.option_values import size
 
     target: ToFiles | ToTopic
     if [to_parquet, to_json, to_topic].count(None) != 2:
-        raise typer.BadParameter(f"where to? {Places}")
+        raise typer.BadParameter("no target: give one of --to-parquet, --to-json and --to-topic")
     if to_topic is not None:
         target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
     elif to_json is not None:
@@ -107,9 +106,9 @@ def _to_topic(
 
     server = to_server or source.server
     if server is None:
-        raise typer.BadParameter("--to-topic needs --to-server or --server")
+        raise typer.BadParameter("--to-topic requires --to-server or --server")
     if notes is None:
-        raise typer.BadParameter("--to-topic needs --notes: a folder that records what is done")
+        raise typer.BadParameter("--to-topic requires --notes: a folder that records the progress")
     options = {"server": server, "topic": name, "compression": "lz4"}
     if source.token_file is not None:
         options["tokenFile"] = str(source.token_file)
@@ -117,9 +116,9 @@ def _to_topic(
 
 
 def _url(folder: str) -> str:
-    """Make a local path a full URL: Spark would look in its own default file system.
+    """Make a local path a URL; Spark would resolve it in its own default file system.
 
-    Without percent-encoding, which Hadoop would take for part of the name.
+    Not percent-encoded: Hadoop would take the escapes literally.
     """
     return folder if "://" in folder else f"file://{Path(folder).absolute()}"
 
@@ -128,5 +127,7 @@ def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> st
     if offset is None:
         return None
     if not partitions:
-        raise typer.BadParameter("offsets are per partition: give --partition too")
+        raise typer.BadParameter(
+            "offsets are per partition: --from-offset and --to-offset require --partition"
+        )
     return json.dumps({topic: {str(number): offset for number in partitions}})

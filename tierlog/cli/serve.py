@@ -1,4 +1,4 @@
-"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the settings' table."""
+"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the table of settings."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tierlog.settings import default_of
 app = typer.Typer(add_completion=False)
 
 _PANELS = {
-    Part.SERVE: "Front door",
+    Part.SERVE: "HTTP",
     Part.STORE: "Bucket",
     Part.BROKER: "Broker",
     Part.PRICE: "Bucket",
-    Part.HTTP: "Front door",
+    Part.HTTP: "HTTP",
 }
-_LEADING = "data.dir store listen s3.endpoint"
+_FIRST_SETTINGS = "data.dir store listen s3.endpoint"
 
 
 def serve(*, config: Path | None, verbose: bool, **flags: Any) -> None:
-    """Run a broker, with the tail in a data folder and sealed segments in a bucket.
+    """Run a broker, with recent records in a data folder and sealed segments in a bucket.
 
     Every flag is also a TIERLOG_... variable and a key in the file given by --config; flags win.
     """
     from tierlog import settings
+    from tierlog.cli.broker_process import run_broker
     from tierlog.cli.logs import configure_logs
-    from tierlog.cli.serving import run_broker
 
-    told = {setting.name: flags[_parameter_name(setting)] for setting in TABLE}
+    given = {setting.name: flags[_parameter_name(setting)] for setting in TABLE}
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
-    loaded = settings.load(told, os.environ, file)
+    loaded = settings.load(given, os.environ, file)
     configure_logs(verbose=verbose)
     run_broker(loaded, announce=lambda url: _announce(url, loaded), verbose=verbose)
 
@@ -52,7 +52,7 @@ def _parameter_name(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    """As it could be written after the flag; empty if off, or described in words."""
+    """The default as written after the flag; empty if there is none, or if `doc` explains it."""
     value = default_of(setting)
     if value is None or isinstance(value, bool) or setting.part is Part.PRICE:
         return ""
@@ -82,10 +82,10 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 
 
 def _signature() -> inspect.Signature:
-    leading = _LEADING.split()
-    ordered = sorted(TABLE, key=lambda one: leading.index(one.name) if one.name in leading else 99)
+    first = _FIRST_SETTINGS.split()
+    ordered = sorted(TABLE, key=lambda one: first.index(one.name) if one.name in first else 99)
     config = typer.Option("--config", help="TOML file of settings.", metavar="FILE")
-    verbose = typer.Option("--verbose", help="Log each request, and each to the store.")
+    verbose = typer.Option("--verbose", help="Log each request, and each request to the store.")
     return inspect.Signature(
         [
             *map(_parameter, ordered),

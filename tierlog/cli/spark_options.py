@@ -1,10 +1,10 @@
-"""Shared by the commands that run on Spark: which rows, which cluster, and a progress bar.
+"""Shared by the commands that run on Spark: the source's options, the session, a progress bar.
 
-* The source's options have the same names as in the other commands; its other options are given by
+* Options have the same names as in the other commands; all others of the source are given by
   `--option NAME=VALUE`.
-* Without `--server` only the bucket is read.
-* Without `--token-file` every process that asks the broker, here or on an executor, takes the token
-  from its own environment, as `tierlog.Client` does.
+* Without `--server`, only the bucket is read.
+* Without `--token-file`, every process that connects to the broker, here or on an executor, takes
+  the token from its own environment, as `tierlog.Client` does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from record_format.errors import ConfigurationError
+from tierlog.cli.bucket_options import EndpointOption, RegionOption
 from tierlog.cli.client_options import TokenFile
-from tierlog.cli.offline import EndpointOption, RegionOption
 from tierlog.cli.output import progress_bar
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         envvar="TIERLOG_SERVER",
-        help="The broker, for what is not in the bucket yet; without it, only the bucket is read.",
+        help="The broker, for records not in the bucket yet; by default only the bucket is read.",
         metavar="URL",
     ),
 ]
@@ -48,7 +48,7 @@ MasterOption = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="Spark's master; by default the one spark-submit gives, else this machine's cores.",
+        help="Spark's master; by default that of spark-submit, else this machine's cores.",
         metavar="URL",
     ),
 ]
@@ -82,7 +82,7 @@ ToTimeOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Which rows, where from, and on which cluster."""
+    """Which records, from where, and on which cluster."""
 
     from_time: FromTimeOption = None
     to_time: ToTimeOption = None
@@ -97,7 +97,7 @@ class SourceOptions:
     conf: ConfOption = None
 
     def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
-        """The options of the Spark source; None is left out. `--option` wins over all."""
+        """The options of the Spark source. `--option` takes precedence."""
         given: dict[str, str | None] = {
             "store": self.store,
             "server": self.server,
@@ -109,13 +109,13 @@ class SourceOptions:
             "tier": None if self.server else "cold",
             "startingTimestamp": self.from_time,
             "endingTimestamp": self.to_time,
-            # A partition without records that new contributes none.
+            # A partition whose records are all older contributes none.
             "startingOffsetsByTimestampStrategy": "latest" if self.from_time else None,
             **(more or {}),
             **pairs(self.option),
         }
         if given["store"] is None and given["server"] is None:
-            raise typer.BadParameter("where from? Give --store URL, or --server URL, or both")
+            raise typer.BadParameter("no source: give --store URL, or --server URL, or both")
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -132,7 +132,7 @@ def pairs(given: Sequence[str] | None) -> dict[str, str]:
 
 @contextmanager
 def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterator[Any]:
-    """A Spark session for a command; a failure of Spark is reported in one line."""
+    """A Spark session for a command; Spark's failures become errors of one line."""
     try:
         from pyspark.errors import PySparkException
 
@@ -140,7 +140,7 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
     except ImportError as error:
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
-    tell_no_interrupts()
+    silence_interrupts()
     try:
         with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
             yield session
@@ -148,20 +148,20 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
         raise ConfigurationError(_last_line(str(error))) from error
 
 
-def tell_no_interrupts() -> None:
-    """Silence py4j, which logs tracebacks on Ctrl-C: of the call that waits for Spark, and of
+def silence_interrupts() -> None:
+    """Filter the tracebacks that py4j logs on Ctrl-C: of the call that waits for Spark, and of
     Spark's own handler, which uses the same connection.
     """
-    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger().addFilter(_is_not_interrupt)
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
+def _is_not_interrupt(record: logging.LogRecord) -> bool:
     return not record.getMessage().endswith(" while sending command.")
 
 
 def _quiet(config: dict[str, str]) -> dict[str, str]:
-    """Spark logs ten lines at its start, and a hundred for each failed attempt of a task; the
-    command reports a failure in one line. If a log level is given, Spark's log is shown.
+    """Disable Spark's log, ten lines at the start and a hundred for each failed task, unless a log
+    level is given; the command reports a failure in one line.
     """
     if "spark.log.level" in config:
         return config
@@ -176,9 +176,9 @@ def _last_line(text: str) -> str:
     """The last line of a Python traceback inside Spark's error."""
     before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
     lines = [line.strip() for line in before_java.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(_OUR_ERRORS)]
-    if told:  # without the name of the class
-        return told[-1].partition(": ")[2] or told[-1]
+    ours = [line for line in lines if line.startswith(_OUR_ERRORS)]
+    if ours:  # without the class name
+        return ours[-1].partition(": ")[2] or ours[-1]
     reasons = [line for line in lines if not line.startswith("SQLSTATE:")]
     return (reasons or [text])[-1]
 

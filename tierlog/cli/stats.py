@@ -1,4 +1,4 @@
-"""`tierlog stats`: what a topic contains, by hour and partition, as a table and a picture."""
+"""`tierlog stats`: a topic's contents by hour and partition, as a table and a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import takes
-from tierlog.cli.output import Output, moment, note, print_json, print_table, size
+from tierlog.cli.output import Output, format_size, format_time, note, print_json, print_table
 from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-SHOWN = 48
+MAX_ROWS = 48
 
 
 @app.command()
@@ -27,11 +27,11 @@ def stats(
     topic: TopicArgument,
     *,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw a picture, as SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw a picture, as an SVG file.")
     ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Count records, bytes, keys and sizes by hour of the records' time and by partition."""
+    """Count records, bytes, keys and sizes by hour (of record timestamps) and partition."""
     from spark_reader.jobs.stats import stats as run_stats
     from spark_reader.jobs.stats_chart import chart_svg
 
@@ -42,7 +42,7 @@ def stats(
         rows = run_stats(session, source.of(topic), progress=progress)
     if picture is not None:
         picture.write_text(chart_svg(rows, title=f"Topic {topic}"))
-        note(f"drawn in {picture}")
+        note(f"picture written to {picture}")
     if output.is_json:
         print_json({"topic": topic, "hours": [row._asdict() for row in rows]})
         return
@@ -54,20 +54,22 @@ def _print(topic: str, rows: list[HourStats]) -> None:
     sizes = ("value p50, about", "p99, about", "largest")
     cells = [
         (
-            moment(row.hour_ms),
+            format_time(row.hour_ms),
             row.partition,
             row.records,
-            size(row.size_bytes),
+            format_size(row.size_bytes),
             row.tombstones,
             row.distinct_keys_estimate,
-            size(row.value_p50),
-            size(row.value_p99),
-            size(row.value_max),
+            format_size(row.value_p50),
+            format_size(row.value_p99),
+            format_size(row.value_max),
         )
         for row in rows
     ]
-    left_out = len(cells) - SHOWN
-    caption = f"and {left_out} earlier ones: --output json has them all" if left_out > 0 else ""
-    print_table(topic, columns + sizes, cells[-SHOWN:], caption=caption)
+    left_out = len(cells) - MAX_ROWS
+    caption = (
+        f"{left_out} earlier rows are not shown: --output json prints all" if left_out > 0 else ""
+    )
+    print_table(topic, columns + sizes, cells[-MAX_ROWS:], caption=caption)
     records, total = sum(row.records for row in rows), sum(row.size_bytes for row in rows)
-    note(f"{topic}: {records:,} records, {size(total)} of keys and values")
+    note(f"{topic}: {records:,} records, {format_size(total)} of keys and values")

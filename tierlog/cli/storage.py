@@ -10,6 +10,12 @@ import typer
 
 from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
+from tierlog.cli.bucket_options import (
+    BucketOptions,
+    EndpointOption,
+    OfflineStoreOption,
+    RegionOption,
+)
 from tierlog.cli.client_options import (
     OutputOption,
     TopicArgument,
@@ -17,8 +23,15 @@ from tierlog.cli.client_options import (
     client_command,
     topic_names,
 )
-from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import Output, moment, note, print_json, print_table, shown, size
+from tierlog.cli.output import (
+    Output,
+    format_member,
+    format_size,
+    format_time,
+    note,
+    print_json,
+    print_table,
+)
 from tierlog.cli.topic import note_damaged
 
 if TYPE_CHECKING:
@@ -47,16 +60,18 @@ SEGMENT_COLUMNS: Final = ("partition", "offsets", "records", "size", "from", "to
 @app.command("report")
 @client_command
 def report(client: Client, output: OutputOption = Output.AUTO) -> None:
-    """Show bytes and segments by tier, what is not offloaded yet, the cache, store requests."""
+    """Show each tier's bytes and segments, the offload lag, the cache, and store requests."""
     document = client.storage_report()
     if output.is_json:
         print_json(document)
         return
     plain = {name: value for name, value in document.items() if not isinstance(value, (list, dict))}
-    print_table("", ("", ""), [(name, shown(name, value)) for name, value in plain.items()])
+    print_table("", ("", ""), [(name, format_member(name, value)) for name, value in plain.items()])
     for name, value in document.items():
         if isinstance(value, dict):
-            print_table(f"\n{name}", ("", ""), [(one, shown(one, value[one])) for one in value])
+            print_table(
+                f"\n{name}", ("", ""), [(one, format_member(one, value[one])) for one in value]
+            )
         elif isinstance(value, list) and value:
             _print_rows(name, value)
 
@@ -75,10 +90,10 @@ def segments(
     data_dir: CacheFolder = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """List every segment, oldest first: where it begins, how large it is, and which tier has it."""
+    """List all segments, oldest first, with their offsets, sizes and tiers."""
     if cache and data_dir is None:
-        raise typer.BadParameter("--cache needs --data-dir: it looks at this machine's page cache")
-    bucket = BucketOptions.named(store, endpoint, region)
+        raise typer.BadParameter("--cache requires --data-dir: it reads this machine's page cache")
+    bucket = BucketOptions.if_given(store, endpoint, region)
     if bucket is not None:
         found = _offline_segments(topic, partition, bucket)
     else:
@@ -103,7 +118,7 @@ def segments(
         in_memory = [
             b for one, listed in found.items() for b in _cached(data_dir, topic, one, listed)
         ]
-        rows = [(*row, size(b)) for row, b in zip(rows, in_memory, strict=True)]
+        rows = [(*row, format_size(b)) for row, b in zip(rows, in_memory, strict=True)]
     print_table(topic, columns, rows)
 
 
@@ -112,9 +127,9 @@ def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:
         partition,
         f"{segment.base_offset} - {segment.last_offset}",
         segment.records,
-        size(segment.size_bytes),
-        moment(segment.min_timestamp),
-        moment(segment.max_timestamp),
+        format_size(segment.size_bytes),
+        format_time(segment.min_timestamp),
+        format_time(segment.max_timestamp),
         segment.tier + (" active" if segment.active else ""),
         segment.crc32c,
     )
@@ -126,7 +141,7 @@ def _cached(
     """Bytes of each segment's `.log` that are in the page cache; None if it is not local."""
     from record_format.page_cache import resident_bytes
 
-    assert data_dir is not None, "--cache takes it"
+    assert data_dir is not None, "--cache requires it"
     found: list[int | None] = []
     for segment in listed:
         path = data_dir / f"{topic}-{partition}" / f"{segment.base_offset:020d}.log"
@@ -141,10 +156,10 @@ def _cached(
 def _offline_segments(
     name: str, partition: int | None, options: BucketOptions
 ) -> dict[int, list[Segment]]:
-    from tierlog.cli.bucket_alone import Bucket
+    from tierlog.cli.bucket_reader import BucketReader
 
     with options.opened() as store:
-        bucket = Bucket(store)
+        bucket = BucketReader(store)
         topic = bucket.topic(name)
         numbers = range(topic.partitions) if partition is None else [partition]
         return {one: bucket.segments(topic, one) for one in numbers}
@@ -158,14 +173,14 @@ def offload(
     wait_s: Annotated[
         float,
         typer.Option(
-            "--wait", min=0, max=60, help="Seconds to wait, for each topic; 0 returns at once."
+            "--wait", min=0, max=60, help="Seconds to wait for each topic; 0 returns immediately."
         ),
     ] = 60.0,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Roll the active segments and upload all rolled segments.
 
-    Exits with 1 if something remains after the wait.
+    Exits with 1 if segments remain after the wait.
     """
     names = [topic] if topic is not None else topic_names(client)
     done = {}
@@ -174,7 +189,7 @@ def offload(
         if not output.is_json:
             note(
                 f"{name}: uploaded {one.uploaded_segments} segment"
-                f"{'s' * (one.uploaded_segments != 1)}, {size(one.uploaded_bytes)}; "
+                f"{'s' * (one.uploaded_segments != 1)}, {format_size(one.uploaded_bytes)}; "
                 f"{one.remaining_segments} remain"
             )
     if output.is_json:
@@ -182,8 +197,8 @@ def offload(
     remaining = sum(one.remaining_segments for one in done.values())
     if wait_s and remaining:
         raise RetriableError(
-            f"after {wait_s:g} s the bucket still lacks segments: {remaining}; "
-            "uploads go on, and `/readyz` says what is degraded, the broker's log why"
+            f"{remaining} segments are not uploaded after {wait_s:g} s; uploads continue. "
+            "`/readyz` reports what is degraded, and the broker's log why"
         )
 
 
@@ -192,15 +207,17 @@ def offload(
 def trim(
     client: Client,
     topic: TopicArgument,
-    before_offset: Annotated[int, typer.Option("--before", min=0, help="The new log start.")],
+    before_offset: Annotated[
+        int, typer.Option("--before", min=0, help="The new log start offset.")
+    ],
     partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")],
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Delete all records below an offset (Kafka's DeleteRecords)."""
     start = client.trim(topic, partition, before_offset=before_offset)
-    output.tell(
+    output.report(
         {"topic": topic, "partition": partition, "log_start_offset": start},
-        f"{topic}-{partition} begins at {start}",
+        f"{topic}-{partition} starts at {start}",
     )
 
 
@@ -214,5 +231,5 @@ def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:
 
 def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:
     columns = list(rows[0])
-    cells = [[shown(column, row.get(column)) for column in columns] for row in rows]
+    cells = [[format_member(column, row.get(column)) for column in columns] for row in rows]
     print_table(f"\n{name}", [column.replace("_", " ") for column in columns], cells)

@@ -1,7 +1,7 @@
-"""`tierlog storage verify`: through the broker, which checks both tiers, or on the bucket alone, on
-this machine or on a Spark cluster.
+"""`tierlog storage verify`: by the broker, which checks both tiers, or of the bucket alone, on this
+machine or on Spark.
 
-Exit code 3 if there are problems: not an error of the command, and not a success.
+The exit code is 3 if there are problems.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptDataError, UnknownTopic
+from tierlog.cli.bucket_options import (
+    BucketOptions,
+    EndpointOption,
+    OfflineStoreOption,
+    RegionOption,
+)
 from tierlog.cli.client_options import OutputOption, TopicOrAll, client_command, topic_names
-from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
@@ -48,8 +53,8 @@ def verify(
     conf: ConfOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Check the manifest against the objects, and both tiers against each other."""
-    bucket = BucketOptions.named(store, endpoint, region)
+    """Check manifests against objects, and both tiers against each other."""
+    bucket = BucketOptions.if_given(store, endpoint, region)
     checking: AbstractContextManager[Check]
     if spark:
         source = SourceOptions(
@@ -62,7 +67,9 @@ def verify(
         checking = nullcontext(partial(_by_broker, client, deep=deep))
     reports = {}
     with checking as check:
-        found = _each(_names(client, bucket), check) if topic is None else [(topic, check(topic))]
+        found = (
+            _check_all(_names(client, bucket), check) if topic is None else [(topic, check(topic))]
+        )
         for name, report in found:
             reports[name] = report
             if not output.is_json:
@@ -77,14 +84,14 @@ def verify(
 def _names(client: Client, bucket: BucketOptions | None) -> list[str]:
     if bucket is None:
         return topic_names(client)
-    from tierlog.cli.bucket_alone import Bucket
+    from tierlog.cli.bucket_reader import BucketReader
 
     with bucket.opened() as store:
-        return Bucket(store).names()
+        return BucketReader(store).names()
 
 
-def _each(names: Iterable[str], check: Check) -> Iterator[tuple[str, Report]]:
-    """A topic that cannot be checked does not keep the others from it."""
+def _check_all(names: Iterable[str], check: Check) -> Iterator[tuple[str, Report]]:
+    """Check each topic; one that cannot be checked does not stop the others."""
     for name in names:
         try:
             yield name, check(name)
@@ -124,7 +131,7 @@ def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
 @contextmanager
 def _on_spark(source: SourceOptions) -> Iterator[Check]:
     if source.store is None:
-        raise typer.BadParameter("--spark needs --store: executors read the bucket itself")
+        raise typer.BadParameter("--spark requires --store: executors read the bucket directly")
     with job("tierlog storage verify", master=source.master, conf=source.conf) as session:
         from spark_reader.jobs.verify import verify as run_verify
 
@@ -143,7 +150,7 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
         print_problems(topic, report["problems"])
     if left_out := report.get("problems_left_out", 0):
         note(f"and {left_out} more")
-    looked_at = ", ".join(
+    checked = ", ".join(
         f"{count} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
         for name, count in report["checked"].items()
         if count
@@ -153,7 +160,7 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
         return
     count = len(report["problems"]) + left_out
     verdict = "ok" if report["ok"] else f"{count} problem{'s' * (count != 1)}"
-    note(f"{topic}: {verdict}; checked {looked_at or 'nothing'}")
+    note(f"{topic}: {verdict}; checked {checked or 'nothing'}")
 
 
 def print_problems(topic: str, problems: Sequence[Mapping[str, Any]]) -> None:

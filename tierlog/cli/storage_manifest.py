@@ -1,7 +1,6 @@
-"""`tierlog storage manifest`: a version, the versions that are kept, what changed between two.
+"""`tierlog storage manifest`: one version, the list of versions, the difference of two.
 
-Through the broker, or from the bucket alone: both give the same document, and documents are
-compared.
+Through the broker or from the bucket alone: both return the same document.
 """
 
 from __future__ import annotations
@@ -10,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tierlog.cli.bucket_options import (
+    BucketOptions,
+    EndpointOption,
+    OfflineStoreOption,
+    RegionOption,
+)
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
-from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import Output, note, print_json, print_table, shown
+from tierlog.cli.output import Output, format_member, note, print_json, print_table
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -40,7 +44,7 @@ def manifest(
         ),
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="List the versions that are still kept; with --store.")
+        bool, typer.Option("--history", help="With --store: list the versions that are kept.")
     ] = False,
     store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
@@ -48,7 +52,7 @@ def manifest(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Show the manifest of a partition, or an older version that is still kept."""
-    bucket = BucketOptions.named(store, endpoint, region)
+    bucket = BucketOptions.if_given(store, endpoint, region)
 
     def load(number: int | None) -> dict[str, Any]:
         if bucket is not None:
@@ -57,7 +61,7 @@ def manifest(
 
     if history:
         if bucket is None:
-            raise typer.BadParameter("--history reads the bucket: give --store URL")
+            raise typer.BadParameter("--history requires --store URL: it reads the bucket")
         _print_history(topic, partition, bucket, output)
         return
     if diff is not None:
@@ -68,7 +72,7 @@ def manifest(
         print_json(document)
         return
     head = [
-        (name, shown(name, value))
+        (name, format_member(name, value))
         for name, value in document.items()
         if not isinstance(value, (list, dict)) and name != "next_from_offset"
     ]
@@ -77,8 +81,8 @@ def manifest(
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What changed between two manifest documents: members that differ, as [before, after], and
-    segments, identified by their object.
+    """The difference of two manifest documents: changed members as [before, after], and segments
+    added or removed, identified by their object.
     """
     members = sorted((before.keys() | after.keys()) - {"segments", "next_from_offset"})
     was, now = ({one["object_key"]: one for one in side["segments"]} for side in (before, after))
@@ -98,18 +102,21 @@ def _print_diff(found: dict[str, Any], output: Output) -> None:
         print_json(found)
         return
     rows = [
-        (name, shown(name, was), shown(name, now)) for name, (was, now) in found["changed"].items()
+        (name, format_member(name, was), format_member(name, now))
+        for name, (was, now) in found["changed"].items()
     ]
     print_table("", ("", "before", "after"), rows)
     for what in ("added", "removed"):
         if found[what]:
             _print_segments(f"\n{what}", found[what])
     if not found["added"] and not found["removed"]:
-        note("the same segments")
+        note("segments: no difference")
 
 
 def _print_segments(title: str, segments: list[dict[str, Any]]) -> None:
-    rows = [[shown(name, entry.get(name)) for name in SEGMENT_COLUMNS] for entry in segments]
+    rows = [
+        [format_member(name, entry.get(name)) for name in SEGMENT_COLUMNS] for entry in segments
+    ]
     print_table(title, [name.replace("_", " ") for name in SEGMENT_COLUMNS], rows)
 
 
@@ -130,10 +137,10 @@ def _offline_manifest(
 ) -> dict[str, Any]:
     from msgspec import structs, to_builtins
 
-    from tierlog.cli.bucket_alone import Bucket
+    from tierlog.cli.bucket_reader import BucketReader
 
     with options.opened() as store:
-        bucket = Bucket(store)
+        bucket = BucketReader(store)
         topic = bucket.topic(name)
         found = bucket.manifest(topic, partition, version=version)
         members = structs.asdict(found) | {"end_offset": found.end_offset}
@@ -142,16 +149,17 @@ def _offline_manifest(
 
 
 def _print_history(name: str, partition: int, options: BucketOptions, output: Output) -> None:
-    from tierlog.cli.bucket_alone import Bucket
+    from tierlog.cli.bucket_reader import BucketReader
 
     with options.opened() as store:
-        bucket = Bucket(store)
+        bucket = BucketReader(store)
         versions = bucket.history(bucket.topic(name), partition)
     if output.is_json:
         print_json({"versions": [one._asdict() for one in versions]})
     else:
         rows = [
-            [shown(member, one._asdict()[member]) for member in one._fields] for one in versions
+            [format_member(member, one._asdict()[member]) for member in one._fields]
+            for one in versions
         ]
         columns = [member.replace("_", " ") for member in versions[0]._fields] if versions else []
         print_table(f"{name}-{partition}", columns, rows)

@@ -1,6 +1,6 @@
-"""`tierlog storage pin | unpin | pins`: names that keep manifest versions from garbage collection.
+"""`tierlog storage pin | unpin | pins`: protect manifest versions from garbage collection.
 
-They work on the bucket alone: whoever reads a bucket may pin what is read. A name is pinned in
+They work on the bucket alone: any reader of a bucket may pin what it reads. A name is pinned in
 every partition of the topic, or in none.
 """
 
@@ -13,10 +13,10 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
+from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import BucketOptions
 from tierlog.cli.option_groups import takes
-from tierlog.cli.output import Output, moment, note, print_json, print_table
+from tierlog.cli.output import Output, format_time, note, print_json, print_table
 
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 NameArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="1 to 128 of the characters a-z, A-Z, 0-9, dot, underscore and dash."
+        metavar="NAME", help="1 to 128 characters: a-z, A-Z, 0-9, dot, underscore, dash."
     ),
 ]
 
@@ -48,12 +48,12 @@ def pin(
             "--days",
             min=0,
             max=1_000_000,
-            help="Let the pin expire after this many days; never by default.",
+            help="Expire after this many days; by default never.",
         ),
     ] = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Keep the current manifests, and every object they name, under a name."""
+    """Protect the current manifests, and all objects that they name, from garbage collection."""
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
     with bucket.opened() as store:
         partitions = list(_partitions(store, topic))
@@ -61,12 +61,12 @@ def pin(
             made = _pin_all(partitions, name, expires_ms=expires_ms)
         except (StoreUnavailable, KeyboardInterrupt):
             note(
-                f"{name} may be left as a pin of some partitions: `tierlog storage unpin {topic} "
-                f"{name}` removes it"
+                f"some partitions may be pinned as {name}: `tierlog storage unpin {topic} {name}` "
+                "removes these pins"
             )
             raise
     if not made:
-        raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing is in the bucket")
+        raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing was offloaded")
     _show(topic, made, output)
 
 
@@ -77,7 +77,7 @@ def _pin_all(
     try:
         for number, manifests, pins in partitions:
             manifest = manifests.load()
-            if manifest is not None:  # a partition without one has nothing to keep
+            if manifest is not None:  # a partition without a manifest has nothing to pin
                 made.append((number, pins.create(name, manifest.version, expires_ms=expires_ms)))
     except TierlogError:
         taken = {number for number, _ in made}
@@ -147,7 +147,7 @@ def _show(topic: str, pins: list[tuple[int, Pin]], output: Output) -> None:
         print_json({"topic": topic, "pins": shown})
         return
     rows = [
-        (one.name, number, one.version, moment(one.created_ms), moment(one.expires_ms))
+        (one.name, number, one.version, format_time(one.created_ms), format_time(one.expires_ms))
         for number, one in pins
     ]
     print_table(topic, ("pin", "partition", "version", "created", "expires"), rows)

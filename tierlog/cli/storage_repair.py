@@ -1,8 +1,8 @@
-"""`tierlog storage repair | gc | restore`: changes that only the owner of a bucket makes.
+"""`tierlog storage repair | gc | restore`: changes that only the owner of a bucket may make.
 
-Without `--apply`, `repair` and `gc` only say what they would do: a plan changes nothing, neither in
-the bucket nor on disk. They open the owner's data folder, which no broker may have open; only the
-plan of `gc` is read from the bucket alone. `restore` makes a new folder.
+Without `--apply`, `repair` and `gc` print a plan, and change nothing in the bucket or on disk. They
+open the owner's data folder, which must not be open in a broker; only the plan of `gc` is made from
+the bucket alone. `restore` creates a new folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 import typer
 
 from record_format.clock import wall_clock_ms
+from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.offline import BucketOptions
 from tierlog.cli.option_groups import takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
-from tierlog.cli.owner import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
+from tierlog.cli.owner_options import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
 
 if TYPE_CHECKING:
     from broker.repair.restore import RestoreReport
@@ -50,15 +50,16 @@ def repair(
     *,
     apply: ApplyOption = False,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Also give up records that exist nowhere else.")
+        bool,
+        typer.Option("--accept-loss", help="Also give up records of which no good copy exists."),
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte first.")] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Repair what verify finds, and logs that a broker could not open.
 
-    Uploads logs again, rebuilds indexes, drops what nobody has any more. What is bad on disk is set
-    aside, never deleted.
+    Uploads logs again, rebuilds indexes, and drops what no longer exists anywhere. Bad files are
+    set aside, never deleted.
     """
     if apply:
         with owner.broker(data_dir) as broker:
@@ -76,7 +77,7 @@ def repair(
     if not steps:
         note(f"{topic}: nothing to repair")
     elif not apply:
-        note("nothing was changed; --apply carries this out")
+        note("nothing was changed; --apply carries out the plan")
     if any(not one.done for one in steps):
         raise typer.Exit(FOUND_PROBLEMS)
 
@@ -91,23 +92,23 @@ def gc(
     apply: ApplyOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Delete objects and manifest versions that nothing needs any more, once their grace is over.
+    """Delete unreferenced objects and manifest versions whose grace period is over.
 
     Without --apply they are only listed, from the bucket alone, even while a broker is running;
     --apply opens the owner's data folder.
     """
     bucket = owner.bucket
     if bucket is None:
-        raise typer.BadParameter("garbage is collected in a bucket: give --store URL")
+        raise typer.BadParameter("gc requires --store URL: garbage is collected in a bucket")
     if not apply:
-        plans = _planned(owner, bucket, topic)
+        plans = _plan_garbage(owner, bucket, topic)
     elif data_dir is None:
         raise typer.BadParameter(
-            "only the owner of a bucket collects its garbage: give --data-dir DIR"
+            "gc --apply requires --data-dir DIR: only the owner of a bucket may delete from it"
         )
     else:
-        plans = _collected(owner, topic, data_dir)
-    rows = [(number, *one) for number, plan in plans.items() for one in _named(plan)]
+        plans = _collect_garbage(owner, topic, data_dir)
+    rows = [(number, *one) for number, plan in plans.items() for one in _items(plan)]
     if output.is_json:
         shown = [{"partition": number, "kind": kind, "name": name} for number, kind, name in rows]
         print_json({"topic": topic, "applied": apply, "garbage": shown})
@@ -119,14 +120,14 @@ def gc(
         note(f"{len(rows)} to delete; --apply deletes them" if rows else "nothing to delete")
 
 
-def _planned(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:
-    from tierlog.cli.bucket_alone import Bucket
+def _plan_garbage(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:
+    from tierlog.cli.bucket_reader import BucketReader
 
     with bucket.opened() as store:
-        return Bucket(store).garbage(topic, owner.policy())
+        return BucketReader(store).garbage(topic, owner.policy())
 
 
-def _collected(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
+def _collect_garbage(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
     """Raises ConfigurationError."""
     from broker.data_folder import FolderInUse
     from record_format.errors import ConfigurationError
@@ -136,13 +137,13 @@ def _collected(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, Gar
             return broker.collect_garbage(topic, apply=True)
     except FolderInUse as error:
         raise ConfigurationError(
-            f"{data_dir} is in use by a broker, which collects by itself, each hour (or each "
-            "24th of another gc.grace.ms); to collect now, stop it first"
+            f"{data_dir} is in use by a broker, which collects garbage itself, every 24th of "
+            "gc.grace.ms (by default every hour); to collect now, stop it first"
         ) from error
 
 
-def _named(plan: GarbagePlan) -> Iterator[tuple[str, str | int]]:
-    """What each thing is, and its name (a version's is a number)."""
+def _items(plan: GarbagePlan) -> Iterator[tuple[str, str | int]]:
+    """The kind of each item, and its name (a number for a version)."""
     yield from (("dropped", key) for key in plan.objects)
     yield from (("orphan", key) for key in plan.orphans)
     yield from (("unfinished upload", upload.key) for upload in plan.uploads)
@@ -158,12 +159,12 @@ def restore(
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="NEW", help="A new folder.")],
     tail: Annotated[
         Path | None,
-        typer.Option(metavar="OLD_DIR", help="The lost broker's folder, or what is left of it."),
+        typer.Option(metavar="OLD_DIR", help="The lost broker's folder, or what remains of it."),
     ] = None,
     gap: GapOption = OFFSET_GAP,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Create a data folder from a bucket; the first serve on it takes the partitions over."""
+    """Create a data folder from a bucket. The first serve on it takes over the partitions."""
     from broker.repair.restore import RestoreOptions
     from broker.repair.restore import restore as restore_folder
     from tierlog.cli.logs import configure_logs
@@ -174,7 +175,7 @@ def restore(
         try:
             report = restore_folder(store, options)
         except KeyboardInterrupt:
-            note(f"interrupted: the same command starts over on {data_dir}")
+            note(f"interrupted: run the same command again, it starts over on {data_dir}")
             raise
     if output.is_json:
         print_json(msgspec.to_builtins(report))
@@ -183,9 +184,7 @@ def restore(
     damaged = [f"{one.topic}-{one.partition}" for one in report.partitions if one.is_damaged]
     unreadable = any(other.unreadable for other in report.others)
     if unreadable:
-        note(
-            "before anything is served: put back what is unreadable, and restore into a new folder"
-        )
+        note("before serving: bring back the unreadable objects, and restore into a new folder")
     elif not output.is_json:
         note(f"tierlog serve --data-dir {data_dir} {bucket.flags} continues from there")
     if damaged:

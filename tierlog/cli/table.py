@@ -1,10 +1,10 @@
-"""Tables as lines of text: pure, so that a width is an argument.
+"""Lays out tables as lines of text: pure functions, with the width as an argument.
 
-* Nothing is cut off. In a narrow window headings wrap at their spaces; if that is not enough, text
-  is folded inside its column, where it has a seam; numbers never are. What does not fit even then
-  is written as names and values, row by row.
-* Numbers have no separators: what is shown can be pasted into the next command.
-* Cells contain other people's text. Control characters are shown as escapes, never sent to the
+* Nothing is truncated. In a narrow terminal headings wrap at spaces; if that is not enough, text is
+  folded inside its column, preferably at separators; numbers never are. If even that does not fit,
+  rows are printed as names and values.
+* Numbers have no separators: they can be pasted into the next command.
+* Cells contain untrusted text. Control characters are printed as escapes, never sent to the
   terminal.
 """
 
@@ -18,10 +18,10 @@ from unicodedata import combining, east_asian_width
 
 GAP: Final = "  "
 NARROW_GAP: Final = " "
-_PIECE_MAX: Final = 22  # a topic id; what is longer and has no seam is broken
-_SEAM: Final = re.compile(r"(?<=[ /_.,:=&?-])(?![ /])")
+_PIECE_MAX: Final = 22  # a topic id; longer words are broken
+_BREAK: Final = re.compile(r"(?<=[ /_.,:=&?-])(?![ /])")
 _SIZE: Final = re.compile(r"[0-9.]+ [KMGT]?i?B\Z")
-_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\dT)(\d\d:\d\d:[0-9.]+Z)\Z")
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT)(\d\d:\d\d:[0-9.]+Z)\Z")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?%?\Z")
 
 
@@ -31,34 +31,34 @@ class Lines(NamedTuple):
 
 
 def cell(value: object) -> str:
-    """A dash for nothing."""
+    """The text of a value; a dash for None."""
     return "-" if value is None else printable(str(value))
 
 
-def printable(text: str, *, but: str = "") -> str:
-    """The text with control characters as Python's escapes."""
-    return "".join(one if one.isprintable() or one in but else ascii(one)[1:-1] for one in text)
+def printable(text: str, *, keep: str = "") -> str:
+    """Replace control characters, except those to keep, by Python's escapes."""
+    return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)
 
 
 def lay_out(columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int) -> Lines:
-    """Numbers to the right, the rest to the left; no headings if all are empty."""
+    """Numbers are right-aligned, the rest left-aligned; empty headings are omitted."""
     cells = [[cell(value) for value in row] for row in rows]
     bodies = [[row[index] for row in cells] for index in range(len(columns))]
     right = [_are_numbers(body) for body in bodies]
-    for headings, least, gap in _arrangements(columns, bodies, right):
+    for headings, minimum, gap in _layouts(columns, bodies, right):
         widths = _widths(headings, bodies)
-        fitted = _fit(widths, least, width - len(gap) * (len(columns) - 1))
+        fitted = _fit(widths, minimum, width - len(gap) * (len(columns) - 1))
         if fitted is not None:
-            return _drawn(headings, cells, fitted, right, gap)
+            return _render(headings, cells, fitted, right, gap)
     if any(columns):
-        return Lines([], _row_by_row(columns, cells, width))
-    return _drawn(headings, cells, least, right, gap)
+        return Lines([], _as_members(columns, cells, width))
+    return _render(headings, cells, minimum, right, gap)
 
 
-def _arrangements(
+def _layouts(
     columns: Sequence[str], bodies: Sequence[Sequence[str]], right: Sequence[bool]
 ) -> Iterator[tuple[list[list[str]], list[int], str]]:
-    """From the best to the narrowest: headings, how narrow each column may become, the gap."""
+    """From the best to the narrowest: headings, each column's minimum width, the gap."""
     whole, words = [[one] for one in columns], [one.split() or [""] for one in columns]
     yield whole, _widths(whole, bodies), GAP
     yield words, _widths(words, bodies), GAP
@@ -70,18 +70,18 @@ def _arrangements(
     yield words, _widths(words, pieces), NARROW_GAP
 
 
-def _fit(widths: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
-    """The widest give way first; None if they cannot give enough."""
-    if sum(least) > room:
+def _fit(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int] | None:
+    """Shrink the widest columns first; None if the minimum widths do not fit."""
+    if sum(minimum) > room:
         return None
-    fitted = [max(low, min(one, room)) for one, low in zip(widths, least, strict=True)]
+    fitted = [max(low, min(one, room)) for one, low in zip(widths, minimum, strict=True)]
     while sum(fitted) > room:
-        widest = max(range(len(fitted)), key=lambda i: (fitted[i] > least[i], fitted[i]))
+        widest = max(range(len(fitted)), key=lambda i: (fitted[i] > minimum[i], fitted[i]))
         fitted[widest] -= 1
     return fitted
 
 
-def _drawn(
+def _render(
     headings: Sequence[Sequence[str]],
     cells: Sequence[Sequence[str]],
     widths: Sequence[int],
@@ -100,7 +100,7 @@ def _drawn(
     )
 
 
-def _row_by_row(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
+def _as_members(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
     lines: list[str] = []
     for row in cells:
         members = list(zip(columns, row, strict=True))
@@ -109,37 +109,40 @@ def _row_by_row(columns: Sequence[str], cells: Sequence[Sequence[str]], width: i
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Lines no wider than that, broken at seams where there are any."""
-    if _room(text) <= width:
+    """Wrap to a width, preferably at separators."""
+    if _display_width(text) <= width:
         return [text]
     lines = [""]
     for piece in _pieces(text):
-        if lines[-1] and _room((lines[-1] + piece).rstrip()) > width:
+        if lines[-1] and _display_width((lines[-1] + piece).rstrip()) > width:
             lines.append("")
         lines[-1] += piece
-    return [part for line in lines for part in _broken(line.rstrip(), width)]
+    return [part for line in lines for part in _hard_wrap(line.rstrip(), width)]
 
 
 def _pieces(text: str) -> list[str]:
     if _SIZE.match(text):
         return [text]
-    if moment := _MOMENT.match(text):
-        return list(moment.groups())
-    return [part for piece in _SEAM.split(text) for part in _broken(piece, _PIECE_MAX)]
+    if time := _TIME.match(text):
+        return list(time.groups())
+    return [part for piece in _BREAK.split(text) for part in _hard_wrap(piece, _PIECE_MAX)]
 
 
-def _broken(text: str, width: int) -> list[str]:
-    """Where it has no seam."""
+def _hard_wrap(text: str, width: int) -> list[str]:
+    """Wrap regardless of separators."""
     parts = [""]
-    for letter in text:
-        if parts[-1] and _room(parts[-1] + letter) > width:
+    for character in text:
+        if parts[-1] and _display_width(parts[-1] + character) > width:
             parts.append("")
-        parts[-1] += letter
+        parts[-1] += character
     return parts
 
 
 def _widths(headings: Sequence[Sequence[str]], bodies: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(_room, [*words, *body])) for words, body in zip(headings, bodies, strict=True)]
+    return [
+        max(map(_display_width, [*words, *body]))
+        for words, body in zip(headings, bodies, strict=True)
+    ]
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
@@ -149,14 +152,16 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], gap: str) -> str:
     padded = [
-        " " * (width - _room(one)) + one if to_right else one + " " * (width - _room(one))
+        " " * (width - _display_width(one)) + one
+        if to_right
+        else one + " " * (width - _display_width(one))
         for one, width, to_right in zip(cells, widths, right, strict=True)
     ]
     return gap.join(padded).rstrip()
 
 
-def _room(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+def _display_width(text: str) -> int:
+    """The number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)

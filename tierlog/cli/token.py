@@ -1,6 +1,6 @@
-"""`tierlog token`: who may call a broker. Works on the broker's own file, not through its API.
+"""`tierlog token`: who may call a broker. Works on the broker's tokens file, not through its API.
 
-A running broker follows the file: what is created or revoked here takes effect at once.
+A running broker watches the file: changes take effect immediately.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption
-from tierlog.cli.output import Output, moment, note, print_json, print_table, write
+from tierlog.cli.output import Output, format_time, note, print_json, print_table, write
 
 if TYPE_CHECKING:
     from api.http.access.tokens import TokenEntry
@@ -33,7 +33,7 @@ TokensFile = Annotated[
     typer.Option(
         "--tokens-file",
         envvar="TIERLOG_TOKENS_FILE",
-        help="The broker's tokens.file, if it is not tierlog/tokens.json in its data folder.",
+        help="The broker's tokens.file; by default tierlog/tokens.json in its data folder.",
     ),
 ]
 
@@ -47,7 +47,7 @@ def create(
         typer.Option(
             "--scope",
             metavar="read|produce|admin",
-            help="May be repeated; admin includes the others.",
+            help="Permission; may be repeated. admin includes the others.",
         ),
     ],
     topics: Annotated[
@@ -57,24 +57,24 @@ def create(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Create a token and print it. It is shown only once; only its hash is kept."""
+    """Create a token and print it, once: only its hash is stored."""
     from api.http.access.grants import Scope
     from api.http.access.tokens import create_token
 
     unknown = [one for one in scope if one not in list(Scope)]
     if unknown:
-        raise typer.BadParameter(f"a scope is read, produce or admin, not {unknown[0]!r}")
+        raise typer.BadParameter(f"a scope must be read, produce or admin, not {unknown[0]!r}")
     scopes = tuple(Scope(one) for one in scope)
     path = _path(data_dir, tokens_file)
     if data_dir is not None and not data_dir.exists():
-        note(f"{data_dir} did not exist: it is created for a broker to start on")
+        note(f"{data_dir} does not exist, and is created; a broker may be started on it")
     now_ms = wall_clock_ms()
     token = create_token(path, name, scopes=scopes, topics=topics, now_ms=now_ms)
     if output.is_json:
         print_json({"name": name, "token": token, "scopes": scopes, "topics": topics or None})
         return
     write(token.encode() + b"\n")
-    note(f"{name} in {path}; the token is not shown again")
+    note(f"created {name} in {path}; the token cannot be shown again")
 
 
 @app.command("list")
@@ -83,17 +83,17 @@ def list_tokens(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """List the tokens' names, scopes and topics; never the tokens themselves."""
+    """List the tokens' names, scopes and topics, not the tokens themselves."""
     from api.http.access.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)
     entries = read_entries(path) if path.exists() else ()
     if output.is_json:
-        print_json({"tokens": [_shown(entry) for entry in entries]})
+        print_json({"tokens": [_to_json(entry) for entry in entries]})
         return
     rows = [
-        (one.name, ", ".join(one.scopes), one.topics or "all", moment(one.created_ms))
+        (one.name, ", ".join(one.scopes), one.topics or "all", format_time(one.created_ms))
         for one in entries
     ]
     print_table("", ("name", "scopes", "topics", "created"), rows)
@@ -106,29 +106,29 @@ def revoke(
     tokens_file: TokensFile = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Revoke a token; the broker refuses it from the next request on."""
+    """Revoke a token. The broker refuses it from the next request on."""
     from api.http.access.tokens import revoke_token
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)
     revoke_token(path, name)
-    output.tell({"revoked": name}, f"revoked {name}")
+    output.report({"revoked": name}, f"revoked {name}")
 
 
 def _path(data_dir: Path | None, tokens_file: Path | None) -> Path:
     if tokens_file is not None:
         return tokens_file
     if data_dir is None:
-        raise typer.BadParameter("which broker? Give --data-dir DIR, or --tokens-file FILE")
+        raise typer.BadParameter("give the broker's --data-dir DIR, or --tokens-file FILE")
     return data_dir / "tierlog" / "tokens.json"
 
 
 def _check_folder(data_dir: Path | None) -> None:
     if data_dir is not None and not data_dir.exists():
-        raise typer.BadParameter(f"there is no data folder {data_dir}")
+        raise typer.BadParameter(f"data folder {data_dir} does not exist")
 
 
-def _shown(entry: TokenEntry) -> dict[str, object]:
+def _to_json(entry: TokenEntry) -> dict[str, object]:
     return {
         "name": entry.name,
         "scopes": entry.scopes,

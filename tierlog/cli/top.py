@@ -1,8 +1,7 @@
-"""`tierlog top`: what a broker is doing right now, from two readings of its /metrics.
+"""`tierlog top`: what a broker is doing right now, from two samples of its `/metrics`.
 
-Nothing is kept, and nothing but `/metrics` is asked for: a rate is the difference of two readings
-over the time between them. A counter that fell means that the broker restarted; it counts from
-zero.
+Only `/metrics` is requested: a rate is the difference of two samples over the time between them. A
+counter that fell was reset by a restart, and counts from zero.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 import typer
 
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, print_json, size
+from tierlog.cli.output import Output, format_size, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -32,14 +31,14 @@ Every = Annotated[
 Looks = Annotated[
     int | None,
     typer.Option(
-        "--looks", min=1, help="Stop after this many updates; one if the output is not a terminal."
+        "--looks", min=1, help="Stop after this many updates; by default 1 without a terminal."
     ),
 ]
 Rows = Annotated[int, typer.Option("--rows", min=1, help="Number of topics shown, busiest first.")]
 
 
 class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic: offsets assigned per second, bytes by tier, and what is not in the bucket yet."""
+    """A topic: offsets assigned per second, bytes by tier, and the offload lag."""
 
     topic: str
     offsets_per_s: float
@@ -51,7 +50,7 @@ class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker between two readings."""
+    """A broker's load between two samples."""
 
     cpu_percent: float
     memory_bytes: int
@@ -76,7 +75,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(NamedTuple):
-    """The samples of one reading: by name, each with its labels."""
+    """The metrics at one time, by name, each with its labels."""
 
     at_s: float
     samples: Mapping[str, list[tuple[Mapping[str, str], float]]]
@@ -107,7 +106,9 @@ def read(text: str, *, at_s: float) -> Reading:
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except ValueError as error:
-        raise UnexpectedAnswer(f"not Prometheus metrics ({error}): is that a broker?") from error
+        raise UnexpectedAnswer(
+            f"not Prometheus metrics ({error}): is that a tierlog broker?"
+        ) from error
     return Reading(at_s, samples)
 
 
@@ -118,22 +119,24 @@ class Between:
         self.before, self.now = before, now
         self.seconds = max(now.at_s - before.at_s, 1e-9)
 
-    def grown(self, name: str, **labels: str) -> float:
+    def increase(self, name: str, **labels: str) -> float:
         before, now = self.before.total(name, **labels), self.now.total(name, **labels)
         return now - before if now >= before else now
 
     def rate(self, name: str, **labels: str) -> float:
-        return round(self.grown(name, **labels) / self.seconds, 1)
+        return round(self.increase(name, **labels) / self.seconds, 1)
 
     def mean_ms(self, histogram: str) -> float | None:
-        """The mean of what was observed in between; None if nothing was."""
-        count = self.grown(f"{histogram}_count")
-        return round(self.grown(f"{histogram}_sum") / count * 1000, 3) if count else None
+        """The mean of the observations in between; None if there are none."""
+        count = self.increase(f"{histogram}_count")
+        return round(self.increase(f"{histogram}_sum") / count * 1000, 3) if count else None
 
 
 def load_between(before: Reading, now: Reading) -> Load:
     two = Between(before, now)
-    hits, misses = (two.grown(f"tierlog_chunk_cache_{kind}_total") for kind in ("hits", "misses"))
+    hits, misses = (
+        two.increase(f"tierlog_chunk_cache_{kind}_total") for kind in ("hits", "misses")
+    )
     return Load(
         cpu_percent=round(two.rate("process_cpu_seconds_total") * 100, 1),
         memory_bytes=int(now.total("process_resident_memory_bytes")),
@@ -159,7 +162,7 @@ def load_between(before: Reading, now: Reading) -> Load:
 
 
 def _topics(two: Between) -> list[TopicLoad]:
-    """The busiest first, then the largest."""
+    """Sorted by rate, then by size."""
     ends = two.now.by("tierlog_partition_log_end_offset", "topic")
     earlier = two.before.by("tierlog_partition_log_end_offset", "topic")
     segments = two.now.by("tierlog_topic_segments", "topic")
@@ -190,7 +193,7 @@ def top(
     rows: Rows = 30,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show what a broker is doing, every few seconds, until interrupted."""
+    """Show a broker's load, refreshed every few seconds, until interrupted."""
     watch = _print_as_json if output.is_json else _draw
     with suppress(KeyboardInterrupt):
         watch(client, every=every, looks=looks, rows=rows)
@@ -200,7 +203,7 @@ def _loads(client: Client, *, every: float, looks: int | None) -> Any:
     from tierlog.client.exchange import RETRY_OVER_RESTART
 
     before = read(client.metrics(), at_s=time.monotonic())
-    client.retries = RETRY_OVER_RESTART  # it answered just now
+    client.retries = RETRY_OVER_RESTART  # the broker exists: wait over a restart
     while looks is None or looks > 0:
         time.sleep(every)
         now = read(client.metrics(), at_s=time.monotonic())
@@ -223,19 +226,19 @@ def _draw(client: Client, *, every: float, looks: int | None, rows: int) -> None
         for load in _loads(client, every=every, looks=looks or 1):
             console.print(picture(load, rows=rows))
         return
-    shown: Group | str = "waiting for a second look at the broker …"
+    shown: Group | str = "waiting for the second sample …"
     with Live(shown, console=console, screen=True, auto_refresh=False) as live:
         for load in _loads(client, every=every, looks=looks):
             shown = picture(load, rows=rows)
             live.update(shown, refresh=True)
-    console.print(shown)  # the alternate screen is gone, with what it showed
+    console.print(shown)  # again: the alternate screen is gone
 
 
 _PLAIN: Final = {"box": None, "header_style": "bold", "pad_edge": False}
 
 
 def picture(load: Load, *, rows: int) -> Group:
-    """The broker at the top, its topics below."""
+    """The broker's load above, its topics below."""
     from rich.console import Group
     from rich.table import Table
 
@@ -246,12 +249,12 @@ def picture(load: Load, *, rows: int) -> Group:
 
 
 def _facts(load: Load) -> list[tuple[str, str]]:
-    sick = {state: n for state, n in load.partitions.items() if n and state != "serving"}
-    states = "".join(f", [bold red]{n} {state}[/]" for state, n in sick.items())
+    failing = {state: n for state, n in load.partitions.items() if n and state != "serving"}
+    states = "".join(f", [bold red]{n} {state}[/]" for state, n in failing.items())
     store = "available" if load.store_available else "[bold red]not available[/]"
     cache = "" if load.cache_hit_ratio is None else f", {load.cache_hit_ratio:.0%} from the cache"
     return [
-        ("broker", f"{load.cpu_percent:.0f}% CPU, {size(load.memory_bytes)}"),
+        ("broker", f"{load.cpu_percent:.0f}% CPU, {format_size(load.memory_bytes)}"),
         ("partitions", f"{load.partitions.get('serving', 0)} serving{states}"),
         (
             "requests",
@@ -291,17 +294,17 @@ def _topic_table(load: Load, *, rows: int) -> Table:
         table.add_row(
             one.topic,
             f"{one.offsets_per_s:,.0f}",
-            size(one.hot_bytes),
-            size(one.cold_bytes),
+            format_size(one.hot_bytes),
+            format_size(one.cold_bytes),
             str(one.segments),
-            size(one.offload_lag_bytes),
+            format_size(one.offload_lag_bytes),
             f"{one.offload_lag_s:.0f} s",
         )
     return table
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{size(int(bytes_per_s))}/s"
+    return f"{format_size(int(bytes_per_s))}/s"
 
 
 def _ms(value: float | None) -> str:

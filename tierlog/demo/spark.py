@@ -1,8 +1,8 @@
 """Spark's side of the demo: what a user of `format("tierlog")` writes, and no other tierlog code.
 
-* Sums and counts come back rather than means, so that the comparison with the source is exact.
+* Queries return sums and counts rather than means, so that the comparison with the source is exact.
 * A session takes seconds to start, and its first query more (the JVM's classes, Python workers and
-  their imports): it starts while the other steps run, and a small first query is one of them.
+  their imports): it starts during the other steps, and a small first query is one of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tierlog.demo.flights import CarrierDelays
 _FLIGHT = "carrier string, dep_time int, dep_delay double"
 
 
-# The JVM lives for a minute: its second compiler would cost more than it saves.
+# The JVM runs for a minute: the optimizing compiler would cost more than it saves.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 
 class StartingSession:
-    """A session that starts in its own thread; `get` waits for it."""
+    """A session that starts in a background thread; `get` waits for it."""
 
     def __init__(self, log: Path) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="start-spark")
@@ -37,7 +37,7 @@ class StartingSession:
         return self._session.result()
 
     def stop(self) -> None:
-        """Stop the session; waits if it is still starting, because its JVM would outlive us."""
+        """Stop the session, after waiting for its start: its JVM must not outlive this process."""
         self._pool.shutdown()
         if self._session.exception() is None:
             self._session.result().stop()
@@ -66,7 +66,7 @@ def _start(log: Path) -> Any:
 
 
 def warm_up(session: Any, options: dict[str, str], partitions: int) -> None:
-    """The demo's query over one record of each partition, to pay the costs of a first query."""
+    """Run the demo's query on one record per partition, to pay for the first query."""
     first_ones = {options["subscribe"]: {str(number): 1 for number in range(partitions)}}
     delays_by_carrier(session, {**options, "endingOffsets": json.dumps(first_ones)})
 

@@ -1,9 +1,9 @@
-"""What is wrong with a log's file: `tierlog dump --verify`.
+"""Finds problems in a log's files: `tierlog dump --verify`.
 
-* A `.log` is checked by itself: every batch's checksum, its records, and offsets that rise.
+* A `.log` is checked by itself: every batch's checksum, its records, and the order of offsets.
 * An index is checked against the `.log` beside it, in one pass over its batch headers; memory is
   bounded by the index.
-* A gap between offsets is not a problem: compaction leaves them.
+* A gap between offsets is not a problem: compaction leaves gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
 from record_format.index_layouts import OffsetEntry, TimeEntry
 from tierlog.dump.items import BatchItem, Item, Problem, RecordItem
-from tierlog.dump.reading import LogFile, base_offset_of, kind_of, read_items
+from tierlog.dump.reader import LogFile, base_offset_of, kind_of, read_items
 
 _CHECKED_AGAINST_LOG: Final = ("index", "timeindex")
 
@@ -60,7 +60,7 @@ def _log_problems(name: str, items: Iterator[Item], *, base_offset: int) -> Iter
 def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Iterator[Problem]:
     log = path.with_name(re.sub(r"\.(time)?index(?=\.|\Z)", ".log", path.name))
     if not log.exists():
-        yield Problem(path.name, f"no {log.name} beside it to compare with")
+        yield Problem(path.name, f"cannot be checked: {log.name} is missing")
         return
     yield from _order_problems(path.name, entries)
     by_offset = sorted(set(entries), key=lambda entry: entry.offset, reverse=True)
@@ -70,7 +70,7 @@ def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Itera
                 while by_offset and by_offset[-1].offset <= header.last_offset:
                     yield from _mismatch(path.name, by_offset.pop(), header)
         except (CorruptBatch, OSError) as error:
-            yield Problem(path.name, f"that {log.name} cannot be walked: {error}")
+            yield Problem(path.name, f"cannot be checked: {log.name} is not readable: {error}")
             return
     for entry in reversed(by_offset):
         yield Problem(path.name, f"an entry for offset {entry.offset}, past the end of the log")

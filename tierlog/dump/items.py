@@ -1,4 +1,4 @@
-"""The items of a dumped file; nothing here reads or prints."""
+"""The items of a dumped file: only data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Where offsets are not consecutive: normal after compaction, else a fault."""
+    """Where offsets are not consecutive: normal after compaction, otherwise a fault."""
 
     name: str
     pairs: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""Items as JSON, one object per line: `kind`, `file`, and the item's own members."""
+"""Formats items as JSON, one object per line: `file`, `kind`, and the item's members."""
 
 from __future__ import annotations
 

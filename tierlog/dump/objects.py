@@ -1,10 +1,10 @@
-"""A segment's objects in the bucket, as the files that a dump reads.
+"""Downloads a segment's objects from the bucket as files for a dump.
 
-* An object is downloaded whole into a folder of the caller, who removes it; nothing is sent to the
-  bucket.
-* An `.indexes` bundle is split into the files from which it was made, each named like the bundle.
-  Its producers are those at the END of the segment, while Kafka's `.snapshot` of that name has
-  those at its start.
+* An object is downloaded whole into a folder of the caller, who removes it; nothing is written to
+  the bucket.
+* An `.indexes` bundle is unpacked into the files from which it was made, named after the bundle.
+  Its producer snapshot is of the END of the segment; Kafka's `.snapshot` of that name is of its
+  start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUNDLE = ".indexes"
 PART_BYTES = 8 * 1024 * 1024
 
 
-def bring(
+def download(
     url: str,
     folder: Path,
     *,
@@ -30,27 +30,27 @@ def bring(
     region: str | None = None,
     with_log: bool = False,
 ) -> list[Path]:
-    """The object's files in `folder`. `with_log`: for a bundle also its segment, to compare with.
+    """Download an object into `folder`; return its files. `with_log`: a bundle's segment too.
 
     Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
     """
-    where, _, name = url.rpartition("/")
+    base_url, _, name = url.rpartition("/")
     store = open_store(
-        where, endpoint=endpoint, region=region, must_exist=True, policy=OUTAGE_POLICY
+        base_url, endpoint=endpoint, region=region, must_exist=True, policy=OUTAGE_POLICY
     )
     try:
-        file = _download(store, name, folder, url=url)
+        file = _download_object(store, name, folder, url=url)
         if not name.endswith(BUNDLE):
             return [file]
         if with_log:
             log = name.removesuffix(BUNDLE) + ".log"
-            _download(store, log, folder, url=f"{where}/{log}")
+            _download_object(store, log, folder, url=f"{base_url}/{log}")
     finally:
         store.close()
-    return take_apart(file, folder)
+    return unpack(file, folder)
 
 
-def _download(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
+def _download_object(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
     stat = store.head(key)
     if stat is None:
         raise FileNotFoundError(errno.ENOENT, "no such object", url)
@@ -63,18 +63,18 @@ def _download(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
     return file
 
 
-def take_apart(bundle: Path, folder: Path) -> list[Path]:
-    """The files from which an `.indexes` bundle was made. Raises CorruptObject."""
+def unpack(bundle: Path, folder: Path) -> list[Path]:
+    """Write the files from which an `.indexes` bundle was made. Raises CorruptObject."""
     parts = parse_bundle(bundle.read_bytes(), file=bundle.name)
     stem = bundle.name.removesuffix(BUNDLE)
-    made = [
+    files = [
         (folder / f"{stem}.index", parts.offset_index),
         (folder / f"{stem}.timeindex", parts.time_index),
         (folder / f"{stem}.txnindex", parts.txn_index),
         (folder / f"{stem}.snapshot", parts.producer_snapshot),
     ]
-    # The other two files do not exist if they would be empty.
-    kept = [(path, data) for path, data in made if data or path.suffix in {".index", ".timeindex"}]
+    # Kafka omits the other two files if they are empty.
+    kept = [(path, data) for path, data in files if data or path.suffix in {".index", ".timeindex"}]
     for path, data in kept:
         path.write_bytes(data)
     return [path for path, _ in kept]

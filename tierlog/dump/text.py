@@ -1,4 +1,4 @@
-"""Items as text, one line each, as `kafka-dump-log.sh --deep-iteration` prints them.
+"""Formats items as text lines, as `kafka-dump-log.sh --deep-iteration` prints them.
 
 * Every line that DumpLogSegments 4.3 prints for the same file is printed exactly the same, except
   for its false alarm that -1 is followed by the first record of a log.

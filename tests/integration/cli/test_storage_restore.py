@@ -110,7 +110,7 @@ def test_garbage_is_told_beside_a_running_broker_and_collected_by_the_owner_alon
         assert json.loads(offline.ok(*command))["garbage"] == [], "the grace is a day"
         assert b"nothing to delete" in offline.run(*command).stderr
         refused = offline.fails(1, *command, "--apply", "--data-dir", place / "data")
-    assert "in use by a broker, which collects by itself" in refused
+    assert "in use by a broker, which collects garbage itself" in refused
     (found,) = [one for one in told["garbage"] if one["kind"] == "orphan"]
     assert (told["applied"], found["partition"]) == (False, 0)
     assert str(orphan).endswith(found["name"])
@@ -161,8 +161,8 @@ def test_an_interrupted_pin_says_how_to_remove_what_is_pinned_already(place):
     newest = versions[-1]
     store = ("--store", f"file://{place / 'bucket'}")
     said = interrupted(place, newest, "storage", "pin", "t", "friday", *store)
-    assert "friday may be left as a pin of some partitions" in said
-    assert "`tierlog storage unpin t friday` removes it" in said
+    assert "some partitions may be pinned as friday" in said
+    assert "`tierlog storage unpin t friday` removes these pins" in said
 
 
 def test_a_lost_folder_is_restored_and_served(place):
@@ -197,7 +197,7 @@ def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_unt
     os.mkfifo(epochs)
     flags = [*on(place, data_dir="new"), "--tail", place / "data"]
     said = interrupted(place, epochs, "storage", "restore", *flags)
-    assert "interrupted: the same command starts over on" in said
+    assert "interrupted: run the same command again, it starts over on" in said
     offline = Program()
     refused = offline.fails(
         1,

@@ -11,7 +11,7 @@ from cold_tier.retry import OUTAGE_POLICY, READ_POLICY
 from cold_tier.s3_options import S3Options
 from spark_reader.access import Access, Connections
 from tests.fakes.two_tiers import two_tiers
-from tierlog.cli.offline import BucketOptions
+from tierlog.cli.bucket_options import BucketOptions
 from tierlog.client import Client
 
 READER = """

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.record_format import golden
 from tierlog.dump.checks import find_problems
 from tierlog.dump.items import Problem
-from tierlog.dump.reading import UnknownFileKind, read_items
+from tierlog.dump.reader import UnknownFileKind, read_items
 
 FIXTURES = golden.ROOT
 FILES = sorted(
@@ -81,7 +81,10 @@ def test_verify_finds_a_torn_tail(folder):
 
 @pytest.mark.parametrize(
     ("tail", "said"),
-    [(b"\0\0\0", "3 bytes at the end"), (bytes(24) + b"\1" * 12, "after the entries")],
+    [
+        (b"\0\0\0", "3 bytes of a partial entry at the end"),
+        (bytes(24) + b"\1" * 12, "after the entries"),
+    ],
 )
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_verify_finds_what_is_no_entry_behind_those_of_an_index(folder, suffix, tail, said):

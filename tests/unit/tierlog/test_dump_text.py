@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.unit.record_format import golden
-from tierlog.dump.reading import read_items
+from tierlog.dump.reader import read_items
 from tierlog.dump.text import to_text
 
 

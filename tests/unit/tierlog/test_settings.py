@@ -32,7 +32,7 @@ def test_flags_win_over_variables_and_those_over_the_file(tmp_path):
 def test_a_topics_setting_in_the_file_is_told_where_it_belongs(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[offload]\nmax.lag.ms = 60000\n")
-    with pytest.raises(ConfigurationError, match="is a topic's: tierlog topic alter"):
+    with pytest.raises(ConfigurationError, match="is a topic setting: tierlog topic alter"):
         settings.load(DATA, {}, file)
 
 
@@ -104,8 +104,8 @@ def test_sizes_and_times_are_read_as_people_write_them(name, raw, value):
     ("flags", "said"),
     [
         ({}, "--data-dir"),
-        (DATA | {"cache.bytes": "-1"}, "cache.bytes lies between 0"),
-        (DATA | {"offload.concurrency": "many"}, "offload.concurrency is a whole number"),
+        (DATA | {"cache.bytes": "-1"}, "cache.bytes must be between 0"),
+        (DATA | {"offload.concurrency": "many"}, "offload.concurrency must be a whole number"),
         (DATA | {"listen": "host:99999"}, "HOST:PORT"),
         (DATA | {"listen": "8640"}, "HOST:PORT, as in 127.0.0.1:8640, not '8640'"),
         (DATA | {"listen": "0.0.0.0:8640"}, "insecure-no-auth"),

@@ -75,7 +75,7 @@ def test_what_is_wrong_stands_in_the_picture():
 
 
 def test_a_page_of_something_else_is_no_reading():
-    with pytest.raises(UnexpectedAnswer, match="is that a broker"):
+    with pytest.raises(UnexpectedAnswer, match="is that a tierlog broker"):
         read("<html>{not even} close</html>", at_s=0.0)
 
 

@@ -1,11 +1,11 @@
-"""A broker as a process: from settings to a listening server, and back to a closed folder.
+"""A broker as a process: opens it, serves until a signal, and closes it.
 
-* The address is bound before anything is opened, and a store is asked before a data folder is
-  begun: a port in use and a key that is refused leave nothing behind.
+* The address is bound before anything is opened, and the store is checked before a data folder is
+  created: a port in use, or refused credentials, leave nothing behind.
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
-  Before the server listens, a signal ends the start.
-* The garbage collector is off until everything is loaded, and never scans that: one scan would stop
-  every request for a tenth of a second.
+  Before the server listens, a signal aborts the start.
+* The garbage collector is off until everything is loaded, and never scans that: one scan would
+  delay every request by a tenth of a second.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from cold_tier.open import open_store
 from record_format import native
 from record_format.errors import ConfigurationError
 from record_format.loopback import is_loopback
-from tierlog.cli.verbose import tell_request, tell_store_request
+from tierlog.cli.request_log import log_request, log_store_request
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 
 class _Stopped(BaseException):
-    """A signal before the server listened."""
+    """A signal arrived before the server listened."""
 
 
 def run_broker(
     settings: Settings, *, announce: Callable[[str], None], verbose: bool = False
 ) -> None:
-    """Serve until a signal. `announce` is called with the URL once requests are answered.
-    `verbose`: each request is logged, and each to the store.
+    """Serve until a signal. `announce` is called with the URL once the server is ready. `verbose`
+    logs each request, and each request to the store.
 
     Raises ConfigurationError and OSError if it cannot start.
     """
@@ -59,7 +59,7 @@ def run_broker(
     def on_started() -> None:
         listening.set()
         announce(url)
-        # Numpy's OpenBLAS would start a thread per core; nothing here multiplies matrices.
+        # numpy's OpenBLAS would start a thread per core, which nothing here needs.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
 
@@ -67,13 +67,13 @@ def run_broker(
     # is done: they must not end the process before the broker is closed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is gone; nohup ignores it
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal; nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     gc.disable()
     try:
         tls = _tls(settings)
         if tls is None and not is_loopback(settings.host):
-            log.warning("no TLS: whoever is on the way can read tokens and records")
+            log.warning("no TLS: tokens and records cross the network unencrypted")
         with _bound(settings) as sock:
             scheme = "https" if tls else "http"
             host, port = sock.getsockname()[:2]
@@ -82,24 +82,26 @@ def run_broker(
             try:
                 app = create_app(broker, settings.http)
                 if verbose:
-                    app.on_finished = tell_request
+                    app.on_finished = log_request
                 serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
             log.info("stopped")
     except _Stopped:
-        log.info("stopped before it listened")
+        log.info("stopped before listening")
     finally:
         gc.enable()
 
 
 def load_kernels() -> None:
-    """Load the compiled walks over records; until then the plain ones give the same answers. After
-    this everything that stays in memory is loaded.
+    """Load the compiled kernels; until then Python code does their work. After this, everything
+    that stays in memory is loaded, and exempted from garbage collection.
     """
     try:
         if not native.load() and native.is_available():
-            log.warning("no compiled kernels: numba needs a folder for them, as NUMBA_CACHE_DIR")
+            log.warning(
+                "no compiled kernels: numba needs a writable folder, set in NUMBA_CACHE_DIR"
+            )
     except ImportError as error:  # numba refuses a numpy newer than itself
         log.warning("no compiled kernels: numba cannot be imported", error=str(error))
     finally:
@@ -112,24 +114,24 @@ def _bound(settings: Settings) -> socket.socket:
         return bind(settings.host, settings.port)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
-        said = f"cannot listen on {where}: {error.strerror}"
-        if error.errno == errno.EADDRINUSE:  # else commands would talk to that other broker
-            said += ", perhaps by another broker: stop that, or choose another port"
-        raise ConfigurationError(said) from error
+        reason = f"cannot listen on {where}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            reason += ", perhaps by another broker: stop it, or choose another port"
+        raise ConfigurationError(reason) from error
 
 
 def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
     raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     if store is not None and verbose:
-        store.ledger.watch = tell_store_request
-    where = settings.broker.data_dir
-    if where.is_file():
-        raise ConfigurationError(f"data.dir {where} is a file, not a folder")
-    broker, began_s = settings.broker, time.monotonic()
-    if store is not None and not (where / "meta.properties").exists():
+        store.ledger.watch = log_store_request
+    data_dir = settings.broker.data_dir
+    if data_dir.is_file():
+        raise ConfigurationError(f"data.dir {data_dir} is a file, not a folder")
+    broker, start_s = settings.broker, time.monotonic()
+    if store is not None and not (data_dir / "meta.properties").exists():
         check_access(store, timeout_s=broker.store_start_timeout_ms / 1000)
-        waited_ms = round((time.monotonic() - began_s) * 1000)  # of one time for both
+        waited_ms = round((time.monotonic() - start_s) * 1000)  # one time-out covers both
         left_ms = max(1, broker.store_start_timeout_ms - waited_ms)
         broker = replace(broker, store_start_timeout_ms=left_ms)
     return Broker.open(broker, store=store)
@@ -141,9 +143,9 @@ def _tls(settings: Settings) -> Tls | None:
         return None
     what = f"tls.cert {settings.tls_cert} with tls.key {settings.tls_key}"
 
-    def passphrase() -> str:  # else OpenSSL asks the terminal
+    def passphrase() -> str:  # OpenSSL's default would prompt on the terminal
         raise ConfigurationError(
-            f"{what}: the key has a passphrase; a broker's key must not have one"
+            f"{what}: the key is encrypted; a broker's key must not have a passphrase"
         )
 
     try:

@@ -11,11 +11,11 @@ def test_the_garbage_collector_never_looks_at_what_was_loaded_for_good(found: st
     code = f"""
 import gc
 from record_format import native
-from tierlog.cli import serving
+from tierlog.cli import broker_process
 {found}
 gc.disable()
 try:
-    serving.load_kernels()
+    broker_process.load_kernels()
 except ZeroDivisionError:
     pass
 print(gc.isenabled(), gc.get_freeze_count() > 10 * len(gc.get_objects()))
@@ -29,8 +29,8 @@ def test_a_numba_that_cannot_be_imported_is_told_in_a_line_and_done_without(tmp_
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from tierlog.cli import serving
-serving.load_kernels()
+from tierlog.cli import broker_process
+broker_process.load_kernels()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "no compiled kernels" in done.stdout

@@ -1,11 +1,11 @@
-"""Read the items of a log's file: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
+"""Reads the items of a log's file: `.log`, `.index`, `.timeindex`, `.txnindex`, `.snapshot`,
 checkpoints, `partition.metadata`, `meta.properties`.
 
 * A `.log` is read batch by batch, never whole, so a segment of a GiB takes little memory. Nothing
-  is mapped: a failing disk, or a file truncated meanwhile, would raise a signal.
-* Damage is an item (`Problem`), not an exception: what comes before it is shown, and if the format
-  allows it what comes after. Only a file that cannot be opened, or is of an unknown kind, raises.
-* The live files of a running broker may be dumped: preallocated zeros end an index.
+  is memory-mapped: a failing disk, or a file truncated meanwhile, would raise a signal.
+* Damage is an item (`Problem`), not an exception: the items before it are yielded, and where the
+  format allows it those after it. Only a file that cannot be opened, or of an unknown kind, raises.
+* Live files of a running broker may be dumped: an index ends at its preallocated zeros.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SEGMENT_FILE: Final = re.compile(
 
 
 class UnknownFileKind(RequestError):
-    """The name is not one that a log's files have."""
+    """The name is not that of a log's file."""
 
 
 def base_offset_of(path: Path) -> int:
@@ -82,7 +82,7 @@ def kind_of(path: Path) -> str:
     if path.name.endswith("-checkpoint"):
         return "offset-checkpoint"
     raise UnknownFileKind(
-        f"{path}: not a file of a log: 20 digits and .log .index .timeindex .txnindex or "
+        f"{path} is not a log file: expected 20 digits and .log, .index, .timeindex, .txnindex or "
         ".snapshot, a checkpoint, partition.metadata or meta.properties"
     )
 
@@ -102,7 +102,7 @@ def read_items(path: Path, *, with_records: bool = True) -> Iterator[Item]:
     try:
         yield from _READERS[kind](path, data)
     except CorruptDataError as error:
-        yield Problem(path.name, _said(error, path))
+        yield Problem(path.name, _message(error, path))
 
 
 class LogFile:
@@ -119,12 +119,12 @@ class LogFile:
         self._file.close()
 
     def headers(self) -> Iterator[BatchHeader]:
-        """Headers of whole batches. Raises CorruptBatch at bytes that are none, OSError."""
+        """Headers of whole batches. Raises CorruptBatch at invalid bytes, and OSError."""
         position = 0
         while position < self.size_bytes:
             header = parse_header(self._read(position, HEADER_SIZE), at=position)
             if header.end_position > self.size_bytes:
-                raise CorruptBatch("the batch is cut", position=position)
+                raise CorruptBatch("the batch is truncated", position=position)
             yield header
             position = header.end_position
 
@@ -146,15 +146,15 @@ def _log_items(path: Path, log: LogFile, *, with_records: bool) -> Iterator[Item
             yield BatchItem(header, _crc_matches(data, header.at(0)))
             if with_records:
                 for item in _record_items(path, data, header):
-                    gaps.see(item)
+                    gaps.add(item)
                     yield item
             end = header.end_position
     except CorruptBatch as error:
         yield Problem(
-            path.name, f"{log.size_bytes - end} invalid bytes at the end: {_said(error, path)}"
+            path.name, f"{log.size_bytes - end} invalid bytes at the end: {_message(error, path)}"
         )
     except OSError as error:
-        yield Problem(path.name, f"bytes from position {end} on that cannot be read: {error}")
+        yield Problem(path.name, f"unreadable bytes from position {end}: {error}")
     if gaps.pairs:
         yield Gaps(path.name, tuple(gaps.pairs), gaps.more)
 
@@ -169,7 +169,7 @@ class _GapFinder:
         self.more = 0
         self._last = -1
 
-    def see(self, item: Item) -> None:
+    def add(self, item: Item) -> None:
         if not isinstance(item, RecordItem):
             return
         offset = item.record.offset
@@ -189,8 +189,8 @@ def _crc_matches(data: bytes, header: BatchHeader) -> bool:
     return True
 
 
-def _said(error: CorruptDataError, path: Path) -> str:
-    """The error's text without the file, which a problem names separately."""
+def _message(error: CorruptDataError, path: Path) -> str:
+    """The error's message without the file, which a problem names separately."""
     return str(error).removeprefix(f"{path.name}: ")
 
 
@@ -241,33 +241,31 @@ def _index(
     entry_of: Callable[[int, int], OffsetEntry | TimeEntry],
 ) -> Iterator[Item]:
     """The entries before the preallocated zeros of a live file."""
-    base_offset, cut_bytes = base_offset_of(path), len(data) % layout.size
-    for index, fields in enumerate(layout.iter_unpack(data[: len(data) - cut_bytes])):
+    base_offset, partial_bytes = base_offset_of(path), len(data) % layout.size
+    for index, fields in enumerate(layout.iter_unpack(data[: len(data) - partial_bytes])):
         entry = entry_of(*fields)
         if entry.offset == base_offset and (index or not any(fields)):
             yield from _after_entries(path, data[index * layout.size :])
             return
         yield entry
-    yield from _cut_entry(path, cut_bytes)
+    yield from _partial_entry(path, partial_bytes)
 
 
 def _after_entries(path: Path, rest: memoryview) -> Iterator[Item]:
-    """What follows the last entry of an index must be preallocated space, never written to."""
+    """After the last entry of an index there must be only preallocated zeros."""
     if bytes(rest).strip(b"\0"):
-        yield Problem(
-            path.name, f"bytes other than zero in the last {len(rest)}, after the entries"
-        )
+        yield Problem(path.name, f"non-zero bytes in the last {len(rest)}, after the entries")
 
 
-def _cut_entry(path: Path, size_bytes: int) -> Iterator[Item]:
+def _partial_entry(path: Path, size_bytes: int) -> Iterator[Item]:
     if size_bytes:
-        yield Problem(path.name, f"{size_bytes} bytes at the end are no whole entry")
+        yield Problem(path.name, f"{size_bytes} bytes of a partial entry at the end")
 
 
 def _txn_index(path: Path, data: memoryview) -> Iterator[Item]:
     whole = len(data) - len(data) % TXN_ENTRY_SIZE
     yield from parse_txn_index(data[:whole], file=path.name)
-    yield from _cut_entry(path, len(data) - whole)
+    yield from _partial_entry(path, len(data) - whole)
 
 
 def _snapshot(path: Path, data: memoryview) -> Iterator[Item]:

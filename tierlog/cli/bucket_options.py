@@ -1,7 +1,6 @@
-"""Shared by the commands that work on a bucket without a broker.
+"""The options of commands that open a bucket without a broker.
 
-The options are those of `serve`: the same names, the same variables, AWS's own chain for
-credentials.
+They are those of `serve`: the same names, variables and AWS credential chain.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ StoreOption = Annotated[
     ),
 ]
 OfflineStoreOption = Annotated[
-    str | None,  # no variable: a store in the environment is not a request to bypass the broker
-    typer.Option(
-        "--store", metavar="URL", help="Offline: read the bucket itself, without a broker."
-    ),
+    str | None,  # no variable: TIERLOG_STORE is not a request to bypass the broker
+    typer.Option("--store", metavar="URL", help="Read this bucket directly, without a broker."),
 ]
 EndpointOption = Annotated[
     str | None,
@@ -63,7 +60,7 @@ class BucketOptions:
     region: RegionOption = None
 
     @classmethod
-    def named(
+    def if_given(
         cls, store: str | None, endpoint: str | None, region: str | None
     ) -> BucketOptions | None:
         """None if no store is given."""
@@ -71,7 +68,7 @@ class BucketOptions:
 
     @property
     def flags(self) -> str:
-        """As they are typed: for the command that is to follow."""
+        """As typed on a command line."""
         given = {
             "--store": self.store,
             "--s3-endpoint": self.endpoint,
@@ -80,8 +77,8 @@ class BucketOptions:
         return " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
 
     def open(self, policy: RetryPolicy | None = None) -> ObjectStore:
-        """As a broker does if there is no policy. Raises ConfigurationError if there is no such
-        bucket.
+        """Open the store, by default with a broker's retries. Raises ConfigurationError if there is
+        no such bucket.
         """
         from cold_tier.open import open_store
 
@@ -95,7 +92,7 @@ class BucketOptions:
 
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:
-        """For whoever reads it alone."""
+        """For reading without a broker: retries ride out an outage."""
         from cold_tier.retry import OUTAGE_POLICY
 
         store = self.open(OUTAGE_POLICY)

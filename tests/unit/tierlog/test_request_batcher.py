@@ -5,7 +5,7 @@ import io
 import os
 import resource
 
-from tierlog.cli.gathering import Gathering, LiveInput
+from tierlog.cli.request_batcher import LiveInput, RequestBatcher
 
 
 def test_a_pipe_that_does_not_block_is_not_at_its_end_while_nothing_comes():
@@ -14,17 +14,17 @@ def test_a_pipe_that_does_not_block_is_not_at_its_end_while_nothing_comes():
     os.set_blocking(read, False)
     sent = []
 
-    class Due(Gathering):
-        def patience_ms(self) -> float | None:
+    class Due(RequestBatcher):
+        def remaining_linger_ms(self) -> float | None:
             if not sent:
                 return 0.0
             os.write(write, b"more")  # once what was held has gone out
             return None
 
-    gathering = Due(sent.append, max_records=9, max_bytes=99)
-    gathering.add(1, b"held")
+    batcher = Due(sent.append, max_records=9, max_bytes=99)
+    batcher.add(1, b"held")
     try:
-        with LiveInput(io.FileIO(read), gathering) as live:
+        with LiveInput(io.FileIO(read), batcher) as live:
             assert live.readinto(memoryview(bytearray(10))) == len(b"more")
     finally:
         os.close(write)
@@ -40,7 +40,7 @@ def test_a_descriptor_beyond_those_that_select_takes_is_read():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         os.close(read)
-    with LiveInput(io.FileIO(beyond), Gathering(print, max_records=9, max_bytes=99)) as live:
+    with LiveInput(io.FileIO(beyond), RequestBatcher(print, max_records=9, max_bytes=99)) as live:
         os.write(write, b"more")
         os.close(write)
         assert live.readinto(memoryview(bytearray(10))) == len(b"more")

@@ -1,6 +1,6 @@
-"""The options of commands that change what only a bucket's owner may change, and the owner itself.
+"""The options of commands whose changes are reserved to a bucket's owner, and how to open it.
 
-They are those of `serve`: the same names, the same variables, the same meaning.
+They are those of `serve`: the same names, variables and meaning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from broker.settings import BrokerSettings
-from tierlog.cli.offline import BucketOptions, EndpointOption, RegionOption
+from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
 from tierlog.setting_table import OFFSET_GAP_MAX
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ GapOption = Annotated[
     ),
 ]
 
-_BY_DEFAULT: Final[dict[str, Any]] = {one.name: one.default for one in fields(BrokerSettings)}
-OFFSET_GAP: Final[int] = _BY_DEFAULT["restore_offset_gap"]
+_DEFAULTS: Final[dict[str, Any]] = {one.name: one.default for one in fields(BrokerSettings)}
+OFFSET_GAP: Final[int] = _DEFAULTS["restore_offset_gap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerOptions:
-    """How to open the owner; its folder is the command's own option."""
+    """How to open the owner. Its folder is an option of the command itself."""
 
     store: OwnStoreOption = None
     endpoint: EndpointOption = None
@@ -95,12 +95,12 @@ class OwnerOptions:
     take_over: TakeOverOption = False
     gap: GapOption = OFFSET_GAP
     single_writer: SingleWriterOption = False
-    grace_ms: GraceOption = _BY_DEFAULT["gc_grace_ms"]
-    versions_min: VersionsOption = _BY_DEFAULT["manifest_versions_min"]
+    grace_ms: GraceOption = _DEFAULTS["gc_grace_ms"]
+    versions_min: VersionsOption = _DEFAULTS["manifest_versions_min"]
 
     @property
     def bucket(self) -> BucketOptions | None:
-        return BucketOptions.named(self.store, self.endpoint, self.region)
+        return BucketOptions.if_given(self.store, self.endpoint, self.region)
 
     def policy(self) -> GarbagePolicy:
         from manifest.garbage import GarbagePolicy
@@ -109,14 +109,13 @@ class OwnerOptions:
 
     @contextmanager
     def broker(self, data_dir: Path) -> Iterator[Broker]:
-        """A broker without a server on the owner's folder; it holds the folder's lock.
+        """Open a broker on the owner's folder, with its lock, without a server and background work.
 
-        Only what is asked for is rolled, uploaded, deleted or collected. Raises
-        ConfigurationError.
+        Raises ConfigurationError.
         """
         from broker.broker import Broker
 
-        settings, store = self._asked(data_dir)
+        settings, store = self._open_store(data_dir)
         broker = Broker.open_idle(settings, store=store)
         try:
             yield broker
@@ -124,13 +123,13 @@ class OwnerOptions:
             broker.close()
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
-        """What a repair would do; changes nothing. Raises ConfigurationError."""
+        """The steps of a repair; changes nothing. Raises ConfigurationError."""
         from broker.repair.offline_plan import plan_repair
 
-        settings, store = self._asked(data_dir)
+        settings, store = self._open_store(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
 
-    def _asked(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
+    def _open_store(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
         from broker.store_status import check_has_no_bucket
         from record_format import native
         from record_format.errors import ConfigurationError
@@ -147,7 +146,9 @@ class OwnerOptions:
             gc_grace_ms=self.grace_ms,
             manifest_versions_min=self.versions_min,
         )
-        with suppress(ImportError):  # numba refuses; the plain walks give the same answers
+        with suppress(
+            ImportError
+        ):  # numba is missing or incompatible: slower, with the same results
             native.load()
         bucket = self.bucket
         if bucket is None:

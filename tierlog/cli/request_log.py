@@ -1,6 +1,6 @@
-"""What `--verbose` adds to the log: a line for each request, and one for each to the store.
+"""`--verbose`: logs each HTTP request, and each request to the store.
 
-Without it nobody is given where to tell them: a small fetch takes less than a line.
+Otherwise no callback is set: logging a line takes longer than a small fetch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from cold_tier.store_ledger import StoreRequest
 log = structlog.get_logger(__name__)
 
 
-def tell_request(exchange: Exchange, status: str) -> None:
-    """Once it is answered. Without its query, which may hold keys of records."""
+def log_request(exchange: Exchange, status: str) -> None:
+    """Log a request after its response; without its query, which may contain record keys."""
     scope = exchange.scope
     client = scope.get("client")
     log.debug(
@@ -28,8 +28,8 @@ def tell_request(exchange: Exchange, status: str) -> None:
     )
 
 
-def tell_store_request(request: StoreRequest) -> None:
-    """Each attempt; of a ranged GET, until its answer begins."""
+def log_store_request(request: StoreRequest) -> None:
+    """Log each attempt; a ranged GET is timed until its response begins."""
     log.debug(
         "store request",
         operation=request.operation,

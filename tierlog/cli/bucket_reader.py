@@ -1,7 +1,6 @@
-"""What `topic list` and `storage segments|manifest|gc` show with `--store URL`: only the bucket,
-without a broker.
+"""Reads topics, manifests and segments from the bucket alone, for commands with `--store URL`.
 
-It only reads, and may run beside the broker that owns the bucket. Answers have the same shapes as
+It never writes, and may run beside the broker that owns the bucket. Results have the same types as
 the client's, with every segment cold.
 """
 
@@ -30,31 +29,29 @@ from record_format.errors import (
 )
 from tierlog.client.responses import Segment, Topic
 
-LOOKUPS: Final = 16  # at once
+MAX_CONCURRENT_LOOKUPS: Final = 16
 
 
-class Bucket:
-    """A read-only store. Raises StoreUnavailable, ConfigurationError, CorruptManifest."""
+class BucketReader:
+    """Raises StoreUnavailable, ConfigurationError, CorruptManifest."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self._topics = TopicObjects(store)
 
     def names(self, prefix: str = "", *, internal: bool = True) -> list[str]:
-        """Of all topics, also of those of which only something is left. Raises ConfigurationError
-        if nothing here is a cluster's.
+        """The names of all topics, including those that are deleted or partly written. Raises
+        ConfigurationError if the store holds no cluster.
         """
         names = self._topics.names()
         if not names and load_cluster(self.store) is None:
             raise ConfigurationError(f"{self.store.url} holds no cluster")
-        asked = (name for name in names if name.startswith(prefix))
-        return [name for name in asked if internal or not name.startswith(INTERNAL_PREFIX)]
+        matching = (name for name in names if name.startswith(prefix))
+        return [name for name in matching if internal or not name.startswith(INTERNAL_PREFIX)]
 
     def topics(self, names: Iterable[str]) -> Iterator[Topic | CorruptDataError]:
-        """Those of the names that are not of deleted topics; what is wrong with one that cannot be
-        read.
-        """
-        with ThreadPoolExecutor(LOOKUPS) as pool:  # three requests each
+        """The topics of these names; deleted ones are skipped, unreadable ones are errors."""
+        with ThreadPoolExecutor(MAX_CONCURRENT_LOOKUPS) as pool:  # three requests each
             yield from filter(None, pool.map(self._find, names))
 
     def _find(self, name: str) -> Topic | CorruptDataError | None:
@@ -81,7 +78,7 @@ class Bucket:
     def manifest(
         self, topic: TopicObject, partition: int, *, version: int | None = None
     ) -> Manifest:
-        """The one in force, or a version. Raises UnknownManifestVersion if there is none."""
+        """The current manifest, or a version. Raises UnknownManifestVersion if there is none."""
         manifests = self._manifests(topic, partition)
         if version is not None:
             return manifests.load_version(version)
@@ -96,12 +93,12 @@ class Bucket:
         return self._manifests(topic, partition).list_versions()
 
     def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
-        """Every entry, including those in pages, oldest first."""
+        """All segment entries, including those in pages, oldest first."""
         manifests = self._manifests(topic, manifest.partition)
         return manifests.iter_entries(manifest, from_offset=manifest.log_start_offset)
 
     def segments(self, topic: TopicObject, partition: int) -> list[Segment]:
-        """Empty if nothing was offloaded yet."""
+        """The segments of a partition; empty if nothing was offloaded yet."""
         manifests = self._manifests(topic, partition)
         manifest = manifests.load()
         if manifest is None:
@@ -109,7 +106,7 @@ class Bucket:
         return [self.segment(entry) for entry in self.entries(topic, manifest)]
 
     def garbage(self, name: str, policy: GarbagePolicy) -> dict[int, GarbagePlan]:
-        """What the owner would collect now by this policy, by partition. Raises UnknownTopic."""
+        """What the owner would collect now with this policy, by partition. Raises UnknownTopic."""
         topic = self.topic(name)
         plans: dict[int, GarbagePlan] = {}
         for partition in range(topic.partitions):
