@@ -230,4 +230,7 @@ def _headers(error: Exception, kind: Kind) -> HeaderList:
         headers.append((b"content-range", f"bytes */{error.size_bytes}".encode()))
     if isinstance(error, http_errors.StalledBody):
         headers.append((b"connection", b"close"))
+    if isinstance(error, errors.OffsetOutOfRange):  # a HEAD has no document to read them from
+        headers.append((b"log-start-offset", str(error.log_start_offset).encode()))
+        headers.append((b"log-high-watermark", str(error.high_watermark).encode()))
     return headers

@@ -6,6 +6,7 @@ refused: all text of this API is UTF-8.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,8 @@ NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 EVENTS: Final = "text/event-stream"
+
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')  # RFC 9110, 5.6.4; may hold "," and ";"
 
 
 def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
@@ -66,7 +69,7 @@ def preferred(accept: str | None, *, offered: Sequence[str]) -> str:
 
 def _ranges(accept: str) -> list[tuple[str, float]]:
     found = []
-    for part in accept.split(","):
+    for part in _QUOTED.sub("", accept).split(","):
         media_range, *parameters = part.split(";")
         quality = 1.0
         for parameter in parameters:

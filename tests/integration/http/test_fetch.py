@@ -130,6 +130,9 @@ def test_outside_the_log_is_410_below_and_416_above(api: Api) -> None:
     assert (refused["log_start_offset"], refused["high_watermark"]) == (2, 5)
     refused = problem(api.fetch(topic, offset="6"), 416, "offset-past-end")
     assert (refused["log_start_offset"], refused["high_watermark"]) == (2, 5)
+    for offset in (1, 6):
+        headers = api.head(records_path(topic) + f"?offset={offset}").headers
+        assert (headers["log-start-offset"], headers["log-high-watermark"]) == ("2", "5")
     assert [r["offset"] for r in api.fetch(topic).json()["records"]] == [2, 3, 4]
     assert api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1}).json() == {
         "log_start_offset": 2

@@ -69,6 +69,10 @@ OFFERED = ("application/json", "application/x-ndjson", "text/event-stream")
         ("text/*", "text/event-stream"),
         ("application/x-ndjson, application/json;q=0.5", "application/x-ndjson"),
         ("application/json;q=0, */*;q=0.1", "application/x-ndjson"),
+        (
+            'application/json;a="b,c;q=1\\"";q=0.1, application/x-ndjson;q=0.5',
+            "application/x-ndjson",
+        ),
         ("text/html, application/xhtml+xml, */*;q=0.8", "application/json"),
         ("APPLICATION/JSON", "application/json"),
         ("", "application/json"),
