@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.fakes.records import iter_records
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, records_path
 
 
@@ -22,9 +23,13 @@ def test_a_page_read_before_a_compaction_is_not_answered_after_it(api: Api, acce
     assert before == list(range(30))
     api.broker.partition(topic, 0).log.roll()
     api.broker.background.compactor.run_round()
-    left = [r.offset for r in iter_records(api.fetch(topic, accept=BATCHES).content)]
-    assert left == [29]
-    assert offsets(api, topic, accept) == left
+    # If the background compactor is at this log already, the round is repeated after a minute.
+    until(lambda: batch_offsets(api, topic) == [29], patience_s=90)
+    assert offsets(api, topic, accept) == [29]
+
+
+def batch_offsets(api: Api, topic: str) -> list[int]:
+    return [record.offset for record in iter_records(api.fetch(topic, accept=BATCHES).content)]
 
 
 def offsets(api: Api, topic: str, accept: str) -> list[int]:
