@@ -55,7 +55,7 @@ def comparable(text: str) -> str:
         (
             "log-start-offset-checkpoint",
             b"0\n3\na 0 5\n",
-            ["Found the count is not that of 1 lines in log-start-offset-checkpoint"],
+            ["Found the count does not match 1 lines in log-start-offset-checkpoint"],
         ),
     ],
 )
