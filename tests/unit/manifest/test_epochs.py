@@ -31,29 +31,29 @@ def test_pruning_keeps_the_epoch_of_the_log_start() -> None:
     assert prune(full, 1000) == full[2:]
 
 
-def test_where_one_history_continues_the_other_they_part_at_the_smaller_end() -> None:
-    one = history((1, 0), (2, 50))
-    assert divergence_offset(one, one, local_end=90, remote_end=70) == 70
+def test_equal_histories_diverge_at_the_smaller_end() -> None:
+    epochs = history((1, 0), (2, 50))
+    assert divergence_offset(epochs, epochs, local_end=90, remote_end=70) == 70
 
 
-def test_histories_part_where_the_first_differing_epoch_starts() -> None:
+def test_histories_diverge_where_the_first_differing_epoch_starts() -> None:
     local = history((1, 0), (2, 50))
     remote = history((1, 0), (3, 60, "b"))
     assert divergence_offset(local, remote, local_end=90, remote_end=100) == 50
 
 
-def test_the_same_epoch_of_two_owners_is_not_the_same() -> None:
+def test_the_same_epoch_of_two_owners_differs() -> None:
     local = history((1, 0), (2, 50, "a"))
     remote = history((1, 0), (2, 50, "b"))
     assert divergence_offset(local, remote, local_end=90, remote_end=90) == 50
 
 
-def test_a_history_that_stops_early_parts_where_the_other_goes_on() -> None:
+def test_a_prefix_diverges_where_the_next_epoch_of_the_other_starts() -> None:
     local = history((1, 0))
     remote = history((1, 0), (2, 60, "b"))
     assert divergence_offset(local, remote, local_end=90, remote_end=100) == 60
     assert divergence_offset(local, remote, local_end=40, remote_end=100) == 40
 
 
-def test_without_a_common_epoch_nothing_is_proven() -> None:
+def test_without_a_common_epoch_histories_diverge_at_zero() -> None:
     assert divergence_offset(history((1, 0)), history((2, 0, "b")), local_end=9, remote_end=9) == 0

@@ -25,8 +25,8 @@ from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run
 from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
 
 
-class Bench:
-    """A partition with segment objects that really are in the bucket."""
+class Bucket:
+    """A partition whose segment objects exist in the bucket."""
 
     def __init__(self, count: int, *, grace_ms: int = DAY_MS) -> None:
         self.clock = Clock()
@@ -36,13 +36,13 @@ class Bench:
         policy = GarbagePolicy(grace_ms=grace_ms, keep_min=3)
         self.collector = Collector(self.manifests, self.pins, policy)
         self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
-        for one in run_of(count):
-            for key in one.keys:
+        for segment in run_of(count):
+            for key in segment.keys:
                 self.store.put(key, b"x")
-            self.commit(lambda s, one=one: add_segments(s, [one]))
+            self.commit(lambda s, segment=segment: add_segments(s, [segment]))
 
     def restarted(self) -> Self:
-        """Nothing is in memory."""
+        """Start over with empty caches."""
         self.manifests = manifest_store(self.store, clock=self.clock)
         self.pins = Pins(self.manifests, clock=self.clock)
         self.collector = Collector(self.manifests, self.pins, GarbagePolicy(keep_min=3))
@@ -69,142 +69,142 @@ class Bench:
         return sorted(int(key.rpartition("/")[2][:20]) for key in logs)
 
 
-def test_a_dropped_object_goes_after_its_grace_and_not_before() -> None:
-    bench = Bench(4)
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS - 1
-    bench.collect()
-    assert bench.segments() == [0, 100, 200, 300]
-    bench.clock.now_ms += 1
-    bench.collect()
-    assert bench.segments() == [200, 300]
-    assert bench.state.removed == ()
+def test_a_dropped_object_is_deleted_after_its_grace_period() -> None:
+    bucket = Bucket(4)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS - 1
+    bucket.collect()
+    assert bucket.segments() == [0, 100, 200, 300]
+    bucket.clock.now_ms += 1
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
+    assert bucket.state.removed == ()
 
 
 def test_a_pin_keeps_the_objects_and_the_version() -> None:
-    bench = Bench(4)
-    pinned = bench.state.version
-    bench.pins.create("backfill", pinned, expires_ms=bench.clock() + 3 * DAY_MS)
-    bench.expire(200)
+    bucket = Bucket(4)
+    pinned = bucket.state.version
+    bucket.pins.create("backfill", pinned, expires_ms=bucket.clock() + 3 * DAY_MS)
+    bucket.expire(200)
     for _ in range(5):
-        bench.commit(lambda s: add_segments(s, [entry(s.end_offset)]))
-    bench.clock.now_ms += 2 * DAY_MS
-    bench.collect()
-    assert bench.segments() == [0, 100, 200, 300]
-    assert list(bench.pins.missing_objects(pinned)) == []
-    assert pinned in [stat.version for stat in bench.manifests.list_versions()]
-    bench.clock.now_ms += 2 * DAY_MS
-    bench.collect()
-    assert bench.segments() == [200, 300]
-    assert bench.pins.all() == []
+        bucket.commit(lambda s: add_segments(s, [entry(s.end_offset)]))
+    bucket.clock.now_ms += 2 * DAY_MS
+    bucket.collect()
+    assert bucket.segments() == [0, 100, 200, 300]
+    assert list(bucket.pins.missing_objects(pinned)) == []
+    assert pinned in [stat.version for stat in bucket.manifests.list_versions()]
+    bucket.clock.now_ms += 2 * DAY_MS
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
+    assert bucket.pins.all() == []
 
 
 def test_a_trim_overrides_pins() -> None:
-    bench = Bench(4)
-    bench.pins.create("backfill", bench.state.version)
-    bench.trim(200)
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert bench.segments() == [200, 300]
-    assert len(list(bench.pins.missing_objects(bench.pins.all()[0].version))) == 4
+    bucket = Bucket(4)
+    bucket.pins.create("backfill", bucket.state.version)
+    bucket.trim(200)
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
+    assert len(list(bucket.pins.missing_objects(bucket.pins.all()[0].version))) == 4
 
 
-def test_orphans_go_by_age_and_named_objects_stay() -> None:
-    bench = Bench(2)
+def test_orphans_are_deleted_by_age_and_referenced_objects_stay() -> None:
+    bucket = Bucket(2)
     orphan = entry(200, unique="orphan").log_key
-    bench.store.put(orphan, b"x")
-    strangers = [f"{KEYS.segments}README", f"{KEYS.segments}kept/{200:020d}-0-a.indexes"]
-    for stranger in strangers:
-        bench.store.put(stranger, b"not ours")
-    bench.collect()
-    assert orphan in bench.store.objects
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert orphan not in bench.store.objects
-    assert set(strangers) <= set(bench.store.objects)
-    assert bench.segments() == [0, 100]
+    bucket.store.put(orphan, b"x")
+    foreign_keys = [f"{KEYS.segments}README", f"{KEYS.segments}kept/{200:020d}-0-a.indexes"]
+    for foreign_key in foreign_keys:
+        bucket.store.put(foreign_key, b"not ours")
+    bucket.collect()
+    assert orphan in bucket.store.objects
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert orphan not in bucket.store.objects
+    assert set(foreign_keys) <= set(bucket.store.objects)
+    assert bucket.segments() == [0, 100]
 
 
-def test_an_upload_that_nobody_ended_is_aborted_after_its_grace() -> None:
-    bench = Bench(1)
-    left = PlainUpload(f"{KEYS.segments}left.log", bench.clock())
-    elsewhere = PlainUpload("topics/other/left.log", bench.clock())
-    bench.store.uploads = [left, elsewhere]
-    bench.clock.now_ms += DAY_MS - 1
-    bench.collect()
-    assert bench.store.uploads == [left, elsewhere]
-    bench.clock.now_ms += 1
-    bench.collect()
-    assert bench.store.uploads == [elsewhere]
+def test_an_abandoned_upload_is_aborted_after_its_grace_period() -> None:
+    bucket = Bucket(1)
+    abandoned = PlainUpload(f"{KEYS.segments}abandoned.log", bucket.clock())
+    elsewhere = PlainUpload("topics/other/abandoned.log", bucket.clock())
+    bucket.store.uploads = [abandoned, elsewhere]
+    bucket.clock.now_ms += DAY_MS - 1
+    bucket.collect()
+    assert bucket.store.uploads == [abandoned, elsewhere]
+    bucket.clock.now_ms += 1
+    bucket.collect()
+    assert bucket.store.uploads == [elsewhere]
 
 
-def test_an_upload_that_goes_on_is_not_aborted_whatever_the_clock_says() -> None:
-    bench = Bench(1)
-    goes_on = PlainUpload(entry(100).log_key, bench.clock())
-    left = PlainUpload(entry(200).log_key, bench.clock())
-    bench.store.uploads = [goes_on, left]
-    bench.clock.now_ms += DAY_MS
-    bench.collector = Collector(bench.manifests, bench.pins, is_uploading={100}.__contains__)
-    bench.collect()
-    assert bench.store.uploads == [goes_on]
+def test_an_upload_in_progress_is_never_aborted() -> None:
+    bucket = Bucket(1)
+    in_progress = PlainUpload(entry(100).log_key, bucket.clock())
+    abandoned = PlainUpload(entry(200).log_key, bucket.clock())
+    bucket.store.uploads = [in_progress, abandoned]
+    bucket.clock.now_ms += DAY_MS
+    bucket.collector = Collector(bucket.manifests, bucket.pins, is_uploading={100}.__contains__)
+    bucket.collect()
+    assert bucket.store.uploads == [in_progress]
 
 
-def test_a_dropped_object_is_no_orphan_before_its_grace() -> None:
-    bench = Bench(3)
-    bench.clock.now_ms += 5 * DAY_MS
-    bench.expire(100)
-    bench.collect()
-    assert bench.segments() == [0, 100, 200]
+def test_a_dropped_object_is_not_treated_as_an_orphan() -> None:
+    bucket = Bucket(3)
+    bucket.clock.now_ms += 5 * DAY_MS
+    bucket.expire(100)
+    bucket.collect()
+    assert bucket.segments() == [0, 100, 200]
 
 
-def test_pages_of_dropped_segments_go_with_everything_in_them() -> None:
-    bench = Bench(700)
-    assert bench.state.pages
-    bench.expire(60_050)
-    assert bench.state.removed_pages
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert bench.segments() == list(range(60_000, 70_000, 100))
-    assert bench.state.removed_pages == ()
-    assert [k for k in bench.store.objects if k.startswith(KEYS.pages)] == [
-        p.key for p in bench.state.pages
+def test_pages_of_dropped_segments_are_deleted_with_their_segments() -> None:
+    bucket = Bucket(700)
+    assert bucket.state.pages
+    bucket.expire(60_050)
+    assert bucket.state.removed_pages
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert bucket.segments() == list(range(60_000, 70_000, 100))
+    assert bucket.state.removed_pages == ()
+    assert [k for k in bucket.store.objects if k.startswith(KEYS.pages)] == [
+        p.key for p in bucket.state.pages
     ]
 
 
 def test_only_the_owner_collects() -> None:
-    bench = Bench(3)
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+    bucket = Bucket(3)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
     assert plan.objects
-    other = manifest_store(bench.store, clock=bench.clock, writer="y")
+    other = manifest_store(bucket.store, clock=bucket.clock, writer="y")
     other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError):
-        bench.collector.apply(bench.state, plan)
-    assert bench.segments() == [0, 100, 200]
+        bucket.collector.apply(bucket.state, plan)
+    assert bucket.segments() == [0, 100, 200]
 
 
-def test_a_void_version_above_the_one_in_force_does_not_stop_collection() -> None:
-    bench = Bench(3)
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS
-    whole = bench.store.objects[version_key(KEYS.versions, bench.state.version)][0]
-    bench.store.put(version_key(KEYS.versions, bench.state.version + 1), whole[:-5])
-    bench.collect()
-    assert bench.segments() == [200]
+def test_a_void_newer_version_does_not_block_collection() -> None:
+    bucket = Bucket(3)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    whole = bucket.store.objects[version_key(KEYS.versions, bucket.state.version)][0]
+    bucket.store.put(version_key(KEYS.versions, bucket.state.version + 1), whole[:-5])
+    bucket.collect()
+    assert bucket.segments() == [200]
 
 
-def test_collection_that_died_before_it_could_forget_is_done_again() -> None:
-    bench = Bench(3)
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
-    bench.store.delete(plan.objects)
-    bench.collect()
-    assert bench.state.removed == ()
+def test_a_collection_that_died_before_its_commit_is_repeated() -> None:
+    bucket = Bucket(3)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    bucket.store.delete(plan.objects)
+    bucket.collect()
+    assert bucket.state.removed == ()
 
 
-def test_a_version_counts_its_age_from_its_successor() -> None:
+def test_the_age_of_a_version_starts_with_its_successor() -> None:
     stats = [
         VersionStat(v, 10, modified_ms) for v, modified_ms in [(1, 0), (2, 10), (3, 20), (4, 30)]
     ]
@@ -216,245 +216,245 @@ def test_a_version_counts_its_age_from_its_successor() -> None:
     assert list(expired_versions(stats, newest=4, now_ms=10**9, policy=keep_two)) == [1, 2]
 
 
-def test_old_versions_go_and_the_newest_always_stays() -> None:
-    bench = Bench(8)
-    bench.clock.now_ms += 2 * DAY_MS
-    bench.collect()
-    versions = [stat.version for stat in bench.manifests.list_versions()]
+def test_old_versions_are_deleted_but_never_the_newest() -> None:
+    bucket = Bucket(8)
+    bucket.clock.now_ms += 2 * DAY_MS
+    bucket.collect()
+    versions = [stat.version for stat in bucket.manifests.list_versions()]
     assert versions == [7, 8, 9]
-    assert bench.manifests.load() == bench.state
+    assert bucket.manifests.load() == bucket.state
 
 
-def test_a_pin_of_a_version_that_is_no_longer_whole_is_withdrawn() -> None:
-    bench = Bench(3)
-    version = bench.state.version
-    bench.expire(200)
-    bench.store.delete(entry(0).keys)
+def test_pinning_a_version_whose_objects_are_gone_fails() -> None:
+    bucket = Bucket(3)
+    version = bucket.state.version
+    bucket.expire(200)
+    bucket.store.delete(entry(0).keys)
     with pytest.raises(MissingObject):
-        bench.pins.create("late", version)
+        bucket.pins.create("late", version)
     with pytest.raises(UnknownManifestVersion):
-        bench.pins.create("never", 99)
-    assert bench.pins.all() == []
+        bucket.pins.create("never", 99)
+    assert bucket.pins.all() == []
 
 
-def test_a_pin_of_a_version_that_is_gone_does_not_stop_collection() -> None:
-    bench = Bench(4)
-    bench.pins.create("dangling", 2)
-    bench.manifests.versions.delete([2])
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert bench.segments() == [200, 300]
+def test_a_pin_of_a_missing_version_does_not_block_collection() -> None:
+    bucket = Bucket(4)
+    bucket.pins.create("dangling", 2)
+    bucket.manifests.versions.delete([2])
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..ä", "x" * 129])
-def test_a_bad_pin_name_is_refused(name: str) -> None:
+def test_an_invalid_pin_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        Bench(1).pins.create(name, 1)
+        Bucket(1).pins.create(name, 1)
 
 
-def test_a_pin_is_created_once_also_after_a_lost_answer() -> None:
-    bench = Bench(1)
+def test_a_pin_is_created_once_even_if_the_response_is_lost() -> None:
+    bucket = Bucket(1)
     armed = [Fault.LOST_AFTER]
-    bench.store.faults = lambda call, key: (
+    bucket.store.faults = lambda call, key: (
         armed.pop() if armed and "/pins/" in key and call == "put" else None
     )
-    bench.pins.create("one", 1)
+    bucket.pins.create("one", 1)
     with pytest.raises(InvalidRequest, match="exists"):
-        bench.pins.create("one", 2)
-    bench.pins.delete("one")
-    bench.pins.delete("one")
-    assert bench.pins.all() == []
+        bucket.pins.create("one", 2)
+    bucket.pins.delete("one")
+    bucket.pins.delete("one")
+    assert bucket.pins.all() == []
 
 
-def test_a_plan_made_by_an_older_version_deletes_nothing() -> None:
-    bench = Bench(2)
+def test_a_plan_based_on_an_older_version_deletes_nothing() -> None:
+    bucket = Bucket(2)
     late = entry(200)
     for key in late.keys:
-        bench.store.put(key, b"x")
-    bench.clock.now_ms += DAY_MS
-    planned_by = bench.state
-    plan = bench.collector.plan(planned_by, now_ms=bench.clock())
+        bucket.store.put(key, b"x")
+    bucket.clock.now_ms += DAY_MS
+    planned_by = bucket.state
+    plan = bucket.collector.plan(planned_by, now_ms=bucket.clock())
     assert set(plan.orphans) == set(late.keys)
-    bench.commit(lambda s: add_segments(s, [late]))
+    bucket.commit(lambda s: add_segments(s, [late]))
     with pytest.raises(ManifestConflict, match="in force, but the plan is based on"):
-        bench.collector.apply(planned_by, plan)
-    assert bench.segments() == [0, 100, 200]
+        bucket.collector.apply(planned_by, plan)
+    assert bucket.segments() == [0, 100, 200]
 
 
-def two_expired() -> tuple[Bench, int, GarbagePlan]:
-    """The version that still named all four segments, and the plan that collects two."""
-    bench = Bench(4, grace_ms=DAY_MS // 4)
-    whole = bench.state.version
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS // 4
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
-    return bench, whole, plan
+def two_expired() -> tuple[Bucket, int, GarbagePlan]:
+    """The version that still references all four segments, and the plan that collects two."""
+    bucket = Bucket(4, grace_ms=DAY_MS // 4)
+    whole = bucket.state.version
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS // 4
+    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    return bucket, whole, plan
 
 
-def test_a_pin_that_came_after_the_plan_keeps_its_objects() -> None:
-    bench, whole, plan = two_expired()
-    bench.pins.create("backfill", whole)
-    bench.state = bench.collector.apply(bench.state, plan)
-    assert bench.segments() == [0, 100, 200, 300]
-    bench.collect()
-    assert bench.segments() == [0, 100, 200, 300]
-    bench.pins.delete("backfill")
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert bench.segments() == [200, 300]
+def test_a_pin_created_after_the_plan_keeps_its_objects() -> None:
+    bucket, whole, plan = two_expired()
+    bucket.pins.create("backfill", whole)
+    bucket.state = bucket.collector.apply(bucket.state, plan)
+    assert bucket.segments() == [0, 100, 200, 300]
+    bucket.collect()
+    assert bucket.segments() == [0, 100, 200, 300]
+    bucket.pins.delete("backfill")
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
 
 
-def test_a_version_that_was_pinned_since_the_plan_stays() -> None:
-    """Who collects has a clock that is ahead of the store's."""
-    bench = Bench(8)
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock() + DAY_MS)
+def test_a_version_pinned_after_the_plan_is_kept() -> None:
+    """The collector's clock is ahead of the store's."""
+    bucket = Bucket(8)
+    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock() + DAY_MS)
     assert 2 in plan.versions
-    bench.pins.create("backfill", 2)
-    bench.state = bench.collector.apply(bench.state, plan)
-    assert [stat.version for stat in bench.manifests.list_versions()] == [2, 7, 8, 9]
+    bucket.pins.create("backfill", 2)
+    bucket.state = bucket.collector.apply(bucket.state, plan)
+    assert [stat.version for stat in bucket.manifests.list_versions()] == [2, 7, 8, 9]
 
 
-def test_who_pins_while_versions_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the version names is there, and the version too: but the collection looked for pins
-    before this one came.
-    """
-    bench = Bench(8)
-    bench.clock.now_ms += DAY_MS
-    delete = bench.store.delete
+def test_pinning_a_version_that_is_being_deleted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version and all its objects still exist, but the collector has already read the pins."""
+    bucket = Bucket(8)
+    bucket.clock.now_ms += DAY_MS
+    delete = bucket.store.delete
 
-    def pinned_first(keys: Sequence[str]) -> None:
+    def pin_then_delete(keys: Sequence[str]) -> None:
         monkeypatch.undo()
         with pytest.raises(UnknownManifestVersion, match="about to be garbage-collected"):
-            bench.pins.create("backfill", 2)
+            bucket.pins.create("backfill", 2)
         delete(keys)
 
-    monkeypatch.setattr(bench.store, "delete", pinned_first)
-    bench.collect()
-    assert [stat.version for stat in bench.manifests.list_versions()] == [7, 8, 9]
-    assert bench.pins.all() == []
+    monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
+    bucket.collect()
+    assert [stat.version for stat in bucket.manifests.list_versions()] == [7, 8, 9]
+    assert bucket.pins.all() == []
 
 
-def test_who_pins_while_objects_are_going_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, whole, plan = two_expired()
-    delete = bench.store.delete
+def test_pinning_objects_that_are_being_deleted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, whole, plan = two_expired()
+    delete = bucket.store.delete
 
-    def pinned_first(keys: Sequence[str]) -> None:
+    def pin_then_delete(keys: Sequence[str]) -> None:
         monkeypatch.undo()
         with pytest.raises(MissingObject, match="is missing"):
-            bench.pins.create("backfill", whole)
+            bucket.pins.create("backfill", whole)
         delete(keys)
 
-    monkeypatch.setattr(bench.store, "delete", pinned_first)
-    bench.state = bench.collector.apply(bench.state, plan)
-    assert bench.segments() == [200, 300]
-    assert bench.pins.all() == []
+    monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
+    bucket.state = bucket.collector.apply(bucket.state, plan)
+    assert bucket.segments() == [200, 300]
+    assert bucket.pins.all() == []
 
 
-def test_a_pin_that_comes_just_before_its_objects_are_forgotten_keeps_them(
+def test_a_pin_created_just_before_the_commit_keeps_its_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, whole, plan = two_expired()
-    put = bench.store.put
+    bucket, whole, plan = two_expired()
+    put = bucket.store.put
 
-    def pinned_first(key: str, body: bytes, **options: bool) -> object:
+    def pin_then_put(key: str, body: bytes, **options: bool) -> object:
         monkeypatch.undo()
-        bench.pins.create("backfill", whole)
+        bucket.pins.create("backfill", whole)
         return put(key, body, **options)
 
-    monkeypatch.setattr(bench.store, "put", pinned_first)
-    bench.state = bench.collector.apply(bench.state, plan)
-    assert bench.segments() == [0, 100, 200, 300]
+    monkeypatch.setattr(bucket.store, "put", pin_then_put)
+    bucket.state = bucket.collector.apply(bucket.state, plan)
+    assert bucket.segments() == [0, 100, 200, 300]
 
 
-def test_all_that_a_lost_page_may_name_stays() -> None:
-    bench = Bench(700)
-    del bench.store.objects[bench.state.pages[0].key]
-    bench = bench.restarted()
-    bench.clock.now_ms += 5 * DAY_MS
-    bench.collect()
-    assert bench.segments() == list(range(0, 70_000, 100))
+def test_all_objects_a_lost_page_may_reference_are_kept() -> None:
+    bucket = Bucket(700)
+    del bucket.store.objects[bucket.state.pages[0].key]
+    bucket = bucket.restarted()
+    bucket.clock.now_ms += 5 * DAY_MS
+    bucket.collect()
+    assert bucket.segments() == list(range(0, 70_000, 100))
 
 
-def test_what_a_crash_left_of_forgotten_objects_goes_by_age() -> None:
-    bench = Bench(4)
-    bench.expire(200)
-    bench.clock.now_ms += DAY_MS
-    bench.store.faults = lambda call, _: Fault.UNAVAILABLE if call == "delete" else None
+def test_objects_left_by_a_failed_deletion_are_deleted_by_age() -> None:
+    bucket = Bucket(4)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    bucket.store.faults = lambda call, _: Fault.UNAVAILABLE if call == "delete" else None
     with pytest.raises(StoreUnavailable):
-        bench.collect()
-    bench.store.faults = lambda call, key: None
-    assert bench.segments() == [0, 100, 200, 300]
-    bench.state = bench.manifests.load() or bench.state
-    assert bench.state.removed == ()
-    bench.collect()
-    assert bench.segments() == [200, 300]
+        bucket.collect()
+    bucket.store.faults = lambda call, key: None
+    assert bucket.segments() == [0, 100, 200, 300]
+    bucket.state = bucket.manifests.load() or bucket.state
+    assert bucket.state.removed == ()
+    bucket.collect()
+    assert bucket.segments() == [200, 300]
 
 
-def test_a_page_that_a_trim_took_from_a_pin_does_not_stop_collection() -> None:
-    bench = Bench(700)
-    bench.pins.create("backfill", bench.state.version)
-    bench.expire(5_000)
-    bench.trim(30_000)
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    bench = bench.restarted()
-    bench.expire(60_000)
-    bench.clock.now_ms += DAY_MS
-    bench.store.calls.clear()
-    bench.collect()
-    assert bench.store.calls["get"] < 20  # a page that is gone is asked for once
-    assert bench.segments() == list(range(30_000, 70_000, 100))
-    bench.pins.delete("backfill")
-    bench.collect()
-    assert bench.segments() == list(range(60_000, 70_000, 100))
+def test_a_pinned_page_deleted_by_a_trim_does_not_block_collection() -> None:
+    bucket = Bucket(700)
+    bucket.pins.create("backfill", bucket.state.version)
+    bucket.expire(5_000)
+    bucket.trim(30_000)
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    bucket = bucket.restarted()
+    bucket.expire(60_000)
+    bucket.clock.now_ms += DAY_MS
+    bucket.store.calls.clear()
+    bucket.collect()
+    assert bucket.store.calls["get"] < 20  # a missing page is requested once
+    assert bucket.segments() == list(range(30_000, 70_000, 100))
+    bucket.pins.delete("backfill")
+    bucket.collect()
+    assert bucket.segments() == list(range(60_000, 70_000, 100))
 
 
-def test_a_page_of_dropped_segments_that_is_lost_does_not_stop_collection() -> None:
-    bench = Bench(700)
-    bench.clock.now_ms += 5 * DAY_MS
-    bench.expire(60_050)
-    assert len(bench.state.removed_pages) > 1
-    del bench.store.objects[bench.state.removed_pages[0].key]
-    bench = bench.restarted()
-    bench.collect()
-    assert bench.segments() == list(range(0, 70_000, 100))  # the lost page's have their grace too
-    bench.clock.now_ms += DAY_MS
-    bench.collect()
-    assert bench.state.removed_pages == ()
-    bench.collect()
-    assert bench.segments() == list(range(60_000, 70_000, 100))
+def test_a_lost_page_of_dropped_segments_does_not_block_collection() -> None:
+    bucket = Bucket(700)
+    bucket.clock.now_ms += 5 * DAY_MS
+    bucket.expire(60_050)
+    assert len(bucket.state.removed_pages) > 1
+    del bucket.store.objects[bucket.state.removed_pages[0].key]
+    bucket = bucket.restarted()
+    bucket.collect()
+    assert bucket.segments() == list(
+        range(0, 70_000, 100)
+    )  # the lost page's objects get their grace period too
+    bucket.clock.now_ms += DAY_MS
+    bucket.collect()
+    assert bucket.state.removed_pages == ()
+    bucket.collect()
+    assert bucket.segments() == list(range(60_000, 70_000, 100))
 
 
-def test_a_pin_that_was_made_anew_since_the_plan_stays() -> None:
-    bench = Bench(4)
-    bench.pins.create("nightly", bench.state.version, expires_ms=bench.clock() + 1)
-    bench.clock.now_ms += 1
-    plan = bench.collector.plan(bench.state, now_ms=bench.clock())
+def test_a_pin_recreated_after_the_plan_is_kept() -> None:
+    bucket = Bucket(4)
+    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.clock.now_ms += 1
+    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
     assert plan.pins == ("nightly",)
-    bench.pins.delete("nightly")
-    again = bench.pins.create("nightly", bench.state.version)
-    bench.collector.apply(bench.state, plan)
-    assert bench.pins.all() == [again]
+    bucket.pins.delete("nightly")
+    again = bucket.pins.create("nightly", bucket.state.version)
+    bucket.collector.apply(bucket.state, plan)
+    assert bucket.pins.all() == [again]
 
 
-def test_a_pin_that_could_not_be_checked_is_withdrawn() -> None:
-    bench = Bench(2)
-    bench.store.faults = lambda call, key: (
+def test_a_pin_that_cannot_be_verified_is_withdrawn() -> None:
+    bucket = Bucket(2)
+    bucket.store.faults = lambda call, key: (
         Fault.UNAVAILABLE if call == "get" and key.startswith(KEYS.versions) else None
     )
     with pytest.raises(StoreUnavailable):
-        bench.pins.create("backfill", bench.state.version)
-    bench.store.faults = lambda call, key: None
-    assert bench.pins.all() == []
+        bucket.pins.create("backfill", bucket.state.version)
+    bucket.store.faults = lambda call, key: None
+    assert bucket.pins.all() == []
 
 
-def test_the_error_of_a_page_does_not_grow_with_each_name_that_may_be_in_it() -> None:
-    bench = Bench(300)
-    (page,) = bench.state.pages
+def test_the_cached_error_of_a_page_does_not_grow_when_raised_again() -> None:
+    bucket = Bucket(300)
+    (page,) = bucket.state.pages
     assert isinstance(page, PageRef)
-    bench.store.delete([page.key])
-    pages = _FailFastPages(bench.restarted().manifests)
+    bucket.store.delete([page.key])
+    pages = _FailFastPages(bucket.restarted().manifests)
     frames = []
     for _ in range(3):
         with pytest.raises(CorruptDataError) as failed:

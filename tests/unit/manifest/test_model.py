@@ -1,4 +1,4 @@
-"""Random transitions, folded and committed, against a plain list of entries; seeded."""
+"""Seeded random transitions, committed and paged out, against a plain list of entries."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_a_manifest_is_a_list_of_entries(seed: int) -> None:
+def test_a_manifest_behaves_like_a_list_of_entries(seed: int) -> None:
     model = Model(seed)
     steps = [model.add] * 6 + [model.advance] * 2 + [model.compact] * 2 + [model.gap]
     for _ in range(30):

@@ -45,16 +45,16 @@ def test_few_entries_stay_inline(store: PlainStore) -> None:
     assert (len(state.segments), state.pages) == (INLINE_MAX, ())
 
 
-class PagesWithout(PlainStore):
-    """Confirms no checksum, and of pages keeps zeros."""
+class PageLosingStore(PlainStore):
+    """Returns no checksums, and stores zeros in place of pages."""
 
     def put(self, key: str, body: bytes | memoryview, **options: bool) -> PlainStat:
         kept = bytes(len(body)) if "/pages/" in key else body
         return super().put(key, kept, **options)._replace(checksum=None)
 
 
-def test_a_page_that_the_store_did_not_keep_is_never_named() -> None:
-    store = PagesWithout()
+def test_a_page_that_was_stored_wrong_is_never_referenced() -> None:
+    store = PageLosingStore()
     with pytest.raises(CorruptManifest, match="differs from what was sent"):
         filled(store, INLINE_MAX + 1, step=64)
     loaded = manifest_store(store).load()
@@ -68,7 +68,7 @@ def merged(manifests: ManifestStore, state: Manifest) -> Manifest:
     return state
 
 
-def test_overflow_moves_to_small_pages_and_those_to_full_ones(store: PlainStore) -> None:
+def test_overflow_moves_to_small_pages_which_merge_into_full_ones(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES * 2 + 500, step=30)
     assert {page.entry_count for page in state.pages} == {SMALL_PAGE}
     before = list(manifests.iter_entries(state))
@@ -78,12 +78,12 @@ def test_overflow_moves_to_small_pages_and_those_to_full_ones(store: PlainStore)
     assert counts[:2] == [PAGE_ENTRIES, PAGE_ENTRIES]
     assert len(counts) < 2 + RUN_MAX
     assert list(manifests.iter_entries(state)) == before
-    assert {one.key for one in state.removed} < small
+    assert {removed.key for removed in state.removed} < small
     assert manifest_store(store).load() == state
     assert store.overwritten == []
 
 
-def test_pages_that_are_older_than_what_is_looked_for_are_not_read(store: PlainStore) -> None:
+def test_a_search_by_time_reads_no_older_pages(store: PlainStore) -> None:
     _, state = filled(store, INLINE_MAX + 4 * SMALL_PAGE, step=64)
     assert len(state.pages) == 4
     entries = list(manifest_store(store).iter_entries(state))
@@ -92,11 +92,11 @@ def test_pages_that_are_older_than_what_is_looked_for_are_not_read(store: PlainS
         manifests = manifest_store(store)
         store.calls.clear()
         found = manifests.iter_entries(state, since_ms=wanted)
-        assert next(one for one in found if one.max_timestamp >= wanted) == entries[number]
+        assert next(e for e in found if e.max_timestamp >= wanted) == entries[number]
         assert store.calls["get"] == (number < 4 * SMALL_PAGE)
 
 
-def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
+def test_a_commit_takes_at_most_two_small_puts(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES - 200, step=100)
     for i in range(PAGE_ENTRIES - 200, PAGE_ENTRIES + 200):
         store.calls.clear()
@@ -106,7 +106,7 @@ def test_every_commit_is_at_most_two_small_puts(store: PlainStore) -> None:
         assert sum(len(store.objects[key]) for key in set(store.objects) - before) <= 256 * 1024
 
 
-def test_pages_that_changed_while_they_were_merged_stay_as_they_are(store: PlainStore) -> None:
+def test_pages_changed_during_their_merge_are_not_replaced(store: PlainStore) -> None:
     manifests, state = filled(store, PAGE_ENTRIES + INLINE_MAX, step=100)
     merging = manifests.write_merged_page(mergeable_pages(state))
     state = manifests.commit(state, lambda s: trim(s, 550, pages=manifests, now_ms=7))
@@ -116,7 +116,7 @@ def test_pages_that_changed_while_they_were_merged_stay_as_they_are(store: Plain
     assert state.segment_count == PAGE_ENTRIES + INLINE_MAX - 5
 
 
-def test_lookup_goes_through_pages(store: PlainStore) -> None:
+def test_lookup_finds_entries_in_pages(store: PlainStore) -> None:
     _, state = filled(store, 5000, step=100)
     cold = manifest_store(store)
     rng = random.Random(1)
@@ -144,7 +144,7 @@ def test_the_cache_is_bounded_by_entries() -> None:
     assert [cache.get(str(i)) is not None for i in range(5)] == [False, False, False, True, True]
 
 
-def test_a_page_that_is_not_the_named_one_is_refused(store: PlainStore) -> None:
+def test_a_page_with_other_contents_is_refused(store: PlainStore) -> None:
     _, state = filled(store, 1000, step=100)
     page = state.pages[0]
     assert isinstance(page, PageRef)
@@ -158,7 +158,7 @@ def test_a_page_that_is_not_the_named_one_is_refused(store: PlainStore) -> None:
         manifest_store(store).find(state, 0)
 
 
-def test_a_trim_inside_a_page_narrows_it_and_one_past_it_drops_it_whole(store: PlainStore) -> None:
+def test_a_trim_narrows_the_page_it_hits_and_drops_the_pages_below(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     first, second = state.pages[0], state.pages[1]
     assert isinstance(first, PageRef)
@@ -184,7 +184,7 @@ def test_a_trim_to_the_last_record_of_a_page_keeps_its_segment(store: PlainStore
     assert next(iter(manifests.iter_entries(after))).last_offset == last_offset
 
 
-def test_a_page_of_removed_objects_is_as_old_as_the_newest(store: PlainStore) -> None:
+def test_a_page_of_removed_objects_has_the_time_of_its_newest(store: PlainStore) -> None:
     manifests, state = filled(store, 600, step=600)
     for before, now_ms in (10_000, 7), (20_000, 8), (30_000, 9):
         state = manifests.commit(
@@ -215,7 +215,7 @@ def test_many_removed_objects_move_to_a_page(store: PlainStore) -> None:
     assert len(dropped) * 2 + len(paged) + len(state.removed) == 590 * 2
 
 
-def test_compaction_across_pages_and_inline_entries(store: PlainStore) -> None:
+def test_compaction_replaces_entries_in_pages_and_inline(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     everything = list(manifests.iter_entries(state))
     old = everything[100:900]
@@ -232,7 +232,7 @@ def test_compaction_across_pages_and_inline_entries(store: PlainStore) -> None:
     assert again is after
 
 
-def test_a_segment_of_one_record_at_the_end_of_a_page_is_replaced_there(store: PlainStore) -> None:
+def test_a_single_record_segment_at_the_end_of_a_page_is_replaced_there(store: PlainStore) -> None:
     run = [*run_of(SMALL_PAGE - 1), entry((SMALL_PAGE - 1) * 100, records=1)]
     manifests = manifest_store(store)
     state = manifests.claim(claim(), log_start_offset=0)
@@ -246,21 +246,21 @@ def test_a_segment_of_one_record_at_the_end_of_a_page_is_replaced_there(store: P
     assert list(manifests.iter_entries(after)) == [*run[:-1], new, *more]
 
 
-def test_names_are_looked_up_by_the_offset_in_them(store: PlainStore) -> None:
+def test_referenced_keys_are_found_by_their_base_offset(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     page = state.pages[0]
     assert isinstance(page, PageRef)
-    one = manifests.find(state, 4_200)
-    assert one is not None
-    for key in (*one.keys, page.key):
+    segment = manifests.find(state, 4_200)
+    assert segment is not None
+    for key in (*segment.keys, page.key):
         base = base_offset_of(key)
         assert base is not None
         assert references_object(state, key, base_offset=base, pages=manifests)
-    stranger = one.log_key.replace("-a.", "-b.")
-    assert not references_object(state, stranger, base_offset=4_200, pages=manifests)
+    foreign_key = segment.log_key.replace("-a.", "-b.")
+    assert not references_object(state, foreign_key, base_offset=4_200, pages=manifests)
 
 
-def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> None:
+def test_a_manifest_of_a_million_segments_fits_in_256_kib(store: PlainStore) -> None:
     _, state = filled(store, 400, step=100)
     page = state.pages[0]
     assert isinstance(page, PageRef)
@@ -278,7 +278,7 @@ def test_a_million_segments_commit_in_a_quarter_mebibyte(store: PlainStore) -> N
     assert len(encode_manifest(full)) <= 256 * 1024
 
 
-def test_what_retention_drops_reaches_into_pages(store: PlainStore) -> None:
+def test_retention_drops_entries_in_pages(store: PlainStore) -> None:
     manifests, state = filled(store, 1000, step=100)
     assert live_size_bytes(state) == 1_000_000
     for before in (0, 100, 50_100, 100_000):

@@ -1,7 +1,7 @@
-"""Writers race for one partition on a store that loses answers: seeded, interleaved at each call.
+"""Writers race for one partition on a store that loses responses: seeded, interleaved at each call.
 
-Whatever happens: what a commit returned stays until a trim removes it, no version is overwritten,
-the end never goes back, and whoever was taken over commits nothing any more.
+Invariants: what a commit returned stays until a trim removes it, no version is overwritten, the end
+never goes back, and an owner that was replaced commits nothing any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from record_format.errors import (
 from tests.fakes.manifests import Clock, entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStat, PlainStore
 
-NOT_NOW = (OutcomeUnknownError, StoreUnavailable, ManifestConflict)
+RETRIABLE = (OutcomeUnknownError, StoreUnavailable, ManifestConflict)
 
 
 class Violation(AssertionError):
@@ -33,7 +33,7 @@ class Violation(AssertionError):
 
 
 class Writer:
-    """A broker of one partition: claims, adds, trims; claims again when it is fenced."""
+    """A broker that owns the partition: claims, adds, trims; claims again when it is fenced."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -49,7 +49,7 @@ class Writer:
         self.busy = True
         try:
             self._step()
-        except NOT_NOW:
+        except RETRIABLE:
             pass
         except FencedError:
             self.state = self.pending = None
@@ -59,7 +59,7 @@ class Writer:
     def _step(self) -> None:
         rng = self.world.rng
         if self.state is None:
-            if self.world.takes_turns and rng.random() < 0.7:
+            if self.world.yields and rng.random() < 0.7:
                 return
             self._take_over()
         elif rng.random() < 0.15:
@@ -76,7 +76,7 @@ class Writer:
         start = EpochStart(epoch, seen.end_offset if seen else 0, self.name)
         claim = Claim(self.name, (start,), frozenset(), take_over=True)
         self.state = self.manifests.claim(claim, log_start_offset=0)
-        self.world.owned(self.state)
+        self.world.note_owner(self.state)
 
     def _add(self) -> None:
         assert self.state is not None
@@ -89,11 +89,11 @@ class Writer:
                 leader_epoch=self.state.leader_epoch,
                 log_crc32c=self.world.rng.getrandbits(32),
             )
-        one = self.pending
-        after = self._commit(lambda s: add_segments(s, [one]))
+        segment = self.pending
+        after = self._commit(lambda s: add_segments(s, [segment]))
         self.pending = None
-        if one.last_offset >= after.log_start_offset:
-            self.world.acknowledged.append(one)
+        if segment.last_offset >= after.log_start_offset:
+            self.world.acknowledged.append(segment)
 
     def _commit(self, transition) -> Manifest:
         assert self.state is not None
@@ -101,7 +101,7 @@ class Writer:
         self.state = self.manifests.commit(self.state, transition)
         if self.state.version != base.version and self.state.leader_epoch < epoch_before:
             raise Violation(f"{self.name} committed under {self.state.leader_epoch}")
-        self.world.ends(self.state)
+        self.world.note_ends(self.state)
         return self.state
 
 
@@ -114,7 +114,7 @@ class World:
         self.newest_epoch = -1
         self.end_offset = self.log_start_offset = 0
         self.acknowledged: list[SegmentEntry] = []
-        self.takes_turns = True
+        self.yields = True
         self.quiet = False
         self.writers = [Writer(self, chr(97 + i)) for i in range(writers)]
 
@@ -122,7 +122,7 @@ class World:
         if self.quiet:
             return None
         if self.rng.random() < 0.1:
-            self.rng.choice(self.writers).step()  # the others go on while this call is under way
+            self.rng.choice(self.writers).step()  # others make progress during this call
         if self.rng.random() < 0.05:
             self.store.deliver_delayed()
         if self.rng.random() > 0.2:
@@ -133,11 +133,11 @@ class World:
             [Fault.UNAVAILABLE, Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.DELAYED]
         )
 
-    def owned(self, state: Manifest) -> None:
+    def note_owner(self, state: Manifest) -> None:
         self.newest_epoch = max(self.newest_epoch, state.leader_epoch)
-        self.ends(state)
+        self.note_ends(state)
 
-    def ends(self, state: Manifest) -> None:
+    def note_ends(self, state: Manifest) -> None:
         self.end_offset = max(self.end_offset, state.end_offset)
         self.log_start_offset = max(self.log_start_offset, state.log_start_offset)
 
@@ -157,10 +157,10 @@ class World:
             raise Violation(f"{self.store.overwritten[0]} was overwritten")
         if state.end_offset < self.end_offset or state.log_start_offset < self.log_start_offset:
             raise Violation("the end or the log start went back")
-        there = set(iter_entries(state, pages=manifests))
-        for one in self.acknowledged:
-            if one.last_offset >= state.log_start_offset and one not in there:
-                raise Violation(f"segment {one.log_key} was acknowledged and is lost")
+        entries = set(iter_entries(state, pages=manifests))
+        for segment in self.acknowledged:
+            if segment.last_offset >= state.log_start_offset and segment not in entries:
+                raise Violation(f"segment {segment.log_key} was acknowledged and is lost")
         return state
 
 
@@ -170,13 +170,13 @@ def run_seeds(seeds: range, store: type[PlainStore]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_nothing_is_lost_and_nobody_is_overwritten(seed: int) -> None:
+def test_racing_writers_lose_nothing_and_overwrite_nothing(seed: int) -> None:
     state = World(seed).run(300)
     assert state.version > 20, f"seed {seed} did too little"
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_three_writers(seed: int) -> None:
+def test_three_racing_writers_lose_nothing(seed: int) -> None:
     World(seed, writers=3).run(300)
 
 
@@ -188,7 +188,7 @@ class SloppyStore(PlainStore):
 
 
 class RacyStore(PlainStore):
-    """Planted: of two writers at the same time both win, and the later one stays."""
+    """Planted: two concurrent writers both win, and the later one's bytes stay."""
 
     def _store(self, key: str, body: bytes, *, if_absent: bool) -> PlainStat:
         if key in self.objects and if_absent and hash(body) % 2:
@@ -197,7 +197,7 @@ class RacyStore(PlainStore):
 
 
 @pytest.mark.parametrize("store", [SloppyStore, RacyStore])
-def test_the_simulation_catches_a_store_that_breaks_its_promise(store: type[PlainStore]) -> None:
+def test_the_simulation_catches_a_store_without_atomic_creates(store: type[PlainStore]) -> None:
     with pytest.raises(Violation):
         run_seeds(range(20), store)
 

@@ -1,4 +1,4 @@
-"""Other objects for the same offsets, or a gap, inline and inside pages."""
+"""Repairs replace a segment's objects or record a gap, inline and in pages."""
 
 import pytest
 from msgspec.structs import replace
@@ -34,13 +34,13 @@ def entry(base, *, unique="a"):
 
 
 class Pages:
-    """Keeps what a spill_overflow wrote."""
+    """Pages written by spill_overflow."""
 
     def __init__(self):
-        self.kept = {}
+        self.written = {}
 
     def entries(self, page):
-        return self.kept[page.key]
+        return self.written[page.key]
 
 
 @pytest.fixture
@@ -51,19 +51,19 @@ def pages():
 @pytest.fixture(params=["inline", "paged"])
 def manifest(request, pages, monkeypatch):
     claim = Claim("o", (EpochStart(1, 0, "o"),), frozenset())
-    made = transitions.create(KEYS, claim=claim, log_start_offset=0)
-    made = transitions.add_segments(made, [entry(base) for base in range(0, 100, 10)])
+    state = transitions.create(KEYS, claim=claim, log_start_offset=0)
+    state = transitions.add_segments(state, [entry(base) for base in range(0, 100, 10)])
     if request.param == "inline":
-        return made
+        return state
     monkeypatch.setattr("manifest.paging.INLINE_MAX", 2)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
-    before = iter(made.segments)
+    before = iter(state.segments)
     names = iter("abcdefgh")
-    folded = spill_overflow(made, unique=lambda: next(names)).manifest
-    for page in folded.pages:
+    paged = spill_overflow(state, unique=lambda: next(names)).manifest
+    for page in paged.pages:
         assert isinstance(page, PageRef)
-        pages.kept[page.key] = tuple(next(before) for _ in range(page.entry_count))
-    return folded
+        pages.written[page.key] = tuple(next(before) for _ in range(page.entry_count))
+    return paged
 
 
 def entries_of(manifest, pages):
@@ -72,7 +72,7 @@ def entries_of(manifest, pages):
 
 
 @pytest.mark.parametrize("base", [0, 30, 90])
-def test_objects_are_swapped_and_the_old_ones_listed(manifest, pages, base):
+def test_replaced_objects_are_listed_as_removed(manifest, pages, base):
     new = entry(base, unique="b")
     swap = {"pages": pages, "now_ms": 7}
     after = repairs.replace_objects(manifest, entry(base), new, **swap)
@@ -84,14 +84,14 @@ def test_objects_are_swapped_and_the_old_ones_listed(manifest, pages, base):
     assert repairs.replace_objects(after, new, new, **swap) is after
 
 
-def test_other_bytes_are_refused(manifest, pages):
+def test_objects_with_different_bytes_are_refused(manifest, pages):
     other = replace(entry(30, unique="b"), log_crc32c=99)
     with pytest.raises(InvalidTransition, match="different bytes"):
         repairs.replace_objects(manifest, entry(30), other, pages=pages, now_ms=7)
 
 
 @pytest.mark.parametrize("base", [0, 30, 90])
-def test_what_is_left_of_a_segment_takes_its_place(manifest, pages, base):
+def test_a_segment_is_replaced_by_its_readable_records(manifest, pages, base):
     left = replace(entry(base, unique="b"), log_crc32c=99, record_count=3)
     keep = {"pages": pages, "now_ms": 7}
     after = repairs.replace_with_readable(manifest, entry(base), left, **keep)
@@ -106,20 +106,20 @@ def test_what_is_left_of_a_segment_takes_its_place(manifest, pages, base):
 
 
 @pytest.mark.parametrize("wrong", [{"last_offset": 38}, {"record_count": 11}, {"base_offset": 31}])
-def test_what_is_not_left_of_a_segment_is_refused(manifest, pages, wrong):
+def test_a_replacement_that_is_not_part_of_the_segment_is_refused(manifest, pages, wrong):
     other = replace(entry(30, unique="b"), log_crc32c=99, **wrong)
     with pytest.raises(InvalidTransition, match="what is left"):
         repairs.replace_with_readable(manifest, entry(30), other, pages=pages, now_ms=7)
 
 
-def test_what_was_trimmed_meanwhile_is_left(manifest, pages):
+def test_a_segment_trimmed_meanwhile_is_not_repaired(manifest, pages):
     trimmed = transitions.trim(manifest, 45, pages=pages, now_ms=1)
     swap = {"pages": pages, "now_ms": 7}
     assert repairs.replace_objects(trimmed, entry(30), entry(30, unique="b"), **swap) is trimmed
     assert repairs.drop_lost_segment(trimmed, entry(30), **swap) is trimmed
 
 
-def test_lost_segments_become_one_gap_and_twice_is_once(manifest, pages):
+def test_dropping_lost_segments_merges_gaps_and_is_idempotent(manifest, pages):
     after = manifest
     for base in (30, 50, 40, 0, 90):
         after = repairs.drop_lost_segment(after, entry(base), pages=pages, now_ms=7)
@@ -128,10 +128,10 @@ def test_lost_segments_become_one_gap_and_twice_is_once(manifest, pages):
     gaps = [(gap.start_offset, gap.end_offset) for gap in after.gaps]
     assert gaps == [(0, 10), (30, 60), (90, 100)]
     assert [e.base_offset for e in entries_of(after, pages)] == [10, 20, 60, 70, 80]
-    assert after.end_offset == 100, "no offset is given twice"
+    assert after.end_offset == 100, "no offset is assigned twice"
 
 
-def test_planted_a_drop_without_a_gap_is_refused(manifest, pages, monkeypatch):
+def test_dropping_a_segment_without_a_gap_is_refused(manifest, pages, monkeypatch):
     monkeypatch.setattr(repairs, "_merged", lambda gaps: manifest.gaps)
     with pytest.raises(InvalidTransition, match="missing"):
         repairs.drop_lost_segment(manifest, entry(30), pages=pages, now_ms=7)

@@ -29,7 +29,7 @@ def adding(base_offset: int, **other: object):
 
 
 def once(fault: Fault, *, call: str = "put", key: str = "/manifest/"):
-    """The first such call fails, the ones after it do well."""
+    """Only the first such call fails."""
     armed = [fault]
 
     def faults(name: str, where: str) -> Fault | None:
@@ -58,7 +58,7 @@ def test_the_first_claim_makes_version_one(store: PlainStore) -> None:
     assert manifest_store(store).load() == state
 
 
-def test_a_first_claim_whose_answer_is_lost_and_whose_read_back_arrives_flipped_is_ours() -> None:
+def test_a_first_claim_survives_a_lost_response_and_a_corrupted_read_back() -> None:
     store = FaultyObjectStore(MemoryStore())
     store.fail("put", FailsAfter())
     store.fail("get", WrongBytes(150))
@@ -67,19 +67,19 @@ def test_a_first_claim_whose_answer_is_lost_and_whose_read_back_arrives_flipped_
     assert manifest_store(store).load() == state
 
 
-def test_a_first_claim_that_is_lost_to_a_twin_of_the_same_name_is_none() -> None:
-    """A copy of the whole disk takes the same numbers."""
+def test_a_first_claim_lost_to_a_copy_with_the_same_owner_id_is_fenced() -> None:
+    """A copy of the whole disk claims the same owner id and epoch."""
     store = FaultyObjectStore(MemoryStore())
 
-    def twin_first(_: object) -> None:
+    def copy_claims_first(_: object) -> None:
         if not store.list(KEYS.versions, limit=1):
             manifest_store(store, writer="twin").claim(claim(), log_start_offset=0)
 
     with pytest.raises(FencedError, match="never recorded it"):
-        manifest_store(store).claim(claim(), log_start_offset=0, before_commit=twin_first)
+        manifest_store(store).claim(claim(), log_start_offset=0, before_commit=copy_claims_first)
 
 
-def test_a_first_claim_over_segments_is_refused(store: PlainStore) -> None:
+def test_a_first_claim_with_existing_segments_is_refused(store: PlainStore) -> None:
     for key in (f"{KEYS.segments}+foreign", entry(0).log_key):
         store.put(key, b"x")
     with pytest.raises(MissingObject, match="although there are segments"):
@@ -101,7 +101,7 @@ def test_a_transition_with_nothing_to_do_commits_nothing(store: PlainStore) -> N
     assert manifests.commit(state, adding(0)) is state
 
 
-def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: PlainStore) -> None:
+def test_confirm_refuses_a_replaced_or_missing_version(store: PlainStore) -> None:
     manifests, state = owned(store)
     state = manifests.commit(state, adding(0))
     other = encode_manifest(replace(state, nonce="another's"))
@@ -114,7 +114,7 @@ def test_a_version_that_is_not_as_it_was_committed_is_not_confirmed(store: Plain
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
-def test_a_commit_survives_a_fault_of_its_put(store: PlainStore, fault: Fault) -> None:
+def test_a_commit_survives_a_failed_put(store: PlainStore, fault: Fault) -> None:
     manifests, state = owned(store)
     store.faults = once(fault)
     state = manifests.commit(state, adding(0))
@@ -124,14 +124,14 @@ def test_a_commit_survives_a_fault_of_its_put(store: PlainStore, fault: Fault) -
     assert store.overwritten == []
 
 
-def test_a_lost_answer_that_is_ours_is_not_committed_twice(store: PlainStore) -> None:
+def test_a_commit_whose_response_is_lost_is_not_repeated(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
     assert manifests.commit(state, adding(0)).version == 2
     assert len(manifests.list_versions()) == 2
 
 
-def test_a_cut_version_is_stepped_over_by_readers_and_writers(store: PlainStore) -> None:
+def test_readers_and_writers_skip_a_truncated_version(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.faults = once(Fault.CUT)
     after = manifests.commit(state, adding(0))
@@ -142,7 +142,7 @@ def test_a_cut_version_is_stepped_over_by_readers_and_writers(store: PlainStore)
     assert manifest_store(store).load(at_least=3) == after
 
 
-def test_a_line_that_cuts_every_put_for_a_while_keeps_nobody_from_committing(
+def test_commits_succeed_after_a_series_of_truncated_versions(
     store: PlainStore,
 ) -> None:
     manifests, state = owned(store)
@@ -159,7 +159,7 @@ def test_a_line_that_cuts_every_put_for_a_while_keeps_nobody_from_committing(
     assert store.calls == {"put": 1}
 
 
-def test_a_first_version_that_was_cut_is_no_manifest(store: PlainStore) -> None:
+def test_a_truncated_first_version_is_no_manifest(store: PlainStore) -> None:
     store.faults = once(Fault.CUT)
     _, state = owned(store)
     assert state.version == 2
@@ -167,7 +167,7 @@ def test_a_first_version_that_was_cut_is_no_manifest(store: PlainStore) -> None:
     assert manifest_store(store).load() is None
 
 
-def test_a_version_that_was_in_force_is_never_taken_for_void(store: PlainStore) -> None:
+def test_a_version_once_in_force_is_never_treated_as_void(store: PlainStore) -> None:
     manifests, state = owned(store)
     state = manifests.commit(state, adding(0))
     key = version_key(KEYS.versions, 2)
@@ -180,7 +180,7 @@ def test_a_version_that_was_in_force_is_never_taken_for_void(store: PlainStore) 
         manifest_store(store).load(at_least=2)
 
 
-def test_a_changed_byte_is_corruption_and_never_void(store: PlainStore) -> None:
+def test_a_flipped_byte_is_corruption_and_never_void(store: PlainStore) -> None:
     manifests, state = owned(store)
     manifests.commit(state, adding(0))
     key = version_key(KEYS.versions, 2)
@@ -193,7 +193,7 @@ def test_a_changed_byte_is_corruption_and_never_void(store: PlainStore) -> None:
             manifest_store(store).load()
 
 
-def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
+def test_a_version_truncated_anywhere_is_void(store: PlainStore) -> None:
     _manifests, state = owned(store)
     body = encode_manifest(replace(state, version=2))
     for size in range(len(body)):
@@ -201,7 +201,7 @@ def test_every_cut_of_a_version_is_void(store: PlainStore) -> None:
         assert manifest_store(store).load() == state
 
 
-def test_below_a_void_version_the_one_that_is_known_is_in_force(store: PlainStore) -> None:
+def test_a_void_version_does_not_fence_the_one_below_it(store: PlainStore) -> None:
     manifests, state = owned(store)
     whole = encode_manifest(replace(state, version=2))
     store.objects[version_key(KEYS.versions, 2)] = (whole[:-5], 0)
@@ -209,7 +209,7 @@ def test_below_a_void_version_the_one_that_is_known_is_in_force(store: PlainStor
     assert manifests.check_fence_by_list(state) is state
 
 
-def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
+def test_a_transition_that_lost_a_race_is_reapplied(store: PlainStore) -> None:
     one, base = owned(store, writer="x")
     two = manifest_store(store, writer="y")
     two.load()
@@ -218,22 +218,12 @@ def test_a_lost_race_is_applied_again(store: PlainStore) -> None:
     assert (after.version, after.log_start_offset, after.end_offset) == (3, 50, 100)
 
 
-def test_a_commit_does_not_go_on_below_what_was_in_force(store: PlainStore) -> None:
+def test_a_commit_on_a_missing_version_is_refused(store: PlainStore) -> None:
     manifests, first = owned(store)
     state = manifests.commit(first, adding(0))
     store.delete([version_key(KEYS.versions, state.version)])
     with pytest.raises(MissingObject):
         manifest_store(store).commit(state, adding(10))
-
-
-def test_a_commit_in_whose_place_another_lies_is_not_confirmed(store: PlainStore) -> None:
-    manifests, first = owned(store)
-    state = manifests.commit(first, adding(0))
-    manifests.confirm(state)
-    another = encode_manifest(replace(state, nonce="another"))
-    store.put(version_key(KEYS.versions, state.version), another)
-    with pytest.raises(FencedError):
-        manifests.confirm(state)
 
 
 def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> None:
@@ -248,7 +238,7 @@ def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> Non
         one.confirm(base)
 
 
-def test_a_claim_survives_a_race_and_lost_answers(store: PlainStore) -> None:
+def test_claims_survive_lost_responses(store: PlainStore) -> None:
     store.faults = once(Fault.LOST_AFTER)
     _, _state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
@@ -258,7 +248,7 @@ def test_a_claim_survives_a_race_and_lost_answers(store: PlainStore) -> None:
     assert (again.version, again.leader_epoch) == (2, 1)
 
 
-def test_a_store_that_never_answers_leaves_the_outcome_open(store: PlainStore) -> None:
+def test_a_store_that_never_responds_leaves_the_outcome_unknown(store: PlainStore) -> None:
     manifests, base = owned(store)
     store.faults = lambda call, key: Fault.DELAYED if call == "put" else None
     with pytest.raises(OutcomeUnknownError):
@@ -279,8 +269,8 @@ def test_a_store_that_is_down_changes_nothing(store: PlainStore) -> None:
     assert manifests.commit(base, adding(0)).version == 2
 
 
-def test_a_writer_that_stood_still_does_not_take_a_collected_version(store: PlainStore) -> None:
-    """Planted: without the reload and the look afterwards the stalled writer takes version 2."""
+def test_a_paused_writer_does_not_reuse_a_collected_version(store: PlainStore) -> None:
+    """Without the reload and the check afterwards the paused writer would take version 2."""
     clock = Clock()
     one, base = owned(store, clock=clock)
     two = manifest_store(store, clock=clock, writer="y")
@@ -294,12 +284,12 @@ def test_a_writer_that_stood_still_does_not_take_a_collected_version(store: Plai
     assert manifest_store(store).load() == state
 
 
-def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainStore) -> None:
+def test_a_writer_paused_during_a_commit_checks_for_a_new_owner(store: PlainStore) -> None:
     clock = Clock()
     one, base = owned(store, clock=clock)
     two = manifest_store(store, clock=clock, writer="y")
 
-    def stands_still(state):
+    def pause_in_transition(state):
         if clock.now_ms == before_ms:
             newer = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
             newer = two.commit(newer, adding(0, leader_epoch=1))
@@ -309,19 +299,19 @@ def test_a_writer_that_stood_still_in_mid_commit_looks_afterwards(store: PlainSt
 
     before_ms = clock.now_ms
     with pytest.raises(FencedError):
-        one.commit(base, stands_still)
+        one.commit(base, pause_in_transition)
     assert [stat.version for stat in two.list_versions()] == [3]
 
 
 @pytest.mark.parametrize(
-    "look",
+    "call",
     [
         lambda manifests, _: manifests.load(),
         lambda manifests, state: manifests.commit(state, adding(0)),
         lambda manifests, state: manifests.check_fence(state),
     ],
 )
-def test_who_waited_a_day_for_an_answer_looks_again(store: PlainStore, look) -> None:
+def test_a_writer_that_waited_a_day_for_a_response_checks_again(store: PlainStore, call) -> None:
     clock = Clock()
     manifests, state = owned(store, clock=clock)
 
@@ -330,31 +320,31 @@ def test_who_waited_a_day_for_an_answer_looks_again(store: PlainStore, look) -> 
         store.faults = lambda call, key: None
 
     store.faults = slow
-    state = look(manifests, state)
+    state = call(manifests, state)
     store.calls.clear()
     manifests.commit(state, adding(state.end_offset))
     assert store.calls["list"] > 0
 
 
-def test_a_claim_that_stood_still_before_the_first_version_looks_afterwards(
+def test_a_first_claim_that_paused_checks_for_another_owner(
     store: PlainStore,
 ) -> None:
     two = manifest_store(store, writer="y")
 
-    def another_owns_it(call: str, key: str) -> Fault | None:
+    def another_claims_first(call: str, key: str) -> Fault | None:
         if call == "put" and store.calls["put"] == 1:
             newer = two.claim(claim("owner-b", 1), log_start_offset=0)
             two.commit(newer, adding(0, leader_epoch=1))
             two.versions.delete([1])
         return None
 
-    store.faults = another_owns_it
+    store.faults = another_claims_first
     with pytest.raises(FencedError):
         manifest_store(store).claim(claim(), log_start_offset=0)
     assert [stat.version for stat in two.list_versions()] == [2]
 
 
-def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
+def test_a_writer_that_never_paused_makes_no_extra_request(store: PlainStore) -> None:
     clock = Clock()
     manifests, state = owned(store, clock=clock)
     clock.now_ms += DAY_MS // 2
@@ -363,10 +353,8 @@ def test_a_fresh_writer_pays_nothing_for_that(store: PlainStore) -> None:
     assert store.calls == {"put": 1}
 
 
-def test_an_owner_looks_for_another_by_one_cheap_request(store: PlainStore) -> None:
-    """A thousand HEADs cost a twelfth of a thousand LISTs, and each partition is asked of for
-    ever.
-    """
+def test_a_fence_check_is_one_cheap_request(store: PlainStore) -> None:
+    """It is repeated for each partition forever, and a HEAD costs a twelfth of a LIST."""
     clock = Clock()
     manifests, state = owned(store, clock=clock)
     store.calls.clear()
@@ -376,8 +364,8 @@ def test_an_owner_looks_for_another_by_one_cheap_request(store: PlainStore) -> N
     assert store.calls == {"head": 100}
 
 
-def test_an_owner_that_stood_still_looks_for_all_that_is_newer(store: PlainStore) -> None:
-    """Planted: the version that followed its own may be collected by then."""
+def test_the_fence_check_after_a_pause_lists_all_newer_versions(store: PlainStore) -> None:
+    """The version after its own may have been collected by then."""
     clock = Clock()
     one, base = owned(store, clock=clock)
     two = manifest_store(store, clock=clock, writer="y")
@@ -389,8 +377,8 @@ def test_an_owner_that_stood_still_looks_for_all_that_is_newer(store: PlainStore
         one.check_fence(base)
 
 
-def stood_still_by_its_steady_clock(store: PlainStore, wall: Clock):
-    """In a virtual machine that was paused. What followed its own version is collected by now."""
+def paused_virtual_machine(store: PlainStore, wall: Clock):
+    """Its steady clock stood still; the version after its own has been collected."""
     one = ManifestStore(
         store, KEYS, StoreOptions(clock=wall, boot_clock=Clock(0), unique=names("x"))
     )
@@ -402,9 +390,9 @@ def stood_still_by_its_steady_clock(store: PlainStore, wall: Clock):
     return one, base, state
 
 
-def test_an_owner_whose_steady_clock_stood_still_goes_by_the_wall_clock(store: PlainStore) -> None:
+def test_a_pause_of_the_steady_clock_is_noticed_by_the_wall_clock(store: PlainStore) -> None:
     wall = Clock()
-    one, base, state = stood_still_by_its_steady_clock(store, wall)
+    one, base, state = paused_virtual_machine(store, wall)
     wall.now_ms += DAY_MS
     for call in (one.check_fence, lambda base: one.commit(base, adding(0))):
         with pytest.raises(FencedError, match="owner-b"):
@@ -412,8 +400,8 @@ def test_an_owner_whose_steady_clock_stood_still_goes_by_the_wall_clock(store: P
     assert manifest_store(store).load() == state
 
 
-def test_nothing_is_let_go_by_a_commit_that_no_clock_says_came_too_late(store: PlainStore) -> None:
-    one, base, _ = stood_still_by_its_steady_clock(store, Clock())
+def test_a_stale_commit_that_no_clock_reveals_deletes_nothing(store: PlainStore) -> None:
+    one, base, _ = paused_virtual_machine(store, Clock())
     assert one.check_fence(base) is base
     late = one.commit(base, adding(0))
     with pytest.raises(FencedError, match="owner-b"):
@@ -423,7 +411,7 @@ def test_nothing_is_let_go_by_a_commit_that_no_clock_says_came_too_late(store: P
         collector.apply(late, collector.plan(late, now_ms=Clock()()))
 
 
-def test_an_owner_that_stood_still_and_is_alone_asks_cheaply_again(store: PlainStore) -> None:
+def test_an_owner_that_paused_returns_to_cheap_fence_checks(store: PlainStore) -> None:
     clock = Clock()
     manifests, state = owned(store, clock=clock)
     clock.now_ms += DAY_MS
@@ -433,7 +421,7 @@ def test_an_owner_that_stood_still_and_is_alone_asks_cheaply_again(store: PlainS
     assert store.calls == {"list": 1, "head": 1}
 
 
-def test_versions_can_be_read_as_long_as_they_exist(store: PlainStore) -> None:
+def test_old_versions_can_be_loaded_while_they_exist(store: PlainStore) -> None:
     manifests, base = owned(store)
     manifests.commit(base, adding(0))
     assert manifests.load_version(1) == base
@@ -453,37 +441,37 @@ def test_a_manifest_of_another_partition_is_refused(store: PlainStore) -> None:
         manifests.load()
 
 
-@pytest.mark.parametrize(("commits", "older"), [(1, False), (2, False), (3, True), (5, True)])
-def test_a_folder_that_lacks_more_commits_than_a_crash_explains_is_older(
-    store: PlainStore, commits: int, older: bool
+@pytest.mark.parametrize(("commits", "stale"), [(1, False), (2, False), (3, True), (5, True)])
+def test_a_folder_missing_more_commits_than_a_crash_can_lose_is_stale(
+    store: PlainStore, commits: int, stale: bool
 ) -> None:
     manifests, noted = owned(store)
     state = noted
     for number in range(commits):
         state = manifests.commit(state, adding(100 * number))
-    asked: list[str] = []
-    store.faults = lambda call, _: asked.append(call)
-    assert manifests.is_stale_copy(noted, state) is older
-    assert bool(asked) is older, "the store is asked only where it can matter"
+    calls: list[str] = []
+    store.faults = lambda call, _: calls.append(call)
+    assert manifests.is_stale_copy(noted, state) is stale
+    assert bool(calls) is stale, "the store is asked only if it can matter"
     assert not manifests.is_stale_copy(None, state)
     assert not manifests.is_stale_copy(replace(noted, leader_epoch=7), state)
 
 
-@pytest.mark.parametrize(("commits", "older"), [(0, False), (1, False), (2, True), (4, True)])
-def test_a_folder_that_never_noted_its_claim_is_older_where_more_followed(
-    store: PlainStore, commits: int, older: bool
+@pytest.mark.parametrize(("commits", "stale"), [(0, False), (1, False), (2, True), (4, True)])
+def test_a_folder_that_missed_a_claim_and_more_commits_is_stale(
+    store: PlainStore, commits: int, stale: bool
 ) -> None:
-    """The claim is a commit too, and those under the epoch before do not count."""
+    """The claim is a commit too; commits of the epoch before do not count."""
     manifests, noted = owned(store)
     for number in range(2):
         manifests.commit(noted, adding(100 * number))
     state = manifests.claim(claim("owner-a", 1, recorded=[("owner-a", 0)]), log_start_offset=0)
     for number in range(commits):
         state = manifests.commit(state, adding(100 * (2 + number)))
-    assert manifests.is_stale_copy(noted, state) is older
+    assert manifests.is_stale_copy(noted, state) is stale
 
 
-def test_versions_that_arrived_cut_make_no_folder_older(store: PlainStore) -> None:
+def test_truncated_versions_do_not_make_a_folder_stale(store: PlainStore) -> None:
     manifests, noted = owned(store)
     state = noted
     for number in range(2):

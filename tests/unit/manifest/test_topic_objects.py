@@ -33,12 +33,12 @@ def objects(store: PlainStore) -> TopicObjects:
     return TopicObjects(store, pause=lambda s: None)
 
 
-def nothing() -> None:
-    """The topic is the writer's."""
+def owned() -> None:
+    """The check that the topic is the writer's passes."""
 
 
 def write(store: PlainStore, topic: TopicObject) -> TopicObject:
-    return objects(store).write(topic, check=nothing)
+    return objects(store).write(topic, check=owned)
 
 
 def test_a_prefix_belongs_to_one_cluster() -> None:
@@ -51,7 +51,7 @@ def test_a_prefix_belongs_to_one_cluster() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE])
-def test_a_lost_answer_to_the_cluster_object_is_read_back(fault: Fault) -> None:
+def test_a_cluster_object_whose_response_was_lost_is_read_back(fault: Fault) -> None:
     store = PlainStore()
     armed = [fault]
     store.faults = lambda call, key: armed.pop() if armed else None
@@ -70,7 +70,7 @@ def test_a_newer_format_is_refused_by_name() -> None:
         load_cluster(store)
 
 
-def test_a_topic_whose_object_is_gone_is_not_taken_for_a_deleted_one() -> None:
+def test_a_lost_topic_object_is_not_mistaken_for_a_deleted_topic() -> None:
     store = PlainStore()
     store.put("topics/flights/id-1/0/segments/00000000000000000000-x.log", b"garbage of a deletion")
     with pytest.raises(UnknownTopic):
@@ -90,12 +90,12 @@ def test_a_topic_is_created_changed_and_deleted() -> None:
     assert (changed.version, changed.partitions) == (2, 5)
     gone = write(store, replace(changed, deleted=True))
     assert objects(store).load("flights", "id-1") == gone
-    objects(store).delete_versions("flights", "id-1", check=nothing)
+    objects(store).delete_versions("flights", "id-1", check=owned)
     assert store.objects == {}
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
-def test_a_topic_is_written_in_spite_of_a_fault(fault: Fault) -> None:
+def test_a_topic_is_written_despite_a_failed_put(fault: Fault) -> None:
     store = PlainStore()
     write(store, topic())
     armed = [fault]
@@ -105,26 +105,26 @@ def test_a_topic_is_written_in_spite_of_a_fault(fault: Fault) -> None:
     assert store.overwritten == []
 
 
-def test_who_writes_looks_whose_the_topic_is_after_each_look_what_is_newest() -> None:
+def test_a_write_checks_the_owner_after_each_load_of_the_newest_version() -> None:
     store = PlainStore()
     write(store, topic(partitions=1))
     owners: list[str] = []
 
     def check() -> None:
         owners.append("new")
-        if len(owners) == 1:  # another takes it over, and says so, just after this look
+        if len(owners) == 1:  # another cluster takes it over just after this check
             write(store, topic(partitions=5))
         else:
             raise FencedError("another's")
 
     with pytest.raises(FencedError):
         objects(store).write(topic(partitions=1, deleted=True), check=check)
-    there = objects(store).load("flights", "id-1")
-    assert there is not None
-    assert (there.partitions, there.deleted) == (5, False)
+    loaded = objects(store).load("flights", "id-1")
+    assert loaded is not None
+    assert (loaded.partitions, loaded.deleted) == (5, False)
 
 
-def test_a_deletion_looks_whose_the_topic_is_before_its_versions_go() -> None:
+def test_a_deletion_checks_the_owner_before_deleting_versions() -> None:
     store = PlainStore()
     write(store, topic())
 
@@ -136,7 +136,7 @@ def test_a_deletion_looks_whose_the_topic_is_before_its_versions_go() -> None:
     assert objects(store).load("flights", "id-1") is not None
 
 
-def test_a_scan_finds_every_topic_with_a_list_for_each_name() -> None:
+def test_a_scan_takes_one_list_per_topic_name() -> None:
     store = PlainStore()
     wanted = {("a", "1"), ("a-b", "2"), ("a.b", "3"), ("a", "4"), ("__consumer_offsets", "5")}
     for name, topic_id in wanted:
@@ -167,15 +167,15 @@ def test_a_topic_object_of_another_topic_is_refused() -> None:
         objects(store).load("flights", "id-1")
 
 
-def test_one_topic_is_found_without_a_look_at_the_others() -> None:
+def test_finding_one_topic_reads_no_others() -> None:
     store = PlainStore()
     write(store, topic("flights", "old", created_ms=1))
     write(store, topic("flights", "new", created_ms=2))
     write(store, topic("other", "id", created_ms=3))
-    asked: list[str] = []
-    store.faults = lambda _, key: asked.append(key)  # type: ignore[func-returns-value]
+    keys: list[str] = []
+    store.faults = lambda _, key: keys.append(key)  # type: ignore[func-returns-value]
     assert objects(store).find("flights").topic_id == "new"
-    assert asked
-    assert all(key.startswith("topics/flights/") for key in asked)
+    assert keys
+    assert all(key.startswith("topics/flights/") for key in keys)
     with pytest.raises(UnknownTopic):
         objects(store).find("none")

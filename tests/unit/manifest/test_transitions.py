@@ -21,7 +21,7 @@ from tests.fakes.manifests import NoPages, claim, entry, manifest, run_of
 PAGES = NoPages()
 
 
-def test_segments_join_at_the_end() -> None:
+def test_segments_are_added_at_the_end() -> None:
     after = add_segments(manifest(2), [entry(200), entry(300)])
     assert [e.base_offset for e in after.segments] == [0, 100, 200, 300]
     assert after.end_offset == 400
@@ -32,7 +32,7 @@ def test_a_hole_between_segments_is_refused() -> None:
         add_segments(manifest(2), [entry(300)])
 
 
-def test_a_segment_that_overlaps_is_refused() -> None:
+def test_an_overlapping_segment_is_refused() -> None:
     with pytest.raises(InvalidTransition, match="overlaps"):
         add_segments(manifest(2), [entry(150)])
 
@@ -54,23 +54,23 @@ def test_a_first_segment_above_the_log_start_is_refused() -> None:
         {"record_count": -1},
     ],
 )
-def test_an_entry_that_cannot_be_is_refused(broken: dict[str, object]) -> None:
+def test_an_impossible_entry_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(InvalidTransition):
         add_segments(manifest(), [replace(entry(0), **broken)])
 
 
-def test_adding_what_is_there_already_changes_nothing() -> None:
+def test_adding_an_existing_segment_changes_nothing() -> None:
     before = manifest(3)
     assert add_segments(before, [entry(100), entry(200, unique="again")]) is before
 
 
-def test_adding_again_with_a_new_one_adds_only_the_new_one() -> None:
+def test_adding_existing_and_new_segments_adds_only_the_new() -> None:
     after = add_segments(manifest(3), [entry(200, unique="again"), entry(300)])
     assert [e.base_offset for e in after.segments] == [0, 100, 200, 300]
     assert after.segments[2].log_key.endswith("-a.log")
 
 
-def test_another_segment_at_the_same_offsets_is_refused() -> None:
+def test_a_different_segment_at_the_same_offsets_is_refused() -> None:
     with pytest.raises(InvalidTransition, match="ends below"):
         add_segments(manifest(3), [entry(200, log_crc32c=99)])
 
@@ -91,22 +91,22 @@ def test_a_trim_never_moves_back() -> None:
     assert trim(before, 20, pages=PAGES, now_ms=6) is before
 
 
-def test_a_trim_past_the_cold_end_keeps_the_end_and_lets_the_next_segment_begin_below() -> None:
+def test_a_trim_past_the_cold_end_lets_the_next_segment_begin_below_it() -> None:
     after = trim(manifest(3), 450, pages=PAGES, now_ms=5)
     assert (after.log_start_offset, after.end_offset, after.segments) == (450, 450, ())
-    assert add_segments(after, [entry(300)]) is after, "the trim has passed it"
+    assert add_segments(after, [entry(300)]) is after, "it lies below the trim"
     more = add_segments(after, [entry(400)])
     assert (more.log_start_offset, more.end_offset) == (450, 500)
     with pytest.raises(InvalidTransition, match="missing"):
         add_segments(after, [entry(500)])
 
 
-def test_retention_says_so() -> None:
+def test_objects_dropped_by_retention_say_so() -> None:
     after = drop_expired(manifest(3), 100, pages=PAGES, now_ms=9)
     assert {r.reason for r in after.removed} == {Reason.RETENTION}
 
 
-def test_forgetting_removes_only_what_is_named() -> None:
+def test_forget_removed_forgets_only_the_given_keys() -> None:
     after = trim(manifest(3), 200, pages=PAGES, now_ms=5)
     gone = after.removed[0].key
     assert [r.key for r in forget_removed(after, {gone}).removed] == [
@@ -133,7 +133,7 @@ def test_compaction_of_the_end_does_not_move_the_end_back() -> None:
     assert add_segments(after, [entry(200)]).end_offset == 300
 
 
-def test_compaction_of_a_run_that_changed_is_refused() -> None:
+def test_compaction_of_a_changed_run_is_refused() -> None:
     before = manifest(3)
     once = replace_segments(
         before, before.segments[:1], [entry(0, unique="c")], pages=PAGES, now_ms=5
@@ -142,7 +142,7 @@ def test_compaction_of_a_run_that_changed_is_refused() -> None:
         replace_segments(once, before.segments[:2], [entry(0, unique="d")], pages=PAGES, now_ms=6)
 
 
-def test_compaction_after_a_trim_goes_on_with_what_is_left() -> None:
+def test_compaction_after_a_trim_keeps_the_remaining_segments() -> None:
     before = manifest(4)
     trimmed = trim(before, 250, pages=PAGES, now_ms=4)
     new = [entry(0, records=90, unique="c"), entry(200, unique="c")]
@@ -173,34 +173,34 @@ def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
         record_gap(after, end_offset=1_000_200)
 
 
-def test_a_gap_below_the_log_start_is_forgotten() -> None:
+def test_a_gap_below_the_log_start_is_dropped() -> None:
     gapped = add_segments(record_gap(manifest(2), end_offset=1_000), [entry(1_000)])
     assert trim(gapped, 1_050, pages=PAGES, now_ms=5).gaps == ()
     assert trim(gapped, 500, pages=PAGES, now_ms=5).gaps == gapped.gaps
 
 
-def test_a_folder_claims_what_it_recorded() -> None:
+def test_a_folder_can_claim_what_it_recorded() -> None:
     after = apply_claim(manifest(2), claim(epoch=1, start_offset=200, recorded=[("owner-a", 0)]))
     assert (after.owner, after.leader_epoch) == ("owner-a", 1)
     assert after.epochs == (EpochStart(0, 0, "owner-a"), EpochStart(1, 200, "owner-a"))
 
 
-def test_a_claim_that_happened_changes_nothing() -> None:
+def test_a_repeated_claim_changes_nothing() -> None:
     before = manifest(2)
     assert apply_claim(before, claim(recorded=[("owner-a", 0)])) is before
 
 
-def test_the_epoch_to_be_claimed_found_in_force_is_of_another_folder() -> None:
+def test_an_unrecorded_claim_of_the_current_epoch_is_fenced() -> None:
     with pytest.raises(FencedError, match="never recorded"):
         apply_claim(manifest(2), claim())
 
 
-def test_a_folder_does_not_claim_what_it_never_recorded() -> None:
+def test_a_folder_cannot_claim_what_it_never_recorded() -> None:
     with pytest.raises(FencedError, match="never recorded"):
         apply_claim(manifest(2), claim("owner-b", 9, recorded=[("owner-b", 8)]))
 
 
-def test_a_folder_whose_copy_took_over_does_not_claim_its_own_owner_id_back() -> None:
+def test_a_folder_cannot_claim_back_what_its_copy_took_over() -> None:
     taken = apply_claim(manifest(2), claim("owner-a", 5, start_offset=200, take_over=True))
     with pytest.raises(FencedError, match="never recorded"):
         apply_claim(taken, claim("owner-a", 6, recorded=[("owner-a", 0), ("owner-a", 1)]))
@@ -212,9 +212,9 @@ def test_a_take_over_needs_a_higher_epoch() -> None:
     assert apply_claim(manifest(2), claim("owner-b", 1, take_over=True)).owner == "owner-b"
 
 
-def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
+def test_a_claim_adds_epochs_missing_in_the_bucket() -> None:
     epochs = (
-        EpochStart(0, 0, "owner-a"),  # which it has
+        EpochStart(0, 0, "owner-a"),  # already in the manifest
         EpochStart(1, 150, "owner-a"),
         EpochStart(2, 180, "owner-a"),
         EpochStart(3, 180, "owner-a"),
@@ -223,5 +223,5 @@ def test_a_claim_brings_the_epochs_that_the_bucket_did_not_see() -> None:
     assert [(e.epoch, e.start_offset) for e in after.epochs] == [(0, 0), (1, 150), (3, 180)]
 
 
-def test_a_bulk_of_segments_is_one_transition() -> None:
+def test_many_segments_are_added_in_one_transition() -> None:
     assert len(add_segments(manifest(), run_of(1000)).segments) == 1000
