@@ -6,9 +6,7 @@ The program is imported when it is called: Ctrl-C while its modules load ends it
 from __future__ import annotations
 
 import sys
-from typing import Final, NoReturn
-
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+from typing import NoReturn
 
 
 def main() -> NoReturn:
@@ -18,7 +16,7 @@ def main() -> NoReturn:
 
         run_program()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # the INTERRUPTED of the program, which may not be loaded
 
 
 if __name__ == "__main__":

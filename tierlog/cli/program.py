@@ -23,12 +23,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
 from record_format.name_suggestions import did_you_mean
-from tierlog.cli.main import INTERRUPTED
 from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
 
 # click's class, or that of the copy of click inside newer versions of typer.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 
 class Entry(NamedTuple):
