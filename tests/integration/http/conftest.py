@@ -25,7 +25,7 @@ LIMITS = HttpSettings(body_max_bytes=4 << 20, expanded_max_bytes=8 << 20, record
 
 
 class Api(httpx.Client):
-    """A client of a server with a real broker, on real files."""
+    """A client of a real broker on real files."""
 
     broker: Broker
     store: FaultyObjectStore
@@ -34,10 +34,10 @@ class Api(httpx.Client):
     _names = itertools.count()
 
     def request(self, *args: Any, **kwargs: Any) -> httpx.Response:
-        answer = super().request(*args, **kwargs)
+        response = super().request(*args, **kwargs)
         if self.document is not None:
-            self.document.check(answer)
-        return answer
+            self.document.check(response)
+        return response
 
     def topic(self, partitions: int = 1, **config: Any) -> str:
         name = f"topic-{next(self._names)}"
@@ -51,9 +51,9 @@ class Api(httpx.Client):
 
     def values(self, topic: str, *values: Any, partition: int = 0) -> Any:
         body = {"records": [{"value": value} for value in values]}
-        answer = self.post(records_path(topic, partition), json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["results"][0]
+        response = self.post(records_path(topic, partition), json=body)
+        assert response.status_code == 200, response.text
+        return response.json()["results"][0]
 
     def fetch(
         self, topic: str, partition: int = 0, *, accept: str = "application/json", **params: Any
@@ -61,7 +61,7 @@ class Api(httpx.Client):
         return self.get(records_path(topic, partition), params=params, headers={"accept": accept})
 
     def cold_topic(self, values: int = 200) -> str:
-        """A topic with all but its active segment in the bucket alone."""
+        """A topic of which only the active segment is on local disk."""
         name = self.topic(segment_bytes=2048, local_retention_ms=0, retention_ms=-1)
         for value in range(values):
             if value % 20 == 0:
@@ -89,10 +89,10 @@ def api_of(
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
     cache = {"cache_bytes": cache_bytes, "cache_chunk_bytes": chunk_bytes}
     with (
-        served_broker(root / "data", store=store, http=LIMITS, loop=loop, **cache) as one,
-        Api(base_url=one.server.url, timeout=30) as client,
+        served_broker(root / "data", store=store, http=LIMITS, loop=loop, **cache) as served,
+        Api(base_url=served.server.url, timeout=30) as client,
     ):
-        client.broker, client.store, client.port = one.broker, store, one.server.port
+        client.broker, client.store, client.port = served.broker, store, served.server.port
         client.document = OpenApiDocument(client.get("/openapi.json").json())
         yield client
 
@@ -101,13 +101,13 @@ def api_of(
 def served(
     root: Path, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
 ) -> Iterator[RunningServer]:
-    with served_broker(root / "data", http=settings, loop=loop, tls=tls) as one:
-        one.broker.create_topic("t")
-        yield one.server
+    with served_broker(root / "data", http=settings, loop=loop, tls=tls) as served:
+        served.broker.create_topic("t")
+        yield served.server
 
 
 def take_over(api: Api, topic: str, root: Path) -> None:
-    """Another broker, on a copy of the data folder, claims what the topic has in the bucket."""
+    """Another broker, on a copy of the data folder, claims the topic in the bucket."""
     api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
     shutil.copytree(root / "data", root / "copy")
     copy = Broker.open(
@@ -125,11 +125,11 @@ def store_down(api: Api) -> Iterator[None]:
     api.store.heal()
 
 
-def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.headers["x-request-id"]
-    document: dict[str, Any] = answer.json()
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["x-request-id"]
+    document: dict[str, Any] = response.json()
     assert document["code"] == code, document
     assert document["status"] == status
     assert document["type"] == f"urn:tierlog:problem:{code}"

@@ -132,13 +132,13 @@ def test_unknown_paths_and_methods_are_problems(api: Api) -> None:
 def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, call: Call) -> None:
     api.post("/v1/topics", json={"name": "door"})
     path = call.path.format(topic="door", partition=0, base_offset=0, group="g")
-    told = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")
-    assert told["errors"] == [{"loc": "x", "msg": "unknown parameter"}]
-    answer = api.request(call.method, path, headers={"accept": "image/png"})
+    refused = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")
+    assert refused["errors"] == [{"loc": "x", "msg": "unknown parameter"}]
+    response = api.request(call.method, path, headers={"accept": "image/png"})
     if call.path in OPEN_PATHS:
-        assert answer.status_code == 200
+        assert response.status_code == 200
     elif call.response:
-        problem(answer, 406, "not-acceptable")
+        problem(response, 406, "not-acceptable")
 
 
 def test_health_metrics_and_storage_respond(api: Api) -> None:
@@ -217,17 +217,17 @@ def test_an_absolute_form_target_names_the_host(
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
         head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         sock.sendall(head.encode())
-        answer = sock.makefile("rb").read()
-    assert answer.split(b" ", 2)[1] == b"%d" % status, answer
-    assert b"NoneType" not in answer
+        response = sock.makefile("rb").read()
+    assert response.split(b" ", 2)[1] == b"%d" % status, response
+    assert b"NoneType" not in response
 
 
 def test_malformed_http_gets_a_problem(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        answer = sock.recv(10_000)
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert b'"code":"invalid-request"' in answer
+        response = sock.recv(10_000)
+    assert response.startswith(b"HTTP/1.1 400")
+    assert b'"code":"invalid-request"' in response
 
 
 def test_the_document_describes_every_call(api: Api) -> None:

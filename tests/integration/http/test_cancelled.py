@@ -1,4 +1,4 @@
-"""Tasks of `tierlog.AsyncClient` that are cancelled, against a real broker."""
+"""Cancelled tasks of `tierlog.AsyncClient`, against a real broker."""
 
 import asyncio
 
@@ -8,35 +8,37 @@ import pytest
 import tierlog
 from tests.integration.http.conftest import Api
 
-ONE = httpx.Limits(max_connections=1)
+ONE_CONNECTION = httpx.Limits(max_connections=1)
 
 
-def test_requests_that_are_cancelled_at_any_moment_keep_no_connection(api: Api) -> None:
-    """Out of one: httpx's pool does not get it back from every request that is cancelled."""
+def test_requests_cancelled_at_any_point_return_their_connection(api: Api) -> None:
+    """With a pool of one: httpx's own does not get it back from every cancelled request."""
     topic = api.topic()
     waiting = tierlog.Limits(wait_ms=20)
 
-    async def ask() -> str:
-        one = httpx.AsyncHTTPTransport(limits=ONE)
-        async with tierlog.AsyncClient(str(api.base_url), timeout_s=5, transport=one) as client:
+    async def cancel_repeatedly() -> str:
+        transport = httpx.AsyncHTTPTransport(limits=ONE_CONNECTION)
+        async with tierlog.AsyncClient(
+            str(api.base_url), timeout_s=5, transport=transport
+        ) as client:
             for turns in range(100):
-                asked = [
+                tasks = [
                     asyncio.create_task(client.describe_topic(topic)),
                     asyncio.create_task(client.fetch(topic, 0, offset=0, limits=waiting)),
                     asyncio.create_task(client.describe_topic(topic)),
                 ]
                 for _ in range(turns):
                     await asyncio.sleep(0)
-                for task in asked:
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
             return (await client.describe_topic(topic)).name
 
-    assert asyncio.run(ask()) == topic
+    assert asyncio.run(cancel_repeatedly()) == topic
 
 
-class Hangs(httpx.AsyncHTTPTransport):
-    """At the first commit."""
+class HangingTransport(httpx.AsyncHTTPTransport):
+    """Hangs in the first offset commit."""
 
     hung = is_closed = False
 
@@ -51,14 +53,14 @@ class Hangs(httpx.AsyncHTTPTransport):
         await super().aclose()
 
 
-def test_closing_a_client_is_cut_short_and_still_closes_its_connections(api: Api) -> None:
+def test_a_cancelled_close_still_closes_the_connections(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b")
 
-    async def leave() -> bool:
-        transport = Hangs()
+    async def close_with_timeout() -> bool:
+        transport = HangingTransport()
         client = tierlog.AsyncClient(str(api.base_url), transport=transport)
-        reading = client.consume(topic, group="hurried")
+        reading = client.consume(topic, group="g")
         assert [(await anext(reading)).offset for _ in range(2)] == [0, 1]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -66,4 +68,4 @@ def test_closing_a_client_is_cut_short_and_still_closes_its_connections(api: Api
         await reading.aclose()
         return transport.is_closed
 
-    assert asyncio.run(leave())
+    assert asyncio.run(close_with_timeout())

@@ -19,15 +19,16 @@ def client_of(api: Api) -> tierlog.Client:
 
 
 def offsets_of(client: tierlog.Client, group: str) -> dict[int, int]:
-    return {one.partition: one.offset for one in client.group(group).offsets}
+    return {commit.partition: commit.offset for commit in client.group(group).offsets}
 
 
 def test_offsets_are_committed_listed_and_deleted(api: Api) -> None:
     topic = api.topic(partitions=2)
     with client_of(api) as client:
         client.commit_offsets("c/1", [tierlog.OffsetCommit(topic, 1, 5, "here")])
-        (one,) = client.group("c/1").offsets
-        assert (one.topic, one.partition, one.offset, one.metadata) == (topic, 1, 5, "here")
+        (commit,) = client.group("c/1").offsets
+        assert (commit.topic, commit.partition) == (topic, 1)
+        assert (commit.offset, commit.metadata) == (5, "here")
         assert "c/1" in [found.group for found in client.groups()]
         client.commit_offsets("..", [tierlog.OffsetCommit(topic, 0, 1)])
         client.delete_group("..")
@@ -39,7 +40,7 @@ def test_offsets_are_committed_listed_and_deleted(api: Api) -> None:
             client.commit_offsets("g", [tierlog.OffsetCommit("nowhere", 0, 0)])
 
 
-def test_a_group_reads_on_where_it_ended(api: Api) -> None:
+def test_a_group_resumes_from_its_committed_offsets(api: Api) -> None:
     topic = api.topic(partitions=2)
     api.values(topic, "a", "b", "c")
     api.values(topic, "x", partition=1)
@@ -49,17 +50,17 @@ def test_a_group_reads_on_where_it_ended(api: Api) -> None:
         assert list(client.consume(topic, group="on")) == []
         api.values(topic, "d")
         assert [record.value for record in client.consume(topic, group="on")] == [b"d"]
-        assert len(list(client.consume(topic))) == 5  # without the group all
+        assert len(list(client.consume(topic))) == 5  # without a group, from the start
 
 
-def test_what_came_too_late_to_be_given_out_is_not_committed(api: Api) -> None:
+def test_records_past_the_end_offset_are_not_committed(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a" * 300)
     api.values(topic, "b")
     with client_of(api) as client:
         reading = client.consume(topic, group="late", limits=tierlog.Limits(max_bytes=400))
         assert next(reading).offset == 0
-        api.values(topic, "c")  # comes with b, behind the end that the first answer fixed
+        api.values(topic, "c")  # fetched with b, but past the end fixed by the first response
         assert [record.value for record in reading] == [b"b"]
         assert offsets_of(client, "late") == {0: 2}
         assert [record.value for record in client.consume(topic, group="late")] == [b"c"]
@@ -70,13 +71,13 @@ def test_what_came_too_late_to_be_given_out_is_not_committed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("group", [None, "growing"])
-def test_a_follower_of_a_topic_reads_the_partitions_that_are_added(api, monkeypatch, group) -> None:
+def test_following_a_topic_includes_added_partitions(api, monkeypatch, group) -> None:
     topic = api.topic()
     api.values(topic, "a")
     with client_of(api) as client:
-        given = {"follow": True, "group": group, "limits": tierlog.Limits(wait_ms=20)}
-        some = client.consume(topic, partitions=[0], **given)
-        reading = client.consume(topic, **given)
+        options = {"follow": True, "group": group, "limits": tierlog.Limits(wait_ms=20)}
+        some = client.consume(topic, partitions=[0], **options)
+        reading = client.consume(topic, **options)
         assert next(some).value == next(reading).value == b"a"
         client.alter_topic(topic, partitions=3)
         api.values(topic, "c", partition=2)
@@ -87,7 +88,7 @@ def test_a_follower_of_a_topic_reads_the_partitions_that_are_added(api, monkeypa
         assert next(some).value == b"b"
 
 
-def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
+def test_an_interrupted_consumer_rereads_the_last_record(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *"abcdef")
     with client_of(api) as client:
@@ -98,30 +99,30 @@ def test_who_breaks_off_reads_the_last_one_again(api: Api) -> None:
         assert next(client.consume(topic, group="off")).value == b"c"
 
 
-def test_who_breaks_off_and_closes_the_client_is_committed(api: Api) -> None:
+def test_closing_the_client_commits_an_interrupted_consumer(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *"abcdef")
     with client_of(api) as client:
         reading = client.consume(topic, group="closed")
         assert [record.value for record in islice(reading, 3)] == [b"a", b"b", b"c"]
 
-    async def break_off() -> None:
+    async def break_early() -> None:
         async with tierlog.AsyncClient(str(api.base_url)) as client:
             async for record in client.consume(topic, group="async closed"):
                 if record.offset == 2:
-                    break  # the generator hears of it later, when the client is closed
+                    break  # the generator is closed later, with the client
 
-    asyncio.run(break_off())
+    asyncio.run(break_early())
     with client_of(api) as client:
         assert offsets_of(client, "closed") == offsets_of(client, "async closed") == {0: 2}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_behind_a_fork_each_side_reads_its_own_answers(api: Api) -> None:
+def test_parent_and_child_read_their_own_responses_after_a_fork(api: Api) -> None:
     topics = [api.topic(), api.topic()]
     api.values(topics[0], *"ab")
 
-    def is_told_of(client: tierlog.Client, topic: str) -> bool:
+    def describes(client: tierlog.Client, topic: str) -> bool:
         return all(client.describe_topic(topic).name == topic for _ in range(50))
 
     with client_of(api) as client:
@@ -130,23 +131,23 @@ def test_behind_a_fork_each_side_reads_its_own_answers(api: Api) -> None:
         child = os.fork()
         if not child:
             try:
-                is_right = is_told_of(client, topics[1])
+                is_right = describes(client, topics[1])
                 reading.close()
                 client.close()
                 os._exit(0 if is_right else 7)
             finally:
                 os._exit(8)
-        assert is_told_of(client, topics[0])
+        assert describes(client, topics[0])
         assert os.waitpid(child, 0)[1] == 0
         with pytest.raises(tierlog.errors.UnknownGroup):
-            client.group("forked")  # what this side reads is not for the other to commit
+            client.group("forked")  # the child commits nothing of its parent's consumer
         assert [record.value for record in reading] == [b"b"]
 
 
-def test_who_waits_in_the_broker_keeps_no_connection_from_others(api: Api) -> None:
+def test_long_polls_do_not_exhaust_connections(api: Api) -> None:
     topic = api.topic()
 
-    async def wait_and_produce() -> list[int]:
+    async def poll_and_produce() -> list[int]:
         async with tierlog.AsyncClient(str(api.base_url)) as client:
             limits = tierlog.Limits(wait_ms=20_000)
             polls = [
@@ -158,10 +159,10 @@ def test_who_waits_in_the_broker_keeps_no_connection_from_others(api: Api) -> No
                 await client.produce(topic, ["a"])
                 return [len((await poll).records) for poll in polls]
 
-    assert set(asyncio.run(wait_and_produce())) == {1}
+    assert set(asyncio.run(poll_and_produce())) == {1}
 
 
-def test_a_group_whose_place_was_trimmed_begins_at_the_log_start_and_is_told(
+def test_a_group_below_the_log_start_is_reset_to_it_with_a_warning(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = api.topic()
@@ -178,7 +179,7 @@ def test_a_group_whose_place_was_trimmed_begins_at_the_log_start_and_is_told(
             next(client.consume(topic, group="late", timestamp=0))
 
 
-def test_the_async_client_reads_for_a_group_as_well(api: Api) -> None:
+def test_the_async_client_consumes_for_a_group(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *"abcd")
 
@@ -188,8 +189,8 @@ def test_the_async_client_reads_for_a_group_as_well(api: Api) -> None:
                 async for record in records:
                     if record.value == b"c":
                         break
-            (one,) = (await client.group("async")).offsets
-            assert one.offset == 2
+            (commit,) = (await client.group("async")).offsets
+            assert commit.offset == 2
             rest = [record.value async for record in client.consume(topic, group="async")]
             assert rest == [b"c", b"d"]
             assert "async" in [found.group for found in await client.groups()]
@@ -199,12 +200,14 @@ def test_the_async_client_reads_for_a_group_as_well(api: Api) -> None:
     asyncio.run(run())
 
 
-def test_a_topic_that_is_made_anew_is_not_read_on_and_nothing_is_committed_there(api: Api) -> None:
+def test_a_consumer_of_a_re_created_topic_fails_and_commits_nothing(api: Api) -> None:
     with client_of(api) as client:
-        for how in ({}, {"end_offset": 20}, {"follow": True}, {"partitions": [0]}):
+        for options in ({}, {"end_offset": 20}, {"follow": True}, {"partitions": [0]}):
             topic = api.topic()
             api.values(topic, *"abcdefgh")
-            reading = client.consume(topic, group="mail", limits=tierlog.Limits(max_bytes=1), **how)
+            reading = client.consume(
+                topic, group="mail", limits=tierlog.Limits(max_bytes=1), **options
+            )
             assert [record.value for record in islice(reading, 3)] == [b"a", b"b", b"c"]
             client.delete_topic(topic)
             client.create_topic(topic)
@@ -215,8 +218,8 @@ def test_a_topic_that_is_made_anew_is_not_read_on_and_nothing_is_committed_there
 
 
 @pytest.mark.parametrize("values", [1, 10])
-def test_partitions_that_are_named_are_of_one_topic(api: Api, values: int) -> None:
-    """Nobody describes it first. Also where the new one is shorter than what was read."""
+def test_a_consumer_of_named_partitions_detects_a_re_created_topic(api: Api, values: int) -> None:
+    """Explicit partitions need no describe; the new topic may be shorter than what was read."""
     topic = api.topic(partitions=2)
     for partition in (0, 1):
         api.values(topic, *"abc", partition=partition)
@@ -239,7 +242,7 @@ def test_partitions_that_are_named_are_of_one_topic(api: Api, values: int) -> No
             list(once)
 
 
-def test_a_commit_for_a_topic_that_was_made_anew_is_refused(api: Api) -> None:
+def test_a_commit_for_a_re_created_topic_is_refused(api: Api) -> None:
     topic = api.topic()
     old = api.get(f"/v1/topics/{topic}").json()["topic_id"]
     with client_of(api) as client:
@@ -252,7 +255,7 @@ def test_a_commit_for_a_topic_that_was_made_anew_is_refused(api: Api) -> None:
             client.group("g")
 
 
-def test_the_async_client_does_not_read_on_in_a_topic_that_was_made_anew(api: Api) -> None:
+def test_an_async_consumer_of_a_re_created_topic_fails_and_commits_nothing(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *"abcdefgh")
 

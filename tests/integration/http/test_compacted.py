@@ -1,4 +1,4 @@
-"""What compaction took away is not shown any more, by any form of reading."""
+"""Records removed by compaction are no longer served, in any media type."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.integration.http.conftest import BATCHES, NDJSON, Api, records_path
 
 
 @pytest.mark.parametrize("accept", ["application/json", NDJSON])
-def test_a_page_read_before_a_compaction_is_not_answered_after_it(api: Api, accept: str) -> None:
+def test_a_page_cached_before_compaction_is_not_served_after_it(api: Api, accept: str) -> None:
     topic = api.topic(
         segment_bytes=1024,
         cleanup_policy="compact",
@@ -23,7 +23,7 @@ def test_a_page_read_before_a_compaction_is_not_answered_after_it(api: Api, acce
     assert before == list(range(30))
     api.broker.partition(topic, 0).log.roll()
     api.broker.background.compactor.run_round()
-    # If the background compactor is at this log already, the round is repeated after a minute.
+    # While the background compactor holds the log, this round skips it; its next is in a minute.
     until(lambda: batch_offsets(api, topic) == [29], patience_s=90)
     assert offsets(api, topic, accept) == [29]
 
@@ -33,7 +33,7 @@ def batch_offsets(api: Api, topic: str) -> list[int]:
 
 
 def offsets(api: Api, topic: str, accept: str) -> list[int]:
-    answer = api.get(records_path(topic), headers={"accept": accept})
+    response = api.get(records_path(topic), headers={"accept": accept})
     if accept == NDJSON:
-        return [json.loads(line)["offset"] for line in answer.text.splitlines()]
-    return [record["offset"] for record in answer.json()["records"]]
+        return [json.loads(line)["offset"] for line in response.text.splitlines()]
+    return [record["offset"] for record in response.json()["records"]]

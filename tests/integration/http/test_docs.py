@@ -1,4 +1,4 @@
-"""`/docs` without a network."""
+"""`/docs`, which loads nothing from the network."""
 
 import re
 from collections.abc import Iterator
@@ -26,22 +26,22 @@ def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:
 
 
 @pytest.mark.parametrize("name", DOCS_NAMES)
-def test_its_files_are_there_and_are_asked_for_once(api: Api, name: str) -> None:
-    answer = api.get(f"/docs/{name}")
-    assert answer.status_code == 200
-    assert answer.content
-    again = api.get(f"/docs/{name}", headers={"if-none-match": answer.headers["etag"]})
+def test_static_files_have_an_etag(api: Api, name: str) -> None:
+    response = api.get(f"/docs/{name}")
+    assert response.status_code == 200
+    assert response.content
+    again = api.get(f"/docs/{name}", headers={"if-none-match": response.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
 @pytest.mark.parametrize(
     "name", ["docs.py", "..%2fapp.py", "%2e%2e%2fapp.py", "swagger-ui.css.map"]
 )
-def test_nothing_else_is_given_out(api: Api, name: str) -> None:
+def test_other_files_are_not_served(api: Api, name: str) -> None:
     problem(api.get(f"/docs/{name}"), 404, "not-found")
 
 
-def test_the_document_is_the_one_that_is_shown(api: Api) -> None:
+def test_the_page_shows_the_openapi_document(api: Api) -> None:
     assert 'fetch("openapi.json"' in api.get("/docs/docs.js").text
     document = api.get("/openapi.json")
     assert document.json()["openapi"].startswith("3.")
@@ -51,7 +51,7 @@ def test_the_document_is_the_one_that_is_shown(api: Api) -> None:
     problem(api.get("/openapi.json", headers={"accept": "text/html"}), 406, "not-acceptable")
 
 
-def test_the_documents_examples_are_what_it_says(api: Api) -> None:
+def test_examples_match_their_schemas(api: Api) -> None:
     document = api.get("/openapi.json").json()
     checked = list(_examples(document))
     for content in checked:
@@ -60,16 +60,16 @@ def test_the_documents_examples_are_what_it_says(api: Api) -> None:
     assert len(checked) > 10
 
 
-def test_every_json_body_and_answer_has_an_example(api: Api) -> None:
-    lacking = [
+def test_every_json_body_has_an_example(api: Api) -> None:
+    missing = [
         f"{method} {path} {status}"
         for path, methods in api.get("/openapi.json").json()["paths"].items()
         for method, call in methods.items()
-        for status, one in {"body": call.get("requestBody", {}), **call["responses"]}.items()
-        for media_type, content in one.get("content", {}).items()
+        for status, described in {"body": call.get("requestBody", {}), **call["responses"]}.items()
+        for media_type, content in described.get("content", {}).items()
         if media_type == "application/json" and "example" not in content
     ]
-    assert lacking == []
+    assert missing == []
 
 
 def _examples(node: object) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,8 @@ from tests.integration.http.conftest import NDJSON, Api, problem, records_path
 
 
 def produce_lines(api: Api, path: str, body: bytes, **params: str) -> list[str]:
-    answer = api.post(path, content=body, params=params, headers={"content-type": NDJSON})
-    return places(answer.status_code, answer.json())
+    response = api.post(path, content=body, params=params, headers={"content-type": NDJSON})
+    return places(response.status_code, response.json())
 
 
 def places(status: int, document: dict[str, list[dict[str, str]]]) -> list[str]:
@@ -40,8 +40,8 @@ def test_a_timestamp_out_of_bounds_is_located_whatever_its_partition(
     far = int(time.time() * 1000) + 86_400_000
     records = [{"partition": n % partitions} for n in range(7)]
     records[4]["timestamp"] = far
-    answer = api.produce(topic, *records)
-    assert places(answer.status_code, answer.json()) == ["records[4].timestamp"]
+    response = api.produce(topic, *records)
+    assert places(response.status_code, response.json()) == ["records[4].timestamp"]
     body = b"\n\n".join(json.dumps(record).encode() for record in records)
     path = f"/v1/topics/{topic}/records"
     assert produce_lines(api, path, body, envelope="1") == ["line 9.timestamp"]
@@ -49,30 +49,30 @@ def test_a_timestamp_out_of_bounds_is_located_whatever_its_partition(
 
 def test_a_record_without_a_required_key_is_located(api: Api) -> None:
     topic = api.topic(cleanup_policy="compact")
-    answer = api.produce(topic, {"key": "a"}, {"key": "b"}, {"value": "none"})
-    assert places(answer.status_code, answer.json()) == ["records[2].key"]
-    answer = api.produce(topic, {"value": "none"})
-    assert places(answer.status_code, answer.json()) == ["records[0].key"]
+    response = api.produce(topic, {"key": "a"}, {"key": "b"}, {"value": "none"})
+    assert places(response.status_code, response.json()) == ["records[2].key"]
+    response = api.produce(topic, {"value": "none"})
+    assert places(response.status_code, response.json()) == ["records[0].key"]
     assert produce_lines(api, records_path(topic), b"\n1") == ["line 2"]
     body = b'{"key":1}\n{"value":1}'
     assert produce_lines(api, records_path(topic), body, envelope="1") == ["line 2.key"]
     octets = {"content-type": "application/octet-stream"}
-    answer = api.post(records_path(topic), content=b"v", headers=octets)
-    assert places(answer.status_code, answer.json()) == ["key"]
+    response = api.post(records_path(topic), content=b"v", headers=octets)
+    assert places(response.status_code, response.json()) == ["key"]
 
 
 def test_an_invalid_value_in_a_map_is_located_by_its_key(api: Api) -> None:
     topic = api.topic()
     for value in ([1], {"a": 1}):
         config = {"retention.ms": 60_000, "segment.bytes": value}
-        for answer in (
+        for response in (
             api.post("/v1/topics", json={"name": "new", "config": config}),
             api.patch(f"/v1/topics/{topic}", json={"config": config}),
         ):
-            (error,) = problem(answer, 400, "invalid-request")["errors"]
+            (error,) = problem(response, 400, "invalid-request")["errors"]
             assert error["loc"] == "config.segment.bytes"
-    answer = api.post("/v1/topics", json={"name": "new", "config": {"retention.ms": None}})
-    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    response = api.post("/v1/topics", json={"name": "new", "config": {"retention.ms": None}})
+    (error,) = problem(response, 400, "invalid-request")["errors"]
     assert error["loc"] == "config.retention.ms"
 
 
@@ -92,8 +92,8 @@ def test_an_invalid_value_in_a_map_of_malformed_json_is_located_too(
     api: Api, config: bytes, loc: str
 ) -> None:
     content = b'{"name": "bad", "config": ' + config
-    answer = api.post("/v1/topics", content=content, headers={"content-type": "application/json"})
-    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    response = api.post("/v1/topics", content=content, headers={"content-type": "application/json"})
+    (error,) = problem(response, 400, "invalid-request")["errors"]
     assert error["loc"] == loc
 
 
@@ -117,8 +117,8 @@ def test_an_invalid_value_in_a_map_of_malformed_json_is_located_too(
 def test_a_repeated_member_is_refused_with_its_path(
     api: Api, path: str, body: str, loc: str
 ) -> None:
-    answer = api.post(path, content=body, headers={"content-type": "application/json"})
-    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    response = api.post(path, content=body, headers={"content-type": "application/json"})
+    (error,) = problem(response, 400, "invalid-request")["errors"]
     assert error == {"loc": loc, "msg": "given more than once"}
     problem(api.get("/v1/topics/twice"), 404, "unknown-topic")
 
@@ -135,14 +135,14 @@ def test_a_request_without_a_host_is_refused(api: Api) -> None:
 def test_a_request_with_two_hosts_is_refused(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
-        answer = sock.recv(1 << 16)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b'"loc":"Host"' in answer
+        response = sock.recv(1 << 16)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert b'"loc":"Host"' in response
 
 
 def test_a_head_beyond_the_limit_is_a_problem_with_431(api: Api) -> None:
-    answer = api.get("/healthz", headers={"x": "a" * 70_000})
-    refused = problem(answer, 431, "header-too-large")
+    response = api.get("/healthz", headers={"x": "a" * 70_000})
+    refused = problem(response, 431, "header-too-large")
     assert refused["limit_bytes"] == 65_536
     assert refused["size_bytes"] > 70_000
 
@@ -166,8 +166,8 @@ def test_a_missing_member_is_named(
     api: Api, method: str, path: str, body: dict[str, Any], loc: str
 ) -> None:
     topic = api.topic()
-    answer = api.request(method, path.replace("/t/", f"/{topic}/"), json=body)
-    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    response = api.request(method, path.replace("/t/", f"/{topic}/"), json=body)
+    (error,) = problem(response, 400, "invalid-request")["errors"]
     assert error == {"loc": loc, "msg": "missing"}
 
 
@@ -176,6 +176,6 @@ def test_a_missing_member_is_named(
     [("/v1/topics/t/records", "records"), ("/v1/topics", "name, partitions, config")],
 )
 def test_an_unknown_member_is_refused_with_the_known_ones(api: Api, path: str, known: str) -> None:
-    answer = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})
-    (error,) = problem(answer, 400, "invalid-request")["errors"]
+    response = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})
+    (error,) = problem(response, 400, "invalid-request")["errors"]
     assert error == {"loc": "value", "msg": f"unknown member; known members: {known}"}

@@ -19,27 +19,27 @@ from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, problem, records_path
 
 
-def test_every_answer_carries_the_logs_headers(api: Api) -> None:
+def test_every_response_has_the_log_headers(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b", "c")
     topic_id = api.get(f"/v1/topics/{topic}").json()["topic_id"]
     for accept in ("application/json", NDJSON, BATCHES):
-        answer = api.fetch(topic, accept=accept)
-        assert answer.headers["content-type"] == accept
-        assert answer.headers["log-start-offset"] == "0"
-        assert answer.headers["log-high-watermark"] == "3"
-        assert answer.headers["log-next-offset"] == "3"
-        assert answer.headers["log-up-to-date"] == "true"
-        assert answer.headers["log-tier"] == "hot"
-        assert answer.headers["log-topic-id"] == topic_id
+        response = api.fetch(topic, accept=accept)
+        assert response.headers["content-type"] == accept
+        assert response.headers["log-start-offset"] == "0"
+        assert response.headers["log-high-watermark"] == "3"
+        assert response.headers["log-next-offset"] == "3"
+        assert response.headers["log-up-to-date"] == "true"
+        assert response.headers["log-tier"] == "hot"
+        assert response.headers["log-topic-id"] == topic_id
         head = api.head(records_path(topic), headers={"accept": accept})
         assert head.status_code == 200
         assert head.content == b""
-        assert head.headers["content-length"] == str(len(answer.content))
+        assert head.headers["content-length"] == str(len(response.content))
         assert head.headers["log-next-offset"] == "3"
 
 
-def test_offset_keyword_and_time_choose_the_start(api: Api) -> None:
+def test_a_fetch_starts_at_an_offset_keyword_or_timestamp(api: Api) -> None:
     topic = api.topic(retention_ms=-1)
     api.produce(topic, *[{"value": str(n), "timestamp": 1000 + 10 * n} for n in range(5)])
 
@@ -51,9 +51,9 @@ def test_offset_keyword_and_time_choose_the_start(api: Api) -> None:
     assert values(offset="5") == values(offset="latest") == []
     assert values(timestamp="1011") == ["2", "3", "4"]
     assert values(timestamp="1970-01-01T00:00:01.04Z") == ["4"]
-    answer = api.fetch(topic, timestamp="9999")
-    assert answer.json()["records"] == []
-    assert answer.headers["log-next-offset"] == "5"
+    response = api.fetch(topic, timestamp="9999")
+    assert response.json()["records"] == []
+    assert response.headers["log-next-offset"] == "5"
 
 
 @pytest.mark.parametrize(
@@ -73,18 +73,18 @@ def test_offset_keyword_and_time_choose_the_start(api: Api) -> None:
         ("1", "64%0A"),
     ],
 )
-def test_the_order_of_the_parameters_changes_nothing(api: Api, offset: str, max_bytes: str) -> None:
+def test_parameter_order_does_not_matter(api: Api, offset: str, max_bytes: str) -> None:
     topic = api.topic()
     api.values(topic, *"abcdefghij")
 
-    def asked(query: str) -> tuple[int, object]:
-        answer = api.get(f"{records_path(topic)}?{query}", headers={"accept": BATCHES})
-        if answer.is_success:
-            return answer.status_code, (answer.content, answer.headers["log-next-offset"])
-        return answer.status_code, answer.json()["detail"]
+    def fetch(query: str) -> tuple[int, object]:
+        response = api.get(f"{records_path(topic)}?{query}", headers={"accept": BATCHES})
+        if response.is_success:
+            return response.status_code, (response.content, response.headers["log-next-offset"])
+        return response.status_code, response.json()["detail"]
 
-    usual = asked(f"offset={offset}&max_bytes={max_bytes}")
-    assert usual == asked(f"max_bytes={max_bytes}&offset={offset}")
+    expected = fetch(f"offset={offset}&max_bytes={max_bytes}")
+    assert fetch(f"max_bytes={max_bytes}&offset={offset}") == expected
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_the_order_of_the_parameters_changes_nothing(api: Api, offset: str, max_
         {"ofset": "1"},
     ],
 )
-def test_a_bad_parameter_is_named_and_never_clamped(api: Api, params: dict[str, str]) -> None:
+def test_an_invalid_parameter_is_refused_not_clamped(api: Api, params: dict[str, str]) -> None:
     topic = api.topic()
     refused = problem(api.fetch(topic, **params), 400, "invalid-request")
-    (named,) = refused["errors"]
-    assert named["loc"] in params
-    if named["loc"] != "ofset" and len(params) == 1:
-        assert repr(params[named["loc"]]) in named["msg"], "what was given is told with the limit"
+    (error,) = refused["errors"]
+    assert error["loc"] in params
+    if error["loc"] != "ofset" and len(params) == 1:
+        assert repr(params[error["loc"]]) in error["msg"], "the value is quoted"
 
 
 def test_a_parameter_given_twice_is_refused(api: Api) -> None:
-    answer = api.get(records_path(api.topic()) + "?offset=0&offset=1")
-    problem(answer, 400, "invalid-request")
+    response = api.get(records_path(api.topic()) + "?offset=0&offset=1")
+    problem(response, 400, "invalid-request")
 
 
 def test_outside_the_log_is_410_below_and_416_above(api: Api) -> None:
@@ -137,11 +137,11 @@ def test_outside_the_log_is_410_below_and_416_above(api: Api) -> None:
     assert api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1}).json() == {
         "log_start_offset": 2
     }
-    answer = api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 9})
-    problem(answer, 416, "offset-past-end")
+    response = api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 9})
+    problem(response, 416, "offset-past-end")
 
 
-def test_limits_cut_at_records_in_json_and_at_batches_in_bytes(api: Api) -> None:
+def test_limits_apply_to_records_in_json_and_to_batches_in_bytes(api: Api) -> None:
     topic = api.topic()
     for _ in range(3):
         api.values(topic, *["x" * 100] * 4)
@@ -152,17 +152,17 @@ def test_limits_cut_at_records_in_json_and_at_batches_in_bytes(api: Api) -> None
     got = api.fetch(topic, max_bytes="250", offset="3", accept=NDJSON)
     assert got.headers["log-next-offset"] == "4"
     whole = api.fetch(topic, accept=BATCHES).content
-    one = api.fetch(topic, accept=BATCHES, max_bytes="1", offset="5")
-    assert [h.base_offset for h in iter_headers(one.content)] == [4]
-    assert one.headers["log-next-offset"] == "8"
-    assert one.headers["log-up-to-date"] == "false"
+    first = api.fetch(topic, accept=BATCHES, max_bytes="1", offset="5")
+    assert [h.base_offset for h in iter_headers(first.content)] == [4]
+    assert first.headers["log-next-offset"] == "8"
+    assert first.headers["log-up-to-date"] == "false"
     few = api.fetch(topic, accept=BATCHES, max_records="7", offset="1")
     assert [h.base_offset for h in iter_headers(few.content)] == [0, 4]
     assert few.headers["log-next-offset"] == "8"
     assert few.content == whole[: len(few.content)]
 
 
-def test_encodings_show_text_bytes_or_json(api: Api) -> None:
+def test_encoding_selects_text_base64_or_json(api: Api) -> None:
     topic = api.topic()
     api.produce(
         topic,
@@ -186,44 +186,44 @@ def test_encodings_show_text_bytes_or_json(api: Api) -> None:
     assert "value" not in base64[0]
 
 
-def while_it_waits(
-    api: Api, ask: Callable[[], httpx.Response], act: Callable[[], object]
+def during_long_poll(
+    api: Api, poll: Callable[[], httpx.Response], act: Callable[[], object]
 ) -> httpx.Response:
-    """What `ask` is answered, which waits longer than its client, where `act` comes meanwhile."""
+    """The response to `poll`, which waits longer than its client; `act` is called meanwhile."""
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(ask)
+        polling = thread.submit(poll)
         until_waiting(lambda: api.get("/metrics").text)
         act()
-        return asked.result()
+        return polling.result()
 
 
-def test_a_long_poll_is_woken_by_a_record(api: Api) -> None:
+def test_an_append_wakes_a_long_poll(api: Api) -> None:
     topic = api.topic()
     poll = partial(api.fetch, topic, wait_ms=60_000)
-    got = while_it_waits(api, poll, lambda: api.values(topic, "a"))
+    got = during_long_poll(api, poll, lambda: api.values(topic, "a"))
     assert [r["value"] for r in got.json()["records"]] == ["a"]
 
 
-def test_a_long_poll_ends_in_time_with_what_there_is(api: Api) -> None:
+def test_a_long_poll_returns_what_there_is_at_its_timeout(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a")
     began = time.monotonic()
     assert len(api.fetch(topic, wait_ms=200, min_bytes=100_000).json()["records"]) == 1
-    assert time.monotonic() - began > 0.15, "it was waited for"
+    assert time.monotonic() - began > 0.15, "the poll waited"
 
 
-def test_a_long_poll_whose_offset_is_trimmed_is_told_at_once(api: Api) -> None:
+def test_trimming_the_offset_of_a_long_poll_ends_it_with_an_error(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a")
     poll = partial(api.fetch, topic, offset=0, wait_ms=60_000, min_bytes=100_000)
     trim = partial(api.post, f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1})
-    problem(while_it_waits(api, poll, trim), 410, "offset-trimmed")
+    problem(during_long_poll(api, poll, trim), 410, "offset-trimmed")
 
 
 @pytest.mark.parametrize(
     "place", [{"offset": "earliest"}, {"offset": "latest"}, {"timestamp": "0"}]
 )
-def test_a_long_poll_that_named_no_offset_goes_on_behind_a_trim(
+def test_a_long_poll_without_an_explicit_offset_continues_past_a_trim(
     api: Api, place: dict[str, Any]
 ) -> None:
     topic = api.topic()
@@ -235,12 +235,12 @@ def test_a_long_poll_that_named_no_offset_goes_on_behind_a_trim(
         api.values(topic, "c" * 1000)
 
     poll = partial(api.fetch, topic, **place, wait_ms=60_000, min_bytes=1000)
-    got = while_it_waits(api, poll, trim_and_produce)
+    got = during_long_poll(api, poll, trim_and_produce)
     assert [record["offset"] for record in got.json()["records"]] == [2]
 
 
 @pytest.mark.parametrize("accept", ["application/json", BATCHES])
-def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -> None:
+def test_a_long_poll_by_timestamp_returns_no_earlier_record(api: Api, accept: str) -> None:
     topic = api.topic()
     now = time.time_ns() // 1_000_000
 
@@ -249,7 +249,7 @@ def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -
             api.produce(topic, {"timestamp": timestamp})
 
     poll = partial(api.fetch, topic, accept=accept, timestamp=now + 1_000, wait_ms=60_000)
-    got = while_it_waits(api, poll, produce_two)
+    got = during_long_poll(api, poll, produce_two)
     assert got.headers["log-next-offset"] == "2"
     if accept == BATCHES:
         assert got.content[:8] == (1).to_bytes(8), "the base offset"
@@ -260,7 +260,7 @@ def test_a_time_that_is_waited_for_is_no_earlier_record(api: Api, accept: str) -
 
 
 @pytest.mark.parametrize("accept", ["application/json", BATCHES, NDJSON])
-def test_what_comes_while_a_time_is_looked_up_is_not_passed_over(
+def test_a_record_appended_during_a_timestamp_lookup_is_not_skipped(
     api: Api, accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = api.topic()
@@ -269,25 +269,25 @@ def test_what_comes_while_a_time_is_looked_up_is_not_passed_over(
     partition = api.broker.partition(topic, 0)
     look_up, coming = partition.offset_for_timestamp, [now + 1, now + 5_000]
 
-    def look_up_too_early(timestamp: int) -> Any:
+    def produce_after_lookup(timestamp: int) -> Any:
         found = look_up(timestamp)
         if coming:
             api.produce(topic, {"timestamp": coming.pop(0)})
         return found
 
-    monkeypatch.setattr(partition, "offset_for_timestamp", look_up_too_early)
+    monkeypatch.setattr(partition, "offset_for_timestamp", produce_after_lookup)
     poll = partial(api.fetch, topic, accept=accept, timestamp=now + 1_000)
-    answer = poll()
-    assert answer.headers["log-next-offset"] == "1"
-    assert answer.headers["log-high-watermark"] == "1"
-    answer = poll(wait_ms=60_000)
-    assert answer.headers["log-next-offset"] == "3"
-    assert answer.headers["log-high-watermark"] == "3"
+    response = poll()
+    assert response.headers["log-next-offset"] == "1"
+    assert response.headers["log-high-watermark"] == "1"
+    response = poll(wait_ms=60_000)
+    assert response.headers["log-next-offset"] == "3"
+    assert response.headers["log-high-watermark"] == "3"
     if accept == BATCHES:
-        assert answer.content[:8] == (2).to_bytes(8), "the base offset"
+        assert response.content[:8] == (2).to_bytes(8), "the base offset"
 
 
-def test_a_time_whose_record_is_trimmed_meanwhile_is_looked_up_again(
+def test_a_timestamp_is_looked_up_again_if_its_record_was_trimmed(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = api.topic()
@@ -295,16 +295,16 @@ def test_a_time_whose_record_is_trimmed_meanwhile_is_looked_up_again(
     partition = api.broker.partition(topic, 0)
     look_up = partition.offset_for_timestamp
 
-    def look_up_and_trim(timestamp: int) -> Any:
+    def trim_after_lookup(timestamp: int) -> Any:
         found = look_up(timestamp)
         api.broker.trim(topic, 0, 2)
         return found
 
-    monkeypatch.setattr(partition, "offset_for_timestamp", look_up_and_trim)
+    monkeypatch.setattr(partition, "offset_for_timestamp", trim_after_lookup)
     assert [r["value"] for r in api.fetch(topic, timestamp="0").json()["records"]] == ["c"]
 
 
-def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> None:
+def test_disconnecting_ends_a_long_poll(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
@@ -315,7 +315,7 @@ def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api: Api) -> Non
     until(lambda: not partition._waiters._waiting)
 
 
-def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Api) -> None:
+def test_a_multi_partition_fetch_reports_errors_per_partition(api: Api) -> None:
     topic = api.topic(partitions=2)
     api.values(topic, "a", partition=0)
     api.values(topic, "b", "c", partition=1)
@@ -333,7 +333,7 @@ def test_many_partitions_are_fetched_at_once_and_refusals_stand_in_place(api: Ap
     assert got[3]["high_watermark"] == 1
 
 
-def test_the_limit_of_a_fetch_of_many_is_of_all_together(api: Api) -> None:
+def test_max_bytes_of_a_multi_partition_fetch_is_a_total(api: Api) -> None:
     topic = api.topic(partitions=2)
     for partition in (0, 1):
         api.values(topic, *["x" * 100] * 10, partition=partition)
@@ -343,7 +343,7 @@ def test_the_limit_of_a_fetch_of_many_is_of_all_together(api: Api) -> None:
     assert [one["next_offset"] for one in got] == [1, 0]
 
 
-def test_what_a_fetch_of_many_shows_is_limited_as_what_it_reads_of_the_log(api: Api) -> None:
+def test_max_bytes_of_a_multi_partition_fetch_limits_decompressed_records(api: Api) -> None:
     topic = api.topic(partitions=4, compression_type="gzip")
     for partition in range(4):
         api.values(topic, *["x" * 1000] * 10, partition=partition)
@@ -353,25 +353,27 @@ def test_what_a_fetch_of_many_shows_is_limited_as_what_it_reads_of_the_log(api: 
     assert [one["next_offset"] for one in got["partitions"]] == [10, 2, 1, 0]
 
 
-def test_a_fetch_of_many_waits_for_any_of_them(api: Api) -> None:
+def test_a_multi_partition_long_poll_is_woken_by_any_partition(api: Api) -> None:
     topic = api.topic(partitions=2)
     wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in (0, 1)]
     poll = partial(api.post, "/v1/fetch", json={"partitions": wanted, "wait_ms": 60_000})
-    got = while_it_waits(api, poll, lambda: api.values(topic, "a", partition=1))
+    got = during_long_poll(api, poll, lambda: api.values(topic, "a", partition=1))
     assert [len(one["records"]) for one in got.json()["partitions"]] == [0, 1]
     assert api.post("/v1/fetch", json={"partitions": wanted, "wait_ms": 100}).status_code == 200
 
 
-def test_a_fetch_of_many_goes_on_behind_a_trim_where_no_offset_was_named(api: Api) -> None:
+def test_a_multi_partition_long_poll_continues_past_a_trim_unless_the_offset_is_explicit(
+    api: Api,
+) -> None:
     topic, named = api.topic(partitions=3), api.topic()
     for partition in range(3):
         api.values(topic, "a", partition=partition)
     api.values(named, "a")
 
-    def answers(wanted: list[dict[str, Any]], act: Callable[[], object]) -> Any:
+    def fetch_many(wanted: list[dict[str, Any]], act: Callable[[], object]) -> Any:
         body = {"partitions": wanted, "wait_ms": 60_000, "min_bytes": 3000}
-        answer = while_it_waits(api, partial(api.post, "/v1/fetch", json=body), act)
-        return answer.json()["partitions"]
+        response = during_long_poll(api, partial(api.post, "/v1/fetch", json=body), act)
+        return response.json()["partitions"]
 
     def trim_and_produce() -> None:
         for partition in range(3):
@@ -382,15 +384,15 @@ def test_a_fetch_of_many_goes_on_behind_a_trim_where_no_offset_was_named(api: Ap
 
     places: list[dict[str, Any]] = [{}, {"offset": "latest"}, {"offset": "earliest-local"}]
     wanted = [{"topic": topic, "partition": p, **place} for p, place in enumerate(places)]
-    shown = answers(wanted, trim_and_produce)
-    assert [[record["offset"] for record in one["records"]] for one in shown] == [[2]] * 3
+    results = fetch_many(wanted, trim_and_produce)
+    assert [[record["offset"] for record in one["records"]] for one in results] == [[2]] * 3
 
     trim = partial(api.post, f"/v1/topics/{named}/partitions/0/trim", json={"before_offset": 1})
-    (refused,) = answers([{"topic": named, "partition": 0, "offset": 0}], trim)
-    assert refused["error"]["code"] == "offset-trimmed", "a named offset is told"
+    (refused,) = fetch_many([{"topic": named, "partition": 0, "offset": 0}], trim)
+    assert refused["error"]["code"] == "offset-trimmed", "a named offset is an error"
 
 
-def test_cold_and_hot_are_read_alike(api: Api) -> None:
+def test_both_tiers_are_read_as_one_log(api: Api) -> None:
     topic = api.cold_topic()
     expected = [f"{n:060}" for n in range(200)]
     got, offset, tiers = [], 0, set()
@@ -404,26 +406,30 @@ def test_cold_and_hot_are_read_alike(api: Api) -> None:
     raw = b""
     offset = 0
     while offset < 200:
-        answer = api.fetch(topic, offset=str(offset), accept=BATCHES)
-        raw += answer.content
-        offset = int(answer.headers["log-next-offset"])
+        response = api.fetch(topic, offset=str(offset), accept=BATCHES)
+        raw += response.content
+        offset = int(response.headers["log-next-offset"])
     assert [r.value.decode() for r in iter_records(raw) if r.value] == expected
 
 
 @pytest.mark.parametrize("accept", ["application/json", NDJSON, BATCHES])
-def test_the_tier_is_of_what_is_answered_not_of_what_was_read(api: Api, accept: str) -> None:
+def test_log_tier_describes_the_returned_records(api: Api, accept: str) -> None:
     topic = api.cold_topic()
-    seam = api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()["local_log_start_offset"]
+    local_start = api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()[
+        "local_log_start_offset"
+    ]
     api.values(topic, "hot")
     tiers = [
-        api.fetch(topic, accept=accept, offset=seam - 1, max_records=count).headers["log-tier"]
+        api.fetch(topic, accept=accept, offset=local_start - 1, max_records=count).headers[
+            "log-tier"
+        ]
         for count in (1, 2)
     ]
     assert tiers == ["cold", "mixed"]
-    assert api.fetch(topic, offset=seam - 1, max_records=1).json()["tier"] == "cold"
+    assert api.fetch(topic, offset=local_start - 1, max_records=1).json()["tier"] == "cold"
 
 
-def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
+def test_a_corrupt_batch_hides_no_other_records(api: Api) -> None:
     topic = api.topic()
     for value in "abcd":
         api.values(topic, value)
@@ -442,24 +448,24 @@ def test_a_corrupt_batch_hides_nothing_before_or_behind_it(api: Api) -> None:
         assert refused["position"] == piece.position
         assert api.fetch(topic, accept=accept, offset=3).text.count('"offset":') == 1
     wanted = {"partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
-    [one] = api.post("/v1/fetch", json=wanted).json()["partitions"]
-    assert one["next_offset"] == 2
-    told = f"^{topic}-0: offset 2: checksum .* `tierlog storage verify --deep` shows which tier"
+    [result] = api.post("/v1/fetch", json=wanted).json()["partitions"]
+    assert result["next_offset"] == 2
+    message = f"^{topic}-0: offset 2: checksum .* `tierlog storage verify --deep` shows which tier"
     with tierlog.Client(str(api.base_url)) as client:
         page = client.fetch(topic, 0)
         assert [record.value for record in page.records] == [b"a", b"b"]
         assert (page.next_offset, page.up_to_date) == (2, False)
-        with pytest.raises(tierlog.errors.CorruptBatch, match=told):
+        with pytest.raises(tierlog.errors.CorruptBatch, match=message):
             client.fetch(topic, 0, offset=2)
         reading = client.consume(topic, group="g")
         assert [next(reading).value, next(reading).value] == [b"a", b"b"]
-        with pytest.raises(tierlog.errors.CorruptBatch, match=told):
+        with pytest.raises(tierlog.errors.CorruptBatch, match=message):
             next(reading)
-        assert [one.offset for one in client.group("g").offsets] == [2]
+        assert [commit.offset for commit in client.group("g").offsets] == [2]
         assert [record.value for record in client.consume(topic, offset=3)] == [b"d"]
 
 
-def test_a_store_that_is_down_makes_cold_reads_503_for_now_and_leaves_the_rest(api: Api) -> None:
+def test_an_unavailable_store_fails_only_cold_reads(api: Api) -> None:
     topic = api.cold_topic()
     api.values(topic, "hot")
     api.store.go_down()
@@ -474,19 +480,19 @@ def test_a_store_that_is_down_makes_cold_reads_503_for_now_and_leaves_the_rest(a
     assert api.fetch(topic, offset="0").status_code == 200
 
 
-def test_a_fetch_of_many_does_not_wait_for_the_store_again_and_again(
+def test_a_multi_partition_fetch_waits_for_the_store_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.fakes.faulty_object_store import FailsBefore
 
     monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
-    down, cached, not_asked, hot = api.cold_topic(), api.cold_topic(), api.cold_topic(), api.topic()
+    down, cached, not_tried, hot = api.cold_topic(), api.cold_topic(), api.cold_topic(), api.topic()
     api.values(hot, "here")
     assert api.fetch(cached, offset="0").status_code == 200
     before = len(api.store.calls)
     for call in ("get", "get_range", "head", "list"):
         api.store.fail(call, FailsBefore(), times=10**9)
-    topics = [down, cached, not_asked, hot]
+    topics = [down, cached, not_tried, hot]
     wanted = [{"topic": topic, "partition": 0, "offset": 0} for topic in topics]
     try:
         found = api.post("/v1/fetch", json={"partitions": wanted}).json()["partitions"]
@@ -498,14 +504,14 @@ def test_a_fetch_of_many_does_not_wait_for_the_store_again_and_again(
         "store-unavailable",
         None,
     ]
-    asked = {key.split("/")[1] for call, key in api.store.calls[before:] if call == "get_range"}
-    assert asked == {down}
+    fetched = {key.split("/")[1] for call, key in api.store.calls[before:] if call == "get_range"}
+    assert fetched == {down}
 
 
-def test_a_fetch_of_many_does_not_wait_for_room_again_and_again(
+def test_a_multi_partition_fetch_waits_for_cache_space_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it holds what it has read: two such would keep each other waiting at each partition."""
+    """It holds what it has read: two such fetches would wait for each other at each partition."""
     monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
     monkeypatch.setattr("cold_tier.cold_reader.SPACE_WAIT_S", 0.01)
     wanted = [{"topic": api.cold_topic(), "partition": 0, "offset": 0} for _ in range(3)]
@@ -522,48 +528,48 @@ def test_a_fetch_of_many_does_not_wait_for_room_again_and_again(
 
 
 @pytest.mark.anyio
-async def test_without_the_extension_files_are_read_in_pieces(api: Api) -> None:
+async def test_an_asgi_server_without_zero_copy_gets_the_same_bytes(api: Api) -> None:
     topic = api.topic()
     api.values(topic, *["x" * 900_000] * 2)
     app = create_app(api.broker, LIMITS)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.get(
+        response = await client.get(
             records_path(topic), params={"max_bytes": 4 << 20}, headers={"accept": BATCHES}
         )
-    assert len(answer.content) > 1_800_000
-    assert answer.content == api.fetch(topic, accept=BATCHES, max_bytes=str(4 << 20)).content
+    assert len(response.content) > 1_800_000
+    assert response.content == api.fetch(topic, accept=BATCHES, max_bytes=str(4 << 20)).content
 
 
-def test_few_records_are_few_whatever_their_size(api: Api) -> None:
+def test_max_records_applies_to_records_of_any_size(api: Api) -> None:
     topic = api.topic()
     for number in range(12):
         api.values(topic, str(number).ljust(5000))
     for limit in (1, 2, 4, 11, 12, 100):
-        answer = api.fetch(topic, max_records=limit).json()
-        got = [int(record["value"]) for record in answer["records"]]
+        response = api.fetch(topic, max_records=limit).json()
+        got = [int(record["value"]) for record in response["records"]]
         assert got == list(range(min(limit, 12)))
-        assert answer["next_offset"] == len(got)
-    answer = api.fetch(topic, max_records=11, max_bytes=12_000, accept=NDJSON)
-    assert answer.headers["log-next-offset"] == str(len(answer.text.splitlines())) == "2"
+        assert response["next_offset"] == len(got)
+    response = api.fetch(topic, max_records=11, max_bytes=12_000, accept=NDJSON)
+    assert response.headers["log-next-offset"] == str(len(response.text.splitlines())) == "2"
     assert api.fetch(topic, max_records=1, max_bytes=1).json()["next_offset"] == 1
 
 
 @pytest.mark.parametrize(("codec", "on_the_loop"), [("uncompressed", True), ("zstd", False)])
 @pytest.mark.parametrize("path", ["records?offset=0", "records", "tail?offset=0"])
-def test_what_has_to_be_expanded_holds_up_nobody(
+def test_compressed_records_are_decoded_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch, codec: str, on_the_loop: bool, path: str
 ) -> None:
     topic = api.topic(compression_type=codec)
     api.values(topic, "0" * 100_000 if codec == "zstd" else "few")
     decode, threads = record_json.decode_columns, []
 
-    def noting(*args: Any, **more: Any) -> Any:
+    def recording(*args: Any, **kwargs: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return decode(*args, **more)
+        return decode(*args, **kwargs)
 
-    monkeypatch.setattr(record_json, "decode_columns", noting)
-    with api.stream("GET", f"/v1/topics/{topic}/partitions/0/{path}") as answer:
-        assert answer.status_code == 200
-        next(part for part in answer.iter_bytes() if b"value" in part)  # a tail says `:` before
+    monkeypatch.setattr(record_json, "decode_columns", recording)
+    with api.stream("GET", f"/v1/topics/{topic}/partitions/0/{path}") as response:
+        assert response.status_code == 200
+        next(part for part in response.iter_bytes() if b"value" in part)  # a tail sends `:` before
     assert [name == "http-server" for name in threads] == [on_the_loop]

@@ -1,7 +1,7 @@
-"""schemathesis: what a fuzzer makes of the OpenAPI document is answered as the document says.
+"""Requests that schemathesis generates from the OpenAPI document get the responses it describes.
 
-Requests that the document allows and such that it does not; refusals of the former are no fault
-(a topic may be missing), acceptance of the latter is.
+Both valid and invalid requests: a valid one may be refused (a topic may be missing), an invalid one
+must be.
 """
 
 from contextlib import suppress
@@ -34,7 +34,7 @@ CHECKS = [
 
 
 @schemathesis.serializer(NDJSON, BATCHES, "application/octet-stream")
-def as_it_is(_: Any, value: Any) -> bytes:
+def as_bytes(_: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -45,25 +45,25 @@ def operations(api: Api) -> list[Any]:
     return [found.ok() for found in schema.get_all_operations() if "tail" not in found.ok().path]
 
 
-# Of the broker's threads, which draw their jitter while a strategy draws, hypothesis cannot tell.
+# hypothesis cannot tell the broker's threads, which draw jitter, from its strategies.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_what_a_fuzzer_sends_is_answered_as_the_document_says(
+def test_generated_requests_get_documented_responses(
     api: Api, operations: list[Any], mode: GenerationMode
 ) -> None:
     for operation in operations:
-        ask(api, operation, mode)
+        run(api, operation, mode)
 
 
-def ask(api: Api, operation: Any, mode: GenerationMode) -> None:
+def run(api: Api, operation: Any, mode: GenerationMode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=4, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    def asked(case: Case) -> None:
-        if mode is GenerationMode.POSITIVE:  # nobody writes while a long poll would wait
+    def call(case: Case) -> None:
+        if mode is GenerationMode.POSITIVE:  # a long poll would wait: nothing is produced
             for place in (case.query, case.body):
                 if isinstance(place, dict):
                     place.pop("wait_ms", None)
         case.call_and_validate(base_url=str(api.base_url), checks=CHECKS)
 
-    with suppress(Unsatisfiable):  # a call that takes nothing has nothing to get wrong
-        asked()
+    with suppress(Unsatisfiable):  # no invalid request exists for a call without parameters
+        call()

@@ -17,7 +17,7 @@ def row(topic: str, partition: int = 0, offset: int = 0, **more: object) -> dict
     return {"topic": topic, "partition": partition, "offset": offset, **more}
 
 
-def test_offsets_are_committed_shown_with_their_lag_and_deleted(api: Api) -> None:
+def test_offsets_are_committed_listed_with_lag_and_deleted(api: Api) -> None:
     topic = api.topic(partitions=2)
     api.values(topic, *"abcde")
     done = commit(api, "shown", row(topic, 0, 2), row(topic, 1, 0, metadata="mine"))
@@ -66,10 +66,10 @@ def test_a_group_may_have_any_name(api: Api, group: str) -> None:
 
 
 @pytest.mark.parametrize("encoded", ["x" * 256, "%FF", "%C3%28"])
-def test_a_name_that_is_too_long_or_no_text_is_refused(api: Api, encoded: str) -> None:
+def test_a_group_name_too_long_or_not_utf8_is_refused(api: Api, encoded: str) -> None:
     topic = api.topic()
-    answer = api.put(f"/v1/groups/{encoded}/offsets", json={"offsets": [row(topic)]})
-    assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == "group"
+    response = api.put(f"/v1/groups/{encoded}/offsets", json={"offsets": [row(topic)]})
+    assert problem(response, 400, "invalid-request")["errors"][0]["loc"] == "group"
 
 
 def test_an_unknown_topic_or_partition_is_404_and_nothing_is_committed(api: Api) -> None:
@@ -94,39 +94,37 @@ def test_an_unknown_topic_or_partition_is_404_and_nothing_is_committed(api: Api)
         ({"offsets": [row("t", 0, 0, metadata="x" * 4097)]}, "offsets[0].metadata"),
     ],
 )
-def test_what_is_wrong_with_a_commit_is_named(api: Api, body: object, loc: str) -> None:
-    answer = api.put(path("bad") + "/offsets", json=body)
-    assert problem(answer, 400, "invalid-request")["errors"][0]["loc"] == loc
+def test_an_invalid_commit_is_refused_with_the_member(api: Api, body: object, loc: str) -> None:
+    response = api.put(path("bad") + "/offsets", json=body)
+    assert problem(response, 400, "invalid-request")["errors"][0]["loc"] == loc
 
 
-def test_a_topics_offsets_go_with_it(api: Api) -> None:
+def test_deleting_a_topic_deletes_its_committed_offsets(api: Api) -> None:
     topic, other = api.topic(), api.topic()
     commit(api, "two", row(topic), row(other, 0, 3))
     assert api.delete(f"/v1/topics/{topic}").status_code == 204
     assert [one["topic"] for one in api.get(path("two")).json()["offsets"]] == [other]
 
 
-def test_the_internal_topic_is_hidden_and_not_produced_to(api: Api) -> None:
+def test_the_internal_topic_is_hidden_and_refuses_produces(api: Api) -> None:
     commit(api, "g", row(api.topic()))
     names = [one["name"] for one in api.get("/v1/topics").json()["topics"]]
     assert "__consumer_offsets" not in names
     shown = api.get("/v1/topics", params={"internal": 1}).json()["topics"]
     assert "__consumer_offsets" in [one["name"] for one in shown]
-    for where in ("/v1/topics/__consumer_offsets/records", records_path("__consumer_offsets")):
-        problem(api.post(where, json={"records": [{"value": "x"}]}), 403, "forbidden")
+    for path_ in ("/v1/topics/__consumer_offsets/records", records_path("__consumer_offsets")):
+        problem(api.post(path_, json={"records": [{"value": "x"}]}), 403, "forbidden")
     raw = {"content-type": BATCHES}
-    answer = api.post(records_path("__consumer_offsets"), content=b"", headers=raw)
-    problem(answer, 403, "forbidden")
+    response = api.post(records_path("__consumer_offsets"), content=b"", headers=raw)
+    problem(response, 403, "forbidden")
 
 
-@pytest.mark.parametrize("where", ["/v1/topics/__none/records", records_path("__none")])
-def test_an_internal_topic_is_not_produced_to_before_it_is_there_either(
-    api: Api, where: str
-) -> None:
-    problem(api.post(where, json={"records": [{"value": "x"}]}), 403, "forbidden")
+@pytest.mark.parametrize("path_", ["/v1/topics/__none/records", records_path("__none")])
+def test_an_internal_topic_refuses_produces_before_it_exists(api: Api, path_: str) -> None:
+    problem(api.post(path_, json={"records": [{"value": "x"}]}), 403, "forbidden")
 
 
-def test_the_internal_topic_is_not_deleted(api: Api) -> None:
+def test_the_internal_topic_cannot_be_deleted(api: Api) -> None:
     topic = api.topic()
     api.put(
         "/v1/groups/kept/offsets", json={"offsets": [{"topic": topic, "partition": 0, "offset": 0}]}
@@ -135,19 +133,19 @@ def test_the_internal_topic_is_not_deleted(api: Api) -> None:
     assert api.get("/v1/groups/kept").status_code == 200
 
 
-def test_the_internal_topic_is_not_trimmed_and_keeps_its_partitions(api: Api) -> None:
+def test_the_internal_topic_cannot_be_trimmed_repartitioned_or_expired(api: Api) -> None:
     commit(api, "kept", row(api.topic()))
-    where = "/v1/topics/__consumer_offsets"
-    trim = api.post(f"{where}/partitions/0/trim", json={"before_offset": 1})
+    path_ = "/v1/topics/__consumer_offsets"
+    trim = api.post(f"{path_}/partitions/0/trim", json={"before_offset": 1})
     problem(trim, 403, "forbidden")
-    problem(api.patch(where, json={"partitions": 5}), 403, "forbidden")
-    for policy in ("delete", "compact,delete", None):  # by which what was committed would expire
+    problem(api.patch(path_, json={"partitions": 5}), 403, "forbidden")
+    for policy in ("delete", "compact,delete", None):  # under which commits would expire
         body = {"config": {"cleanup.policy": policy}}
-        problem(api.patch(where, json=body), 403, "forbidden")
-    assert api.patch(where, json={"config": {"segment.bytes": 1 << 20}}).status_code == 200
+        problem(api.patch(path_, json=body), 403, "forbidden")
+    assert api.patch(path_, json={"config": {"segment.bytes": 1 << 20}}).status_code == 200
 
 
-def test_commits_go_on_while_the_store_is_down(api: Api, store_down: None) -> None:
+def test_offsets_are_committed_while_the_store_is_down(api: Api, store_down: None) -> None:
     topic = api.topic()
     assert commit(api, "down", row(topic, 0, 1)).status_code == 204
     assert api.get(path("down")).json()["offsets"][0]["offset"] == 1

@@ -1,7 +1,7 @@
-"""What is answered at once is what a task answers.
+"""A response sent immediately, without a task, equals the response of a task.
 
-Committed records always take a task; where there are no transactions they are all records. And of
-equal requests in one packet the first alone is sent at once.
+`read_committed` always takes a task, and without transactions it returns every record. Of requests
+pipelined in one packet, only the first is responded to immediately.
 """
 
 import re
@@ -12,7 +12,7 @@ import pytest
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, records_path
 from tests.integration.http.test_wire import get
 
-OF_ITS_OWN = re.compile(rb"\r\n(x-request-id|server-timing|date): [^\r]*")
+PER_RESPONSE = re.compile(rb"\r\n(x-request-id|server-timing|date): [^\r]*")
 JSON = "application/json"
 REQUEST_ID = re.compile(rb'"request_id":"[^"]*"')
 
@@ -26,23 +26,23 @@ def topic(api: Api) -> str:
     return topic
 
 
-def answers_to(api: Api, request: bytes) -> list[bytes]:
-    """What three such requests are answered that come together, but for what is each one's own."""
+def responses_to(api: Api, request: bytes) -> list[bytes]:
+    """The responses to three pipelined copies of `request`, without what differs in each."""
     with socket.create_connection(("127.0.0.1", api.port), timeout=10) as sock:
         sock.sendall(request * 3)
         with sock.makefile("rb") as stream:
-            return [answer_in(stream) for _ in range(3)]
+            return [read_response(stream) for _ in range(3)]
 
 
-def answer_in(stream) -> bytes:
+def read_response(stream) -> bytes:
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += stream.readline()
     size = re.search(rb"\r\ncontent-length: (\d+)", head)
     assert size is not None, head
     body = REQUEST_ID.sub(b"", stream.read(int(size[1])))
-    # The request's id is in a problem, so its length is too.
-    head = OF_ITS_OWN.sub(b"", head)
+    # A problem contains the request id, so its length varies as well.
+    head = PER_RESPONSE.sub(b"", head)
     return re.sub(rb"\r\ncontent-length: \d+", b"", head) + body
 
 
@@ -66,17 +66,19 @@ def answer_in(stream) -> bytes:
         "timestamp=1",
     ],
 )
-def test_it_is_the_same_answer(api: Api, topic: str, query: str, accept: str) -> None:
+def test_an_immediate_fetch_equals_the_response_of_a_task(
+    api: Api, topic: str, query: str, accept: str
+) -> None:
     end = api.get(f"/v1/topics/{topic}/partitions/0/offsets").json()["log_end_offset"]
     path = f"{records_path(topic)}?{query.format(end=end)}"
-    at_once, *sent_by_tasks = answers_to(api, get(path, f"Accept: {accept}"))
-    by_task = answers_to(api, get(f"{path}&isolation=read_committed", f"Accept: {accept}"))[0]
-    assert sent_by_tasks == [at_once] * 2
-    assert by_task == at_once
+    immediate, *by_tasks = responses_to(api, get(path, f"Accept: {accept}"))
+    by_task = responses_to(api, get(f"{path}&isolation=read_committed", f"Accept: {accept}"))[0]
+    assert by_tasks == [immediate] * 2
+    assert by_task == immediate
 
 
 @pytest.mark.parametrize("path", ["/v1/topics/nope/partitions/0/records?offset=0", "/v1/nope"])
-def test_it_is_the_same_refusal(api: Api, path: str) -> None:
-    at_once, *sent_by_tasks = answers_to(api, get(path))
-    assert sent_by_tasks == [at_once] * 2
-    assert at_once.startswith(b"HTTP/1.1 404")
+def test_an_immediate_error_equals_the_response_of_a_task(api: Api, path: str) -> None:
+    immediate, *by_tasks = responses_to(api, get(path))
+    assert by_tasks == [immediate] * 2
+    assert immediate.startswith(b"HTTP/1.1 404")

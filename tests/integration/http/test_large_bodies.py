@@ -1,5 +1,5 @@
-"""Bodies that are received past the parser, straight into their place: what was sent is what is
-there, and the connection's next request begins where the body ended.
+"""Bodies received past the parser, straight into their buffer, are stored as sent, and the next
+request of the connection begins where the body ended.
 """
 
 import errno
@@ -24,7 +24,7 @@ SIZE = 700_000
 PATH = records_path("t")
 LAST = get("/healthz", "Connection: close")
 OCTETS = {"content-type": "application/octet-stream"}
-IMPATIENT = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1_000_000)
+STRICT = HttpSettings(body_idle_timeout_ms=300, body_rate_min=1_000_000)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
@@ -39,9 +39,9 @@ def server(loop: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 
 
 @pytest.fixture(scope="module")
-def impatient(loop: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """For bodies that come late, and no others: any may, on a machine that stands still."""
-    with served(tmp_path_factory.mktemp("impatient"), IMPATIENT, loop=loop) as server:
+def strict_server(loop: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Only for bodies that are late: on a stalled machine any body may be."""
+    with served(tmp_path_factory.mktemp("strict_server"), STRICT, loop=loop) as server:
         yield server
 
 
@@ -68,8 +68,8 @@ def value(size: int, seed: int) -> bytes:
 
 
 def log_end(server: RunningServer) -> int:
-    answer = httpx.get(f"{server.url}/v1/topics/t/partitions/0/offsets").json()
-    return int(answer["log_end_offset"])
+    response = httpx.get(f"{server.url}/v1/topics/t/partitions/0/offsets").json()
+    return int(response["log_end_offset"])
 
 
 def values_from(server: RunningServer, offset: int) -> list[bytes]:
@@ -78,8 +78,8 @@ def values_from(server: RunningServer, offset: int) -> list[bytes]:
     return [record["value"].encode() for record in records]
 
 
-def sent_until_the_end(sock: socket.socket, *pieces: bytes) -> list[int]:
-    """Statuses of all that is answered until the server ends the connection."""
+def send_until_closed(sock: socket.socket, *pieces: bytes) -> list[int]:
+    """Send `pieces`; the statuses of all responses until the server closes the connection."""
 
     def send() -> None:
         for piece in pieces:
@@ -87,13 +87,13 @@ def sent_until_the_end(sock: socket.socket, *pieces: bytes) -> list[int]:
 
     sender = threading.Thread(target=send)
     sender.start()
-    answers = sock.makefile("rb").read()
+    responses = sock.makefile("rb").read()
     sender.join()
-    return statuses(answers)
+    return statuses(responses)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_requests_begin_where_bodies_end_however_they_are_cut(
+def test_the_next_request_begins_where_a_body_ends(
     server: RunningServer, sock: socket.socket, seed: int
 ) -> None:
     random_ = random.Random(seed)
@@ -103,14 +103,14 @@ def test_requests_begin_where_bodies_end_however_they_are_cut(
     cuts = sorted(random_.sample(range(len(stream)), k=random_.choice((0, 3, 40))))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     begin = log_end(server)
-    assert sent_until_the_end(sock, *pieces) == [200] * 11, f"seed {seed}"
+    assert send_until_closed(sock, *pieces) == [200] * 11, f"seed {seed}"
     assert values_from(server, begin) == bodies, f"seed {seed}"
 
 
 @pytest.mark.parametrize(
     "line", ["Expect: 100-continue", "Connection: Upgrade\r\nUpgrade: h2c", "Connection: close"]
 )
-def test_a_large_body_of_any_request_is_taken(
+def test_a_large_body_is_accepted_with_any_connection_header(
     server: RunningServer, sock: socket.socket, line: str
 ) -> None:
     begin, body = log_end(server), value(SIZE, 1)
@@ -119,40 +119,38 @@ def test_a_large_body_of_any_request_is_taken(
     if line.startswith("Expect"):
         before = statuses(sock.recv(25))
         assert before == [100]
-    behind = b"" if line.endswith("close") else LAST
+    following = b"" if line.endswith("close") else LAST
     expected = [200] if line.endswith("close") else [200, 200]
-    assert sent_until_the_end(sock, body, behind) == expected
+    assert send_until_closed(sock, body, following) == expected
     assert values_from(server, begin) == [body]
 
 
-def test_a_body_of_any_size_is_taken(server: RunningServer, sock: socket.socket) -> None:
+def test_a_20_mb_body_is_accepted(server: RunningServer, sock: socket.socket) -> None:
     begin, lines = log_end(server), [value(100_000, seed) for seed in range(200)]
     body = b"\n".join(b'"%b"' % line for line in lines)
     ndjson = head(len(body)).replace(b"octet-stream", b"x-ndjson")
-    assert sent_until_the_end(sock, ndjson, body, LAST) == [200, 200]
+    assert send_until_closed(sock, ndjson, body, LAST) == [200, 200]
     assert values_from(server, begin) == lines
 
 
-def test_a_client_that_closed_its_sending_side_behind_its_body_is_answered(
-    server: RunningServer, sock: socket.socket
-) -> None:
+def test_a_half_closed_client_gets_its_response(server: RunningServer, sock: socket.socket) -> None:
     sock.sendall(head(SIZE) + value(SIZE, 2))
     sock.shutdown(socket.SHUT_WR)
     assert statuses(sock.makefile("rb").read()) == [200]
 
 
-def test_a_body_that_begins_small_is_read_by_one_alone(
+def test_a_body_whose_first_part_is_small_is_stored_whole(
     server: RunningServer, sock: socket.socket
 ) -> None:
     begin, body = log_end(server), value(SIZE, 7)
     sock.sendall(head(SIZE) + body[:1000])
-    until(lambda: "in_progress 2.0" in httpx.get(f"{server.url}/metrics").text)  # for the rest
-    assert sent_until_the_end(sock, body[1000:], LAST) == [200, 200]
+    until(lambda: "in_progress 2.0" in httpx.get(f"{server.url}/metrics").text)  # it and this
+    assert send_until_closed(sock, body[1000:], LAST) == [200, 200]
     assert values_from(server, begin) == [body]
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_nothing_is_appended_of_a_body_whose_client_left(
+def test_a_body_of_a_disconnected_client_is_discarded(
     server: RunningServer, caplog: pytest.LogCaptureFixture, resets: bool
 ) -> None:
     begin = log_end(server)
@@ -164,10 +162,10 @@ def test_nothing_is_appended_of_a_body_whose_client_left(
     body = value(SIZE, 4)
     assert httpx.post(server.url + PATH, content=body, headers=OCTETS).status_code == 200
     assert values_from(server, begin) == [body]
-    assert not caplog.records, "nobody is answered, and nothing is amiss"
+    assert not caplog.records, "no response, no warning"
 
 
-def test_a_body_whose_client_left_behind_another_request_is_nothing_amiss(
+def test_a_half_sent_pipelined_body_is_discarded_without_a_warning(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin = log_end(server)
@@ -180,7 +178,7 @@ def test_a_body_whose_client_left_behind_another_request_is_nothing_amiss(
     assert not caplog.records
 
 
-def test_a_body_without_a_descriptor_is_sent_again_later(
+def test_a_body_without_a_file_descriptor_left_can_be_retried(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dup(_: int) -> int:
@@ -195,7 +193,7 @@ def test_a_body_without_a_descriptor_is_sent_again_later(
     assert values_from(server, begin) == [body]
 
 
-def test_a_client_that_left_before_its_refusal_is_nothing_amiss(
+def test_a_client_that_disconnects_before_its_413_logs_nothing(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
@@ -205,21 +203,21 @@ def test_a_client_that_left_before_its_refusal_is_nothing_amiss(
     assert not caplog.records
 
 
-def test_what_comes_after_a_body_stalled_is_no_request(impatient: RunningServer) -> None:
-    with connected(impatient) as sock:
+def test_bytes_after_a_stalled_body_are_not_a_request(strict_server: RunningServer) -> None:
+    with connected(strict_server) as sock:
         sock.sendall(head(SIZE) + value(300_000, 5))
-        answers = sock.recv(12)
-        with suppress(ConnectionError):  # a reset, where this came late
+        responses = sock.recv(12)
+        with suppress(ConnectionError):  # reset if the server had closed already
             sock.sendall(get("/healthz") * 10)
             while part := sock.recv(1 << 16):
-                answers += part
-    assert statuses(answers) == [400]
-    assert b"no byte of the body arrived for 0.3 s" in answers
+                responses += part
+    assert statuses(responses) == [400]
+    assert b"no byte of the body arrived for 0.3 s" in responses
 
 
-def test_a_large_body_that_comes_too_slowly_is_cut(impatient: RunningServer) -> None:
+def test_a_large_body_below_the_minimum_rate_is_refused(strict_server: RunningServer) -> None:
     def refusal() -> bytes:
-        with suppress(ConnectionError), connected(impatient) as sock:
+        with suppress(ConnectionError), connected(strict_server) as sock:
             sock.sendall(head(SIZE) + value(100_000, 6))
             sock.settimeout(0.02)
             for _ in range(500):
@@ -229,5 +227,5 @@ def test_a_large_body_that_comes_too_slowly_is_cut(impatient: RunningServer) -> 
                     sock.sendall(b"a")
         return b""
 
-    # Who was late with a byte, not only slow, tries again.
+    # A stall of the test itself is refused for the idle timeout instead: try again.
     until(lambda: b"less than 1000000 bytes per second" in refusal())

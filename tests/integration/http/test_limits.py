@@ -1,4 +1,4 @@
-"""Bodies that stall, requests that hold too much, and a server under TLS."""
+"""Stalled bodies, limits of bytes in flight, shutdown, and TLS."""
 
 import shutil
 import socket
@@ -26,11 +26,11 @@ def test_a_request_aborted_by_shutdown_gets_a_503(tmp_path: Path) -> None:
             sock.connect(("127.0.0.1", server.port))
             head = f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\n"
             sock.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 100\r\n\r\n".encode())
-            assert sock.recv(100).startswith(b"HTTP/1.1 100")  # its task waits for the body
-        answer = sock.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 503")
+            assert sock.recv(100).startswith(b"HTTP/1.1 100")  # its task awaits the body
+        response = sock.makefile("rb").read()
+    assert response.startswith(b"HTTP/1.1 503")
     for said in (b"retry-after:", b"x-request-id:", b'"shutting-down"', b'"outcome":"unknown"'):
-        assert said in answer
+        assert said in response
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
@@ -47,7 +47,7 @@ def test_shutdown_does_not_wait_for_an_unread_tail(tmp_path: Path, version: str)
             sock.sendall(f"GET {path} HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
             assert sock.recv(12) == b"HTTP/1.1 200"
             began = time.monotonic()
-        assert time.monotonic() - began < 10, "the stop waited its time out"
+        assert time.monotonic() - began < 10, "shutdown waited for the timeout"
 
 
 def test_a_stalled_body_is_refused(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_a_stalled_body_is_refused(tmp_path: Path) -> None:
             f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
         )
         sock.sendall(head.encode() + b'{"records"')
-        answer = b""
+        response = b""
         while part := sock.recv(10_000):
-            answer += part
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert b"no byte of the body arrived" in answer
+            response += part
+    assert response.startswith(b"HTTP/1.1 400")
+    assert b"no byte of the body arrived" in response
 
 
 def test_a_body_sent_a_byte_at_a_time_is_refused(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_body_sent_a_byte_at_a_time_is_refused(tmp_path: Path) -> None:
         return b""
 
     with served(tmp_path, settings) as server:
-        # Who was late with a byte, not only slow, tries again.
+        # A stall of the test itself is refused for the idle timeout instead: try again.
         until(lambda: b"less than 1000 bytes per second" in refusal(server.port))
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux cuts them")
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs TCP_USER_TIMEOUT")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_client_that_never_reads_its_response_is_disconnected(tmp_path: Path, loop: str) -> None:
     with (
@@ -102,7 +102,7 @@ def test_a_client_that_never_reads_its_response_is_disconnected(tmp_path: Path, 
         head = f"GET {records_path('t')}?max_bytes=8000000 HTTP/1.1\r\nHost: localhost\r\n"
         sock.sendall(f"{head}Accept: {BATCHES}\r\n\r\n".encode())
         ended = 'method="GET",path="/v1/topics/{topic}/partitions/{partition}/records"'
-        until(lambda: ended in client.get("/metrics").text)  # it is let go
+        until(lambda: ended in client.get("/metrics").text)  # the request has ended
 
 
 def test_in_flight_bytes_are_limited_and_health_still_responds(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_appends_with_acks_0_count_as_in_flight_until_they_are_written(tmp_path:
         body = {"records": [{"value": "x" * 20_000}]}
         inflight, params = one.app.state.context.inflight, {"acks": "0"}
         with one.broker.partition("t", 0).log._state.lock:  # a disk that hangs
-            answers = [client.post(records_path("t"), json=body, params=params) for _ in range(9)]
-        assert [answer.status_code for answer in answers] == [202] * 4 + [429] * 5
+            responses = [client.post(records_path("t"), json=body, params=params) for _ in range(9)]
+        assert [response.status_code for response in responses] == [202] * 4 + [429] * 5
         until(lambda: inflight.held == 0)
         assert client.post(records_path("t"), json=body, params=params).status_code == 202
 
@@ -170,12 +170,15 @@ def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     if shutil.which("openssl") is None:
-        pytest.skip("makes a certificate with openssl")
+        pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    made = ("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext", names)
-    command = [*" ".join(made).split(), "-keyout", str(key), "-out", str(certificate)]
+    openssl = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext",
+        names,
+    )
+    command = [*" ".join(openssl).split(), "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     return Tls(certificate=str(certificate), key=str(key))
 
@@ -184,11 +187,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: str) -> None:
     context = ssl.create_default_context(cafile=tls.certificate)
     with (
-        httpx.Client(verify=context) as resting,
+        httpx.Client(verify=context) as idle,
         served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server,
         httpx.Client(base_url=server.url, verify=context) as client,
     ):
-        assert resting.get(f"{server.url}/healthz").status_code == 200
+        assert idle.get(f"{server.url}/healthz").status_code == 200
         for _ in range(3):
             body = {"records": [{"value": "x" * 900_000}]}
             assert client.post(records_path("t"), json=body).status_code == 200
@@ -198,7 +201,7 @@ def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: s
         segment = client.get("/v1/topics/t/partitions/0/segments/0", headers={"range": "bytes=1-"})
         assert segment.content == got.content[1:]
         began = time.monotonic()
-    assert time.monotonic() - began < 10, "the stop waited for a client that rests"
+    assert time.monotonic() - began < 10, "shutdown waited for an idle client"
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -211,7 +214,7 @@ def test_a_tls_handshake_times_out(tmp_path: Path, tls: Tls, loop: str, said: by
     ):
         sock.sendall(said)
         with suppress(ConnectionError):
-            assert sock.recv(1) == b"", "before the minute that asyncio gives"
+            assert sock.recv(1) == b"", "not after asyncio's own minute"
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -221,24 +224,24 @@ def test_a_tls_handshake_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: 
     with ExitStack() as stack:
         server = stack.enter_context(served(tmp_path, settings, loop=loop, tls=tls))
 
-        def come() -> socket.socket:
+        def connect() -> socket.socket:
             address = ("127.0.0.1", server.port)
             return stack.enter_context(socket.create_connection(address, timeout=30))
 
-        shaking = [come() for _ in range(4)]
-        beyond = come()
+        handshaking = [connect() for _ in range(4)]
+        beyond = connect()
         with suppress(ConnectionError):
             assert beyond.recv(1) == b""
-        for sock in shaking:
+        for sock in handshaking:
             sock.setblocking(False)
             with pytest.raises(BlockingIOError):
                 sock.recv(1)
-        shaking.pop().close()
+        handshaking.pop().close()
         with httpx.Client(base_url=server.url, verify=context) as client:
-            until(lambda: answers(client))
+            until(lambda: responds(client))
 
 
-def answers(client: httpx.Client) -> bool:
+def responds(client: httpx.Client) -> bool:
     try:
         return client.get("/healthz").status_code == 200
     except httpx.TransportError:
@@ -252,9 +255,9 @@ def test_a_connection_during_shutdown_does_not_hold_it_up(
     context = ssl.create_default_context(cafile=tls.certificate)
     with socket.socket() as late, socket.socket() as early:
 
-        def come() -> None:
+        def connect_late() -> None:
             with suppress(OSError):
-                rests.recv(1)  # until the stop begins
+                idle.recv(1)  # until shutdown begins
             with suppress(OSError), context.wrap_socket(late, server_hostname="localhost") as sock:
                 sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 while sock.recv(1000):
@@ -264,10 +267,10 @@ def test_a_connection_during_shutdown_does_not_hold_it_up(
             for sock in (late, early):
                 sock.settimeout(30)
                 sock.connect(("127.0.0.1", server.port))
-            rests = context.wrap_socket(early, server_hostname="localhost")  # and late is accepted
-            comes = threading.Thread(target=come)
-            comes.start()
+            idle = context.wrap_socket(early, server_hostname="localhost")  # and late is accepted
+            connecting = threading.Thread(target=connect_late)
+            connecting.start()
             began = time.monotonic()
-        assert time.monotonic() - began < 10, "the stop waited for who came while it began"
-        comes.join()
-        rests.close()
+        assert time.monotonic() - began < 10, "shutdown waited for a new connection"
+        connecting.join()
+        idle.close()

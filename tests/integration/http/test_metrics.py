@@ -1,4 +1,4 @@
-"""What a broker tells about itself: `/metrics`, `Server-Timing`, log lines."""
+"""Observability: `/metrics`, `Server-Timing`, log lines."""
 
 import re
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ FOREIGN = ("process_", "python_")  # the client library's own
 
 
 def families(api: Api) -> dict[str, Any]:
-    answer = api.get("/metrics")
-    assert answer.status_code == 200
-    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+    response = api.get("/metrics")
+    assert response.status_code == 200
+    return {family.name: family for family in text_string_to_metric_families(response.text)}
 
 
 def value(api: Api, name: str, **labels: str) -> float:
@@ -33,7 +33,7 @@ def value(api: Api, name: str, **labels: str) -> float:
 
 @pytest.fixture
 def busy(api: Api) -> Iterator[Api]:
-    """After a bit of everything."""
+    """A broker that has served reads of both tiers and an error."""
     topic = api.cold_topic(60)
     for accept in (BATCHES, NDJSON, "application/json"):
         assert api.fetch(topic, accept=accept).status_code == 200
@@ -41,13 +41,13 @@ def busy(api: Api) -> Iterator[Api]:
     return api
 
 
-def test_errors_count_from_zero(api: Api) -> None:
-    """A series that is born with its first error has not risen, and no alert fires."""
+def test_error_counters_start_at_zero(api: Api) -> None:
+    """A series that first appears with its first error has no increase, so no alert fires."""
     shown = families(api)["tierlog_http_errors"].samples
     assert {sample.labels["code"] for sample in shown} >= {"internal", "corrupt-log", "disk-full"}
 
 
-def test_the_table_of_metrics_is_what_is_shown(busy: Api) -> None:
+def test_metrics_shows_exactly_the_table_of_metrics(busy: Api) -> None:
     shown = families(busy)
     ours = {name: f for name, f in shown.items() if not name.startswith(FOREIGN)}
     named = {metric.name.removesuffix("_total"): metric for metric in METRICS}
@@ -57,14 +57,14 @@ def test_the_table_of_metrics_is_what_is_shown(busy: Api) -> None:
         assert (family.type, family.documentation) == (metric.kind, metric.doc)
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(metric.labels), sample
-            if "le" in sample.labels:  # as the client library writes it: a series' name
+            if "le" in sample.labels:  # it identifies a series: as the client library writes it
                 assert sample.labels["le"] == floatToGoString(sample.labels["le"]), sample
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {
         sample.name for family in shown.values() for sample in family.samples
     }
 
 
-def test_names_and_units_are_prometheus_own() -> None:
+def test_names_and_units_follow_prometheus_conventions() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"tierlog_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
@@ -74,7 +74,7 @@ def test_names_and_units_are_prometheus_own() -> None:
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_what_was_refused_counts_as_no_record_produced(api: Api, acks: str) -> None:
+def test_refused_records_are_not_counted_as_produced(api: Api, acks: str) -> None:
     topic, name = api.topic(), "tierlog_produced_records_total"
     body, before = {"records": [{"value": "a"}, {"value": "b"}]}, value(api, name)
     for expected_offset in ("7", "0"):
@@ -85,7 +85,7 @@ def test_what_was_refused_counts_as_no_record_produced(api: Api, acks: str) -> N
     until(lambda: value(api, name) == before + 4)
 
 
-def test_records_are_counted_in_and_out_by_tier(api: Api) -> None:
+def test_produced_and_fetched_records_are_counted_by_tier(api: Api) -> None:
     topic = api.topic()
     before = {name: value(api, name) for name in ("tierlog_produced_records_total",)}
     hot = value(api, "tierlog_fetched_records_total", tier="hot")
@@ -122,7 +122,7 @@ def test_problems_are_counted_by_code(api: Api) -> None:
     assert value(api, "tierlog_http_errors_total", code="unknown-topic") == before + 1
 
 
-def test_the_lag_of_a_topic_is_what_the_bucket_lacks(api: Api) -> None:
+def test_offload_lag_is_what_is_not_in_the_bucket_yet(api: Api) -> None:
     topic = api.topic(segment_bytes=1024)
     api.values(topic, "x" * 600)
     api.values(topic, "y" * 600)
@@ -136,7 +136,7 @@ def test_the_lag_of_a_topic_is_what_the_bucket_lacks(api: Api) -> None:
     assert value(api, "tierlog_partition_high_watermark", topic=topic, partition="0") == 2
 
 
-def test_text_of_a_client_makes_no_new_series(api: Api) -> None:
+def test_client_input_never_creates_a_series(api: Api) -> None:
     for path in ("/v1/topics/made-up-1", "/v1/no-such-path", "/v1/topics/made-up-2/x"):
         api.get(path)
         api.request("BREW", path)
@@ -145,7 +145,7 @@ def test_text_of_a_client_makes_no_new_series(api: Api) -> None:
     assert "BREW" not in text
 
 
-def test_topics_beyond_the_limit_are_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_beyond_the_limit_are_aggregated(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.values(api.topic(), "a")
     assert TOPICS_MAX == 1_000
     whole = value(api, "tierlog_topic_bytes")
@@ -160,21 +160,21 @@ def test_topics_beyond_the_limit_are_one(api: Api, monkeypatch: pytest.MonkeyPat
     assert value(api, "tierlog_partitions_not_shown") > 0
 
 
-def test_an_answer_says_where_its_time_went(api: Api) -> None:
+def test_server_timing_breaks_down_the_request(api: Api) -> None:
     topic = api.topic()
-    answer = api.produce(topic, {"value": "a"})
-    timing = parsed(answer.headers["server-timing"])
+    response = api.produce(topic, {"value": "a"})
+    timing = parse_server_timing(response.headers["server-timing"])
     assert timing["total"] >= timing["broker"] > 0
-    timing = parsed(api.fetch(topic).headers["server-timing"])
+    timing = parse_server_timing(api.fetch(topic).headers["server-timing"])
     assert timing["encode"] > 0
     assert "store" not in timing
-    timing = parsed(api.fetch(api.cold_topic()).headers["server-timing"])
+    timing = parse_server_timing(api.fetch(api.cold_topic()).headers["server-timing"])
     assert timing["total"] >= timing["store"] > 0
-    assert "total" in parsed(api.get("/v1/topics/nowhere").headers["server-timing"])
+    assert "total" in parse_server_timing(api.get("/v1/topics/nowhere").headers["server-timing"])
 
 
-def parsed(header: str) -> dict[str, float]:
-    """RFC-less, but W3C: name;dur=milliseconds, …"""
+def parse_server_timing(header: str) -> dict[str, float]:
+    """W3C Server Timing: name;dur=milliseconds, …"""
     assert re.fullmatch(r"\w+;dur=\d+\.\d{3}(, \w+;dur=\d+\.\d{3})*", header)
     return {
         name: float(duration.removeprefix("dur="))
@@ -182,12 +182,12 @@ def parsed(header: str) -> dict[str, float]:
     }
 
 
-def test_a_fault_is_logged_with_its_place_and_request(api: Api, store_down: None) -> None:
+def test_a_failed_request_is_logged_with_its_topic_and_code(api: Api, store_down: None) -> None:
     topic = api.topic()
     api.values(topic, "a")
     with capture_logs() as lines:
-        answer = api.post(f"/v1/topics/{topic}/verify", headers={"x-request-id": "the-one"})
-    assert answer.status_code == 503
+        response = api.post(f"/v1/topics/{topic}/verify", headers={"x-request-id": "the-one"})
+    assert response.status_code == 503
     line = next(line for line in lines if line["event"] == "request failed")
     assert line["code"] == "store-unavailable"
     assert line["topic"] == topic

@@ -1,11 +1,11 @@
-"""An object is called by its whole key in the bucket, wherever an answer names it."""
+"""Responses name an object by its full key in the bucket."""
 
 from pathlib import Path
 
 from tests.integration.http.conftest import Api, problem, records_path
 
 
-def test_a_missing_object_is_named_by_the_key_that_segments_shows(api: Api) -> None:
+def test_a_missing_object_is_named_by_its_full_key(api: Api) -> None:
     topic = api.cold_topic()
     first = api.get(f"/v1/topics/{topic}/partitions/0/segments").json()["segments"][0]
     key = first["object_key"]
@@ -13,11 +13,11 @@ def test_a_missing_object_is_named_by_the_key_that_segments_shows(api: Api) -> N
     try:
         found = problem(api.fetch(topic, offset=0), 502, "cold-object-missing")
         assert found["object_key"] == key
-        assert found["detail"].startswith(f"topics/{topic}/"), "and no folder of this machine"
+        assert found["detail"].startswith(f"topics/{topic}/"), "no path of the host"
         assert Path(key).name in found["detail"]
-        one = {"topic": topic, "partition": 0, "offset": 0}
-        answer = api.post("/v1/fetch", json={"partitions": [one]})
-        assert answer.json()["partitions"][0]["error"]["object_key"] == key
+        wanted = {"topic": topic, "partition": 0, "offset": 0}
+        response = api.post("/v1/fetch", json={"partitions": [wanted]})
+        assert response.json()["partitions"][0]["error"]["object_key"] == key
         tail = records_path(topic).replace("records", "tail")
         with api.stream("GET", tail, params={"offset": 0}) as events:
             error = next(line for line in events.iter_lines() if line.startswith("data: "))

@@ -7,70 +7,74 @@ from crc32c import crc32c
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 
 
-def paths(topic: str) -> str:
+def partition_path(topic: str) -> str:
     return f"/v1/topics/{topic}/partitions/0"
 
 
-def test_the_list_covers_the_log_in_pages(api: Api) -> None:
+def test_listed_segments_cover_the_log_across_pages(api: Api) -> None:
     topic = api.cold_topic()
-    listed = api.get(paths(topic) + "/segments").json()
+    listed = api.get(partition_path(topic) + "/segments").json()
     assert listed["next_from_offset"] is None
     segments = listed["segments"]
     assert segments[0]["base_offset"] == 0
-    for one, following in itertools.pairwise(segments):
-        assert one["last_offset"] + 1 == following["base_offset"]
-    assert {one["tier"] for one in segments} >= {"cold"}
-    assert all(len(one["crc32c"]) == 8 for one in segments if not one["active"])
+    for segment, following in itertools.pairwise(segments):
+        assert segment["last_offset"] + 1 == following["base_offset"]
+    assert {segment["tier"] for segment in segments} >= {"cold"}
+    assert all(len(segment["crc32c"]) == 8 for segment in segments if not segment["active"])
     paged, start = [], 0
     while start is not None:
-        page = api.get(paths(topic) + "/segments", params={"limit": 3, "from_offset": start}).json()
+        page = api.get(
+            partition_path(topic) + "/segments", params={"limit": 3, "from_offset": start}
+        ).json()
         assert len(page["segments"]) <= 3
         paged += page["segments"]
         start = page["next_from_offset"]
     assert paged == segments
-    problem(api.get(paths(topic) + "/segments?limit=10001"), 400, "invalid-request")
+    problem(api.get(partition_path(topic) + "/segments?limit=10001"), 400, "invalid-request")
 
 
-def test_a_topic_counts_the_segments_that_the_list_shows(api: Api) -> None:
-    """Rolled and trimmed: the active one is empty, and some lie below the log start."""
+def test_the_segment_count_of_a_topic_matches_the_list(api: Api) -> None:
+    """Also with an empty active segment, and with segments below the log start."""
 
     def counted_and_listed() -> tuple[int, int]:
         (shown,) = api.get(f"/v1/topics/{topic}").json()["partitions"]
-        return shown["segments"], len(api.get(paths(topic) + "/segments").json()["segments"])
+        return shown["segments"], len(
+            api.get(partition_path(topic) + "/segments").json()["segments"]
+        )
 
     topic = api.topic()
     assert counted_and_listed() == (0, 0)
     topic = api.cold_topic()
     counted, listed = counted_and_listed()
     assert counted == listed > 2
-    second = api.get(paths(topic) + "/segments").json()["segments"][1]["base_offset"]
+    second = api.get(partition_path(topic) + "/segments").json()["segments"][1]["base_offset"]
     trim = {"before_offset": second + 1}
-    assert api.post(paths(topic) + "/trim", json=trim).status_code == 200
+    assert api.post(partition_path(topic) + "/trim", json=trim).status_code == 200
     assert counted_and_listed() == (listed - 1, listed - 1)
     api.post(f"/v1/topics/{topic}/offload?wait_ms=20000")
     counted, listed = counted_and_listed()
     assert counted == listed
 
 
-def test_a_segment_goes_through_a_cache_that_holds_one_chunk(tmp_path: Path) -> None:
-    """Whoever sends one lets it go before the next is fetched."""
+def test_a_segment_is_served_through_a_cache_of_one_chunk(tmp_path: Path) -> None:
+    """Each chunk is released before the next is fetched."""
     with api_of(tmp_path, cache_bytes=1, chunk_bytes=512) as api:
         topic = api.topic(segment_bytes=4096, local_retention_ms=0, retention_ms=-1)
         for value in range(20):
             api.values(topic, f"{value:0400}")
         api.post(f"/v1/topics/{topic}/offload?wait_ms=20000")
-        segment = api.get(paths(topic) + "/segments").json()["segments"][0]
-        body = api.get(paths(topic) + "/segments/0").content
+        segment = api.get(partition_path(topic) + "/segments").json()["segments"][0]
+        body = api.get(partition_path(topic) + "/segments/0").content
         assert segment["tier"] == "cold"
         assert len(body) == segment["size_bytes"] > 6 * 512
         assert f"{crc32c(body):08x}" == segment["crc32c"]
 
 
-def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
+def test_a_cold_segment_supports_range_and_conditional_requests(api: Api) -> None:
     topic = api.cold_topic()
-    segment = api.get(paths(topic) + "/segments").json()["segments"][0]
+    segment = api.get(partition_path(topic) + "/segments").json()["segments"][0]
     assert segment["tier"] == "cold"
-    path = paths(topic) + "/segments/0"
+    path = partition_path(topic) + "/segments/0"
     whole = api.get(path)
     assert whole.status_code == 200
     assert len(whole.content) == segment["size_bytes"]
@@ -111,62 +115,66 @@ def test_bytes_come_like_from_a_file_server_from_either_tier(api: Api) -> None:
     assert refused.headers["content-range"] == f"bytes */{size}"
 
 
-def test_the_active_segment_is_given_up_to_the_high_watermark(api: Api) -> None:
+def test_the_active_segment_is_served_up_to_the_high_watermark(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a")
-    first = api.get(paths(topic) + "/segments/0")
+    first = api.get(partition_path(topic) + "/segments/0")
     api.values(topic, "b")
-    second = api.get(paths(topic) + "/segments/0")
+    second = api.get(partition_path(topic) + "/segments/0")
     assert second.content.startswith(first.content)
     assert len(second.content) > len(first.content)
     assert first.headers["etag"] != second.headers["etag"]
 
 
-def test_an_unknown_segment_is_told(api: Api) -> None:
+def test_an_unknown_segment_is_404(api: Api) -> None:
     topic = api.topic()
-    problem(api.get(paths(topic) + "/segments/7"), 404, "unknown-segment")
-    problem(api.get(paths(topic) + "/segments/-7"), 404, "unknown-segment")
-    problem(api.get(paths(topic) + "/segments/x"), 400, "invalid-request")
+    problem(api.get(partition_path(topic) + "/segments/7"), 404, "unknown-segment")
+    problem(api.get(partition_path(topic) + "/segments/-7"), 404, "unknown-segment")
+    problem(api.get(partition_path(topic) + "/segments/x"), 400, "invalid-request")
 
 
-def test_a_segment_below_the_log_start_is_gone_before_the_bucket_is_told(
+def test_a_trimmed_segment_is_404_before_it_is_deleted_from_the_bucket(
     api: Api, request: pytest.FixtureRequest
 ) -> None:
     topic = api.cold_topic()
-    first, second = api.get(paths(topic) + "/segments?limit=2").json()["segments"]
-    where = [f"{paths(topic)}/segments/{one['base_offset']}" for one in (first, second)]
-    assert [api.get(path).headers["log-tier"] for path in where] == ["cold", "cold"]
+    first, second = api.get(partition_path(topic) + "/segments?limit=2").json()["segments"]
+    segment_paths = [
+        f"{partition_path(topic)}/segments/{one['base_offset']}" for one in (first, second)
+    ]
+    assert [api.get(path).headers["log-tier"] for path in segment_paths] == ["cold", "cold"]
     request.getfixturevalue("store_down")
-    api.post(paths(topic) + "/trim", json={"before_offset": second["base_offset"] + 1})
-    assert [api.get(path).status_code for path in where] == [404, 200]
+    api.post(partition_path(topic) + "/trim", json={"before_offset": second["base_offset"] + 1})
+    assert [api.get(path).status_code for path in segment_paths] == [404, 200]
 
 
-def test_the_manifest_in_force_and_its_versions_are_shown(api: Api) -> None:
+def test_the_manifest_and_its_earlier_versions_are_served(api: Api) -> None:
     topic = api.cold_topic()
-    manifest = api.get(paths(topic) + "/manifest").json()
+    manifest = api.get(partition_path(topic) + "/manifest").json()
     assert manifest["version"] >= 1
     assert manifest["leader_epoch"] >= 1
     assert manifest["owner"]
     assert manifest["log_start_offset"] == 0
     assert manifest["segments"][0]["base_offset"] == 0
-    older = api.get(paths(topic) + "/manifest", params={"version": 1})
+    older = api.get(partition_path(topic) + "/manifest", params={"version": 1})
     assert older.json()["version"] == 1
-    page = api.get(paths(topic) + "/manifest", params={"limit": 1}).json()
+    page = api.get(partition_path(topic) + "/manifest", params={"limit": 1}).json()
     assert len(page["segments"]) == 1
     assert page["next_from_offset"] == manifest["segments"][1]["base_offset"]
-    problem(api.get(paths(topic) + "/manifest?version=99999"), 404, "unknown-manifest-version")
+    problem(
+        api.get(partition_path(topic) + "/manifest?version=99999"), 404, "unknown-manifest-version"
+    )
 
 
 def test_a_topic_that_stays_local_says_why_it_has_no_manifest(api: Api) -> None:
     topic = api.topic(remote_storage_enable=False)
-    refused = problem(api.get(paths(topic) + "/manifest"), 404, "unknown-manifest-version")
+    refused = problem(api.get(partition_path(topic) + "/manifest"), 404, "unknown-manifest-version")
     assert "remote.storage.enable=false" in refused["detail"]
 
 
-def test_offsets_are_told_also_by_time(api: Api) -> None:
+def test_offsets_can_be_looked_up_by_timestamp(api: Api) -> None:
     topic = api.topic(retention_ms=-1)
     api.produce(topic, {"value": "a", "timestamp": 1000}, {"value": "b", "timestamp": 2000})
-    path = paths(topic) + "/offsets"
+    path = partition_path(topic) + "/offsets"
     assert api.get(path).json()["high_watermark"] == 2
     assert api.get(path, params={"timestamp": 1001}).json() == {"offset": 1, "timestamp": 2000}
     assert api.get(path, params={"timestamp": "1970-01-01T00:00:01Z"}).json() == {
@@ -176,12 +184,12 @@ def test_offsets_are_told_also_by_time(api: Api) -> None:
     assert api.get(path, params={"timestamp": 2001}).json() == {"offset": None, "timestamp": None}
 
 
-def test_a_partition_that_was_taken_over_tells_no_offsets(tmp_path: Path) -> None:
+def test_a_partition_that_lost_leadership_reports_no_offsets(tmp_path: Path) -> None:
     with api_of(tmp_path) as api:
         topic = api.topic()
         api.values(topic, "a", "b")
         take_over(api, topic, tmp_path)
         for query in ("", "?timestamp=0", "?timestamp=9999999999999"):
-            problem(api.get(paths(topic) + "/offsets" + query), 409, "leadership-lost")
-        for offset in (0, 2, 9):  # nor by a refusal that names where the log ends
+            problem(api.get(partition_path(topic) + "/offsets" + query), 409, "leadership-lost")
+        for offset in (0, 2, 9):  # nor in an error that names the log end
             problem(api.get(records_path(topic), params={"offset": offset}), 409, "leadership-lost")

@@ -14,7 +14,7 @@ MALFORMED = (
 PATH = records_path("t")
 
 
-def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Path) -> None:
+def test_sigterm_ends_long_polls_and_exits_0(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path).start()
     with httpx.Client(base_url=broker.url, timeout=30) as client, ThreadPoolExecutor(1) as pool:
         assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
@@ -26,12 +26,14 @@ def test_sigterm_answers_who_waits_keeps_what_was_taken_and_exits_0(tmp_path: Pa
             refused.sendall(MALFORMED)
             assert refused.recv(12) == b"HTTP/1.1 400"
             assert broker.stop() == 0
-    answer = waiting.result()
-    assert answer.status_code == 200
-    assert answer.json()["records"] == []
+    response = waiting.result()
+    assert response.status_code == 200
+    assert response.json()["records"] == []
 
 
-def test_answers_that_nobody_reads_are_cut_in_time_and_are_no_fault(tmp_path: Path) -> None:
+def test_unread_responses_are_aborted_at_the_shutdown_timeout_without_an_error(
+    tmp_path: Path,
+) -> None:
     broker = BrokerProcess(tmp_path, "--shutdown-timeout", "3").start()
     value, octets = b"x" * 900_000, {"content-type": "application/octet-stream"}
     with httpx.Client(base_url=broker.url) as client:
@@ -41,16 +43,16 @@ def test_answers_that_nobody_reads_are_cut_in_time_and_are_no_fault(tmp_path: Pa
     readers = []
     for form in ("application/json", "application/vnd.apache.kafka.recordbatch.v2"):
         sock = socket.create_connection(("127.0.0.1", broker.port))
-        asked = (
+        request = (
             f"GET {PATH}?max_bytes=67108864 HTTP/1.1\r\nHost: localhost\r\nAccept: {form}\r\n\r\n"
         )
-        sock.sendall(asked.encode())
+        sock.sendall(request.encode())
         assert sock.recv(12) == b"HTTP/1.1 200"
         readers.append(sock)
     assert broker.stop() == 0
     for sock in readers:
         sock.close()
     lines = (tmp_path / "broker.log").read_text().splitlines()
-    # uvicorn's of its own patience, which a machine that stands still may end with the answers.
+    # uvicorn's own timeout, which on a stalled machine may end together with the responses.
     faults = [line for line in lines if "graceful shutdown exceeded" not in line]
     assert not [line for line in faults if '"level": "error"' in line]

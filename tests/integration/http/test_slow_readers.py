@@ -1,4 +1,4 @@
-"""How much memory (RSS) readers that do not read cost the broker."""
+"""How much memory (RSS) clients that do not read their response cost the broker."""
 
 import base64
 import os
@@ -16,8 +16,8 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, records_path
 
 MIB = 1 << 20
-ANSWER_BYTES = 16 * MIB
-PATH = records_path("t") + f"?max_bytes={ANSWER_BYTES}"
+RESPONSE_BYTES = 16 * MIB
+PATH = records_path("t") + f"?max_bytes={RESPONSE_BYTES}"
 
 
 class Broker:
@@ -35,7 +35,7 @@ class Broker:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A process of its own, with 17 MiB in topic `t`, read once in each form."""
+    """A separate process with 17 MiB in topic `t`, read once in each media type."""
     process = BrokerProcess(tmp_path_factory.mktemp("slow")).start()
     with httpx.Client(base_url=process.url, timeout=60) as client:
         client.post("/v1/topics", json={"name": "t"})
@@ -48,17 +48,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     assert process.stop() == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("form", "path", "readers", "most_mib"),
     [
         (BATCHES, PATH, 50, 16),
         ("application/octet-stream", "/v1/topics/t/partitions/0/segments/0", 50, 16),
         ("text/event-stream", "/v1/topics/t/partitions/0/tail?offset=earliest", 20, 64),
-        (NDJSON, PATH, 30, 320),  # 64 MiB may wait in memory; the rest is for writing one
+        (NDJSON, PATH, 30, 320),  # 64 MiB of unsent responses, and the memory to build one
     ],
 )
-def test_readers_that_do_not_read_hold_no_memory(
+def test_unread_responses_hold_bounded_memory(
     broker: Broker, form: str, path: str, readers: int, most_mib: int
 ) -> None:
     before = broker.resident_mib
@@ -69,7 +69,7 @@ def test_readers_that_do_not_read_hold_no_memory(
             sock.connect(("127.0.0.1", broker.client.base_url.port))
             request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {form}\r\n\r\n"
             sock.sendall(request.encode())
-            sock.recv(1)  # its answer has begun
+            sock.recv(1)  # the response has begun
         assert broker.gauge("tierlog_http_requests_in_progress") == readers + 1
         assert broker.resident_mib - before < most_mib
         if form == NDJSON:

@@ -1,4 +1,4 @@
-"""/readyz reports the outage of a store under a running broker, and its end."""
+"""A store that fails or hangs under a running broker."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -28,10 +28,10 @@ def test_readyz_stays_200_and_lists_an_unavailable_store(
     with served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one:
 
         def degraded() -> list[str]:
-            answer = httpx.get(f"{one.server.url}/readyz")
-            assert answer.status_code == 200
-            told: list[str] = answer.json()["degraded"]
-            return told
+            response = httpx.get(f"{one.server.url}/readyz")
+            assert response.status_code == 200
+            reasons: list[str] = response.json()["degraded"]
+            return reasons
 
         assert degraded() == []
         root.rename(tmp_path / "away")
@@ -58,27 +58,27 @@ def test_a_store_is_checked_soon_after_a_failed_request(
         until(lambda: api.get("/readyz").json()["degraded"])
 
 
-class Hanging:
-    """A call of a store that waits until it may go on."""
+class BlockedCall:
+    """A store call that blocks until it is released."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self.asked, self.answers, self._call = threading.Event(), threading.Event(), call
+        self.called, self.released, self._call = threading.Event(), threading.Event(), call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.set()
-        self.answers.wait(20)
+        self.called.set()
+        self.released.wait(20)
         return self._call(*args, **kwargs)
 
 
 @contextmanager
 def served_with_one_thread(
     tmp_path: Path, name: str
-) -> Iterator[tuple[Broker, Api, Callable[[], Hanging]]]:
-    """A broker with one thread of each kind; what is yielded last has its store's `name` hang."""
+) -> Iterator[tuple[Broker, Api, Callable[[], BlockedCall]]]:
+    """A broker with one thread per pool; the last item yielded blocks the store's `name`."""
     store = open_store(f"file://{tmp_path / 'store'}")
-    call = Hanging(getattr(store, name))
+    call = BlockedCall(getattr(store, name))
 
-    def hang() -> Hanging:
+    def block() -> BlockedCall:
         setattr(store, name, call)
         return call
 
@@ -88,41 +88,41 @@ def served_with_one_thread(
         Api(base_url=one.server.url, timeout=30) as api,
     ):
         try:
-            yield one.broker, api, hang
+            yield one.broker, api, block
         finally:
-            call.answers.set()
+            call.released.set()
 
 
-def test_reads_of_a_hanging_store_hold_up_nothing_else(tmp_path: Path) -> None:
+def test_reads_from_a_hanging_store_block_nothing_else(tmp_path: Path) -> None:
     with (
-        served_with_one_thread(tmp_path, "get_range") as (broker, api, hang),
+        served_with_one_thread(tmp_path, "get_range") as (broker, api, block),
         ThreadPoolExecutor(1) as pool,
     ):
         topic = api.cold_topic()
-        hanging = hang()
+        blocked = block()
         reading = pool.submit(api.get, records_path(topic))
-        assert hanging.asked.wait(10)
+        assert blocked.called.wait(10)
         assert api.get("/metrics").status_code == 200
         end = broker.partition(topic, 0).offsets().local_log_start_offset
         assert api.get(f"/v1/topics/{topic}/partitions/0/segments/{end}").status_code == 200
         assert not reading.done()
-        hanging.answers.set()
+        blocked.released.set()
         assert reading.result().status_code == 200
 
 
-def test_writes_to_a_hanging_store_hold_up_nothing_else(tmp_path: Path) -> None:
+def test_writes_to_a_hanging_store_block_nothing_else(tmp_path: Path) -> None:
     with (
-        served_with_one_thread(tmp_path, "put_file") as (_, api, hang),
+        served_with_one_thread(tmp_path, "put_file") as (_, api, block),
         ThreadPoolExecutor(1) as pool,
     ):
-        hanging = hang()
+        blocked = block()
         topic = api.topic()
         api.values(topic, "one")
         waiting = pool.submit(api.post, f"/v1/topics/{topic}/offload?wait_ms=20000")
-        assert hanging.asked.wait(10)
+        assert blocked.called.wait(10)
         commit = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
         assert api.put("/v1/groups/g/offsets", json=commit).status_code == 204
         assert api.delete(f"/v1/topics/{api.topic()}").status_code == 204
         assert not waiting.done()
-        hanging.answers.set()
+        blocked.released.set()
         assert waiting.result().json()["remaining_segments"] == 0

@@ -12,11 +12,11 @@ from tests.integration.http.conftest import Api, api_of, problem, records_path, 
 
 
 class Events:
-    """The events of one stream, read as they come."""
+    """The events of one stream, read as they arrive."""
 
-    def __init__(self, answer: httpx.Response) -> None:
-        self.headers = answer.headers
-        self._lines = answer.iter_lines()
+    def __init__(self, response: httpx.Response) -> None:
+        self.headers = response.headers
+        self._lines = response.iter_lines()
 
     def take(self, count: int) -> list[dict[str, str]]:
         found: list[dict[str, str]] = []
@@ -36,12 +36,12 @@ class Events:
 def tail(api: Api, path: str, **headers: str) -> Iterator[Events]:
     with api.stream(
         "GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()}
-    ) as answer:
-        assert answer.status_code == 200, answer.read()
-        yield Events(answer)
+    ) as response:
+        assert response.status_code == 200, response.read()
+        yield Events(response)
 
 
-def test_records_arrive_as_they_are_produced_and_the_id_resumes(api: Api) -> None:
+def test_records_arrive_as_produced_and_last_event_id_resumes(api: Api) -> None:
     topic = api.topic()
     path = f"/v1/topics/{topic}/partitions/0/tail"
     api.values(topic, "before")
@@ -78,7 +78,7 @@ def test_a_topics_tail_resumes_every_partition(api: Api) -> None:
         problem(api.get(path, headers={"last-event-id": odd}), 400, "invalid-request")
 
 
-def test_a_partition_that_is_younger_than_the_id_is_read_from_its_start(api: Api) -> None:
+def test_a_partition_added_since_last_event_id_is_read_from_its_start(api: Api) -> None:
     topic = api.topic()
     path = f"/v1/topics/{topic}/tail"
     api.values(topic, "a")
@@ -90,7 +90,7 @@ def test_a_partition_that_is_younger_than_the_id_is_read_from_its_start(api: Api
         assert json.loads(events.take(1)[0]["data"])["value"] == "b"
 
 
-def test_a_tail_takes_in_the_partitions_that_its_topic_gains(api: Api) -> None:
+def test_a_topic_tail_includes_added_partitions(api: Api) -> None:
     topic = api.topic()
     with tail(api, f"/v1/topics/{topic}/tail") as events:
         api.values(topic, "a")
@@ -102,7 +102,7 @@ def test_a_tail_takes_in_the_partitions_that_its_topic_gains(api: Api) -> None:
         assert json.loads(event["data"])["value"] == "b"
 
 
-def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
+def test_an_invalid_start_position_is_refused_before_the_stream(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a", "b", "c")
     api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
@@ -112,19 +112,19 @@ def test_a_position_that_was_trimmed_is_410_at_the_start(api: Api) -> None:
     problem(api.get(path, headers={"last-event-id": "x"}), 400, "invalid-request")
 
 
-def test_the_tail_of_a_partition_that_was_taken_over_is_409_at_the_start(tmp_path: Path) -> None:
+def test_the_tail_of_a_partition_that_lost_leadership_is_409(tmp_path: Path) -> None:
     with api_of(tmp_path) as api:
         topic = api.topic()
         api.values(topic, "a", "b", "c")
         take_over(api, topic, tmp_path)
         path = f"/v1/topics/{topic}/partitions/0/tail"
         problem(api.get(path), 409, "leadership-lost")
-        # Not 416: it read on from the new owner, and this one no longer knows the end.
+        # Not 416: the client read from the new owner, and this broker no longer knows the end.
         problem(api.get(path, headers={"last-event-id": "9"}), 409, "leadership-lost")
         problem(api.get(f"/v1/topics/{topic}/tail"), 409, "leadership-lost")
 
 
-def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
+def test_disconnecting_ends_a_tail(api: Api) -> None:
     topic = api.topic()
     partition = api.broker.partition(topic, 0)
     with tail(api, f"/v1/topics/{topic}/partitions/0/tail"):
@@ -132,16 +132,18 @@ def test_a_tail_that_is_left_leaves_nothing_behind(api: Api) -> None:
     until(lambda: not partition._waiters._waiting)
 
 
-def test_many_readers_get_every_record_in_order(api: Api) -> None:
+def test_concurrent_tails_get_every_record_in_order(api: Api) -> None:
     topic = api.topic()
     got: list[list[str]] = []
 
     def follow() -> None:
         with (
             httpx.Client(base_url=api.base_url, timeout=20) as client,
-            client.stream("GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest") as answer,
+            client.stream(
+                "GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest"
+            ) as response,
         ):
-            got.append([json.loads(e["data"])["value"] for e in Events(answer).take(100)])
+            got.append([json.loads(e["data"])["value"] for e in Events(response).take(100)])
 
     readers = [threading.Thread(target=follow) for _ in range(5)]
     for reader in readers:
@@ -153,26 +155,26 @@ def test_many_readers_get_every_record_in_order(api: Api) -> None:
     assert got == [[str(n) for n in range(100)]] * 5
 
 
-def test_a_topic_that_is_deleted_ends_its_tails_and_long_polls_at_once(api: Api) -> None:
+def test_deleting_a_topic_ends_its_tails_and_long_polls(api: Api) -> None:
     topic = api.topic(partitions=2)
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def poll() -> None:
-        answers.append(api.fetch(topic, wait_ms=30_000))
+        responses.append(api.fetch(topic, wait_ms=30_000))
 
     with (
-        tail(api, f"/v1/topics/{topic}/partitions/0/tail") as one,
-        tail(api, f"/v1/topics/{topic}/tail") as whole,
+        tail(api, f"/v1/topics/{topic}/partitions/0/tail") as of_partition,
+        tail(api, f"/v1/topics/{topic}/tail") as of_topic,
     ):
         thread = threading.Thread(target=poll)
         thread.start()
         until_waiting(lambda: api.get("/metrics").text, least=3)
         began = time.monotonic()
         assert api.delete(f"/v1/topics/{topic}").status_code == 204
-        for events in (one, whole):
+        for events in (of_partition, of_topic):
             (event,) = events.take(1)
             assert event["event"] == "error"
             assert json.loads(event["data"])["code"] == "unknown-topic"
         thread.join()
-        assert time.monotonic() - began < 10, "they waited their time out"
-    problem(answers[0], 404, "unknown-topic")
+        assert time.monotonic() - began < 10, "they waited for their timeout"
+    problem(responses[0], 404, "unknown-topic")

@@ -1,4 +1,4 @@
-"""Tails that have much to read before they wait: who else is served, and when they end."""
+"""Tails far from the log end: other tasks run meanwhile, and the tails end promptly."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ VALUE = "x" * 40_000  # a page holds one
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_tail_whose_client_left_reads_no_more(tmp_path: Path, loop: str) -> None:
+def test_a_tail_of_a_disconnected_client_stops_reading(tmp_path: Path, loop: str) -> None:
     with served(tmp_path, HttpSettings(), loop=loop) as server:
         body = {"records": [{"value": "x" * 500_000}] * 2}
         for _ in range(24):
@@ -38,7 +38,7 @@ def test_a_tail_whose_client_left_reads_no_more(tmp_path: Path, loop: str) -> No
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert sock.recv(12) == b"HTTP/1.1 200"
         metrics = ""
-        while "tierlog_http_requests_in_progress 1.0" not in metrics:  # the one that asks
+        while "tierlog_http_requests_in_progress 1.0" not in metrics:  # this request
             metrics = httpx.get(f"{server.url}/metrics").text
         name = 'tierlog_fetched_bytes_total{tier="hot"}'
         fetched = next(line for line in metrics.splitlines() if line.startswith(name))
@@ -61,18 +61,18 @@ async def never() -> Any:
 
 
 async def tail_from_the_start(context: Context) -> StreamResponse:
-    """Of a client that takes all at once, and stays; its comment was read."""
+    """A tail from offset 0 whose opening comment was read, of a client that never disconnects."""
     exchange = Exchange({"method": "GET", "headers": [], "query_string": b"offset=earliest"})
     exchange.params = {"topic": "t", "partition": "0"}
     exchange.receive = never
-    answer = await tail_partition(context, exchange)
-    assert isinstance(answer, StreamResponse)
-    await anext(answer.parts)
-    return answer
+    response = await tail_partition(context, exchange)
+    assert isinstance(response, StreamResponse)
+    await anext(response.parts)
+    return response
 
 
-def test_others_have_their_turn_between_two_pages(broker: Broker) -> None:
-    async def turns_of_others() -> int:
+def test_a_tail_yields_to_other_tasks_between_pages(broker: Broker) -> None:
+    async def count_turns() -> int:
         context, loop, turns = Context(broker, HttpSettings()), asyncio.get_running_loop(), 0
         stream = await tail_from_the_start(context)
 
@@ -88,11 +88,11 @@ def test_others_have_their_turn_between_two_pages(broker: Broker) -> None:
         context.close()
         return turns
 
-    assert asyncio.run(turns_of_others()) >= PAGES - 1
+    assert asyncio.run(count_turns()) >= PAGES - 1
 
 
-def test_a_tail_that_is_not_at_the_end_yet_ends_when_the_server_stops(broker: Broker) -> None:
-    async def pages_after_the_stop() -> int:
+def test_a_tail_that_is_catching_up_ends_at_shutdown(broker: Broker) -> None:
+    async def pages_after_stop() -> int:
         context = Context(broker, HttpSettings())
         stream = await tail_from_the_start(context)
         await anext(stream.parts)
@@ -100,10 +100,10 @@ def test_a_tail_that_is_not_at_the_end_yet_ends_when_the_server_stops(broker: Br
         context.close()
         return len([page async for page in stream.parts])
 
-    assert asyncio.run(pages_after_the_stop()) == 0
+    assert asyncio.run(pages_after_stop()) == 0
 
 
-def test_a_gap_that_leads_to_the_end_is_passed_and_then_waited_at(
+def test_a_tail_skips_a_gap_at_the_log_end_and_waits(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = broker.partition("t", 0)
@@ -117,12 +117,12 @@ def test_a_gap_that_leads_to_the_end_is_passed_and_then_waited_at(
         return page
 
     nothing = partition.read(0, max_bytes=1)._replace(slices=(), next_offset=end)
-    looks: list[int] = []
+    reads: list[int] = []
 
-    def look(offset: int, **_: Any) -> Fetched:
-        looks.append(offset)
+    def read_nothing(offset: int, **_: Any) -> Fetched:
+        reads.append(offset)
         return nothing
 
-    monkeypatch.setattr(partition, "try_read", look)
-    assert asyncio.run(next_part()) == b":\n\n", "the heartbeat of who waits"
-    assert looks == [0], "who waits does not look"
+    monkeypatch.setattr(partition, "try_read", read_nothing)
+    assert asyncio.run(next_part()) == b":\n\n", "the heartbeat of a waiting tail"
+    assert reads == [0], "a waiting tail does not read"

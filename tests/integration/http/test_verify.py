@@ -5,13 +5,13 @@ from record_format.findings import Problem, ProblemKind
 from tests.fakes.damage import flip
 
 
-def test_a_whole_topic_is_ok_and_a_lost_object_is_in_the_answer(api):
+def test_an_intact_topic_is_ok_and_a_missing_object_is_reported(api):
     name = api.cold_topic()
-    answer = api.post(f"/v1/topics/{name}/verify", params={"deep": 1})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["ok"] is True
-    assert answer.json()["problems"] == []
-    assert answer.json()["checked"]["chunks"] > 0
+    response = api.post(f"/v1/topics/{name}/verify", params={"deep": 1})
+    assert response.status_code == 200, response.text
+    assert response.json()["ok"] is True
+    assert response.json()["problems"] == []
+    assert response.json()["checked"]["chunks"] > 0
     cold = api.broker.partition(name, 0).cold
     lost = next(cold.entries(0)).log_key
     api.store.delete([lost])
@@ -22,7 +22,7 @@ def test_a_whole_topic_is_ok_and_a_lost_object_is_in_the_answer(api):
     ]
 
 
-def test_a_local_file_is_named_without_this_machines_paths(api):
+def test_a_local_file_is_named_without_the_data_folder(api):
     name = api.topic(segment_bytes=1024)
     for _ in range(3):
         api.values(name, "x" * 900)
@@ -34,7 +34,7 @@ def test_a_local_file_is_named_without_this_machines_paths(api):
     assert str(path.parent.parent) not in found["detail"]
 
 
-def test_nothing_of_this_machines_folders_is_told_if_one_has_a_space_in_its_name():
+def test_a_data_folder_with_a_space_is_not_disclosed():
     file = "/home/my lab/data/t-0/00000000000000000000.log"
     kind = ProblemKind.SEGMENT_CORRUPT
     found = verify._shown(Problem(kind=kind, partition=0, file=file, detail=f"{file}: position 0"))

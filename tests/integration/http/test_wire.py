@@ -27,8 +27,8 @@ def get(path: str, *headers: str, version: str = "1.1") -> bytes:
 LAST = get("/healthz", "Connection: close")
 
 
-def ask(api: Api, *pieces: bytes) -> bytes:
-    """All that comes until the server ends the connection."""
+def exchange(api: Api, *pieces: bytes) -> bytes:
+    """Everything received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
@@ -36,8 +36,8 @@ def ask(api: Api, *pieces: bytes) -> bytes:
         return sock.makefile("rb").read()
 
 
-def statuses(answers: bytes) -> list[int]:
-    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
+def statuses(responses: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", responses)]
 
 
 def log_end(api: Api, topic: str) -> int:
@@ -55,7 +55,7 @@ def test_a_request_to_upgrade_to_http2_is_served_as_http1(
     produce = post(records_path(topic), TO_H2C, framing, body=body)
     sent = (produce + get("/healthz", TO_H2C)) * 2 + produce + LAST
     pieces = [sent[at : at + 50] for at in range(0, len(sent), 50)] if is_truncated else [sent]
-    assert statuses(ask(api, *pieces)) == [200] * 6
+    assert statuses(exchange(api, *pieces)) == [200] * 6
     assert [r["value"] for r in api.fetch(topic).json()["records"]] == ["x"] * 3
 
 
@@ -63,7 +63,7 @@ def test_the_body_of_an_upgrade_request_is_never_a_request(api: Api) -> None:
     topic = api.topic()
     inner = post(records_path(topic), LENGTH)
     outer = post("/v1/fetch", TO_H2C, f"Content-Length: {len(inner)}", body=b"")
-    assert statuses(ask(api, outer, inner, LAST)) == [400, 200]
+    assert statuses(exchange(api, outer, inner, LAST)) == [400, 200]
     assert log_end(api, topic) == 0
 
 
@@ -75,7 +75,7 @@ def test_trailers_are_not_headers(api: Api, trailer: str) -> None:
     topic = api.topic()
     body = CHUNKED + trailer.encode() + b"\r\n\r\n"
     head = post(records_path(topic), "Transfer-Encoding: chunked", body=b"")
-    assert statuses(ask(api, head + body + LAST)) == [200, 200]
+    assert statuses(exchange(api, head + body + LAST)) == [200, 200]
 
 
 @pytest.mark.parametrize("blanks", [" ", "\t "])
@@ -83,9 +83,9 @@ def test_whitespace_after_a_header_value_is_not_part_of_it(api: Api, blanks: str
     topic = api.topic()
     producer = ("Producer-Id: 5000000000", "Producer-Epoch: 0", "Producer-Sequence: 0")
     headers = [f"{header}{blanks}" for header in (*producer, "If-Offset-Match: 0", LENGTH)]
-    assert statuses(ask(api, post(records_path(topic), *headers) + LAST)) == [200, 200]
+    assert statuses(exchange(api, post(records_path(topic), *headers) + LAST)) == [200, 200]
     resumed = get(f"/v1/topics/{topic}/tail", f"Last-Event-ID: 0:7{blanks}", "Connection: close")
-    assert statuses(ask(api, resumed)) == [416]
+    assert statuses(exchange(api, resumed)) == [416]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_whitespace_after_a_header_value_is_not_part_of_it(api: Api, blanks: str
 def test_trailers_are_limited_like_a_head(api: Api, piece: bytes) -> None:
     topic = api.topic()
     head = post(records_path(topic), "Transfer-Encoding: chunked", body=CHUNKED + b"x: ")
-    answer = ask(api, head, piece * 1000)  # more than one read of the socket brings
-    assert statuses(answer) == [431]
-    assert b'"code":"header-too-large"' in answer
+    response = exchange(api, head, piece * 1000)  # more than one read of the socket returns
+    assert statuses(response) == [431]
+    assert b'"code":"header-too-large"' in response
     assert log_end(api, topic) == 0
 
 
@@ -111,15 +111,15 @@ def test_trailers_are_limited_like_a_head(api: Api, piece: bytes) -> None:
     ],
 )
 def test_unknown_framing_is_refused(api: Api, request_line: str, header: str, said: bytes) -> None:
-    answer = ask(
+    response = exchange(
         api, f"{request_line}\r\nHost: localhost\r\n{header}\r\n\r\n".encode(), b"0\r\n\r\n"
     )
-    assert statuses(answer) == [400]
-    assert said in answer
+    assert statuses(response) == [400]
+    assert said in response
 
 
 @pytest.mark.parametrize(
-    ("behind", "status"),
+    ("following", "status"),
     [
         (b"\0no http\r\n\r\n", 400),
         (get("/healthz", "X: " + "a" * (70 << 10)), 431),
@@ -127,13 +127,13 @@ def test_unknown_framing_is_refused(api: Api, request_line: str, header: str, sa
         (post("/v1/fetch", "Transfer-Encoding: br", body=b""), 400),
     ],
 )
-def test_an_error_behind_produce_requests_takes_nobodys_response(
-    api: Api, behind: bytes, status: int
+def test_an_error_after_pipelined_produces_displaces_no_response(
+    api: Api, following: bytes, status: int
 ) -> None:
     topic = api.topic()
-    answers = ask(api, post(records_path(topic), LENGTH) * 2 + behind)
-    assert statuses(answers) == [200, 200, status]
-    assert b'"base_offset":1' in answers
+    responses = exchange(api, post(records_path(topic), LENGTH) * 2 + following)
+    assert statuses(responses) == [200, 200, status]
+    assert b'"base_offset":1' in responses
     assert log_end(api, topic) == 2
 
 
@@ -141,16 +141,16 @@ def test_a_client_that_keeps_sending_reads_the_whole_error_response(api: Api) ->
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(get("/healthz", "X: " + "a" * (70 << 10)))
         assert sock.recv(12) == b"HTTP/1.1 431"
-        for _ in range(3):  # a reset would be met by the second
+        for _ in range(3):  # the second would hit a reset
             sock.sendall(b"a" * 50_000)
         assert b"header-too-large" in sock.makefile("rb").read()
 
 
 def test_a_malformed_body_after_expect_continue_is_the_clients_error(api: Api) -> None:
-    """Who expects to be told to go on sends all the same; what it is refused with is the end."""
+    """The client sends without waiting for 100; the error response ends the connection."""
     lines = ("Expect: 100-continue", "Transfer-Encoding: chunked")
     expects = post(records_path(api.topic()), *lines, body=b"no length\r\n")
-    assert statuses(ask(api, expects)) == [400]
+    assert statuses(exchange(api, expects)) == [400]
     assert 'tierlog_http_errors_total{code="internal"} 0.0\n' in api.get("/metrics").text
 
 
@@ -164,25 +164,25 @@ def test_an_error_response_reaches_a_client_that_is_still_sending_its_body(
         sock.sendall(head)
         for _ in range(size >> 20):
             sock.sendall(b"-" * (1 << 20))
-        answer = sock.makefile("rb").read()
-    assert statuses(answer) == [404]
-    assert b"\r\nconnection: close\r\n" in answer
+        response = sock.makefile("rb").read()
+    assert statuses(response) == [404]
+    assert b"\r\nconnection: close\r\n" in response
 
 
-def test_a_body_that_was_not_continued_is_not_taken_for_the_next_request(api: Api) -> None:
+def test_a_connection_closes_after_refusing_an_expected_body(api: Api) -> None:
     expects = post(records_path("nope"), "Expect: 100-continue", LENGTH, body=b"")
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
         sock.sendall(expects)
         refusal = sock.recv(12)
         sock.sendall(get("/healthz"))
-        answers = refusal + sock.makefile("rb").read()
-    assert statuses(answers) == [404], "the connection ended: nothing was taken for the body"
+        responses = refusal + sock.makefile("rb").read()
+    assert statuses(responses) == [404], "the connection was closed"
 
 
 def test_an_http_1_0_client_gets_no_100_continue(api: Api) -> None:
     topic = api.topic()
     produce = post(records_path(topic), "Expect: 100-continue", LENGTH, version="1.0")
-    assert statuses(ask(api, produce)) == [200]
+    assert statuses(exchange(api, produce)) == [200]
 
 
 def test_an_http_1_0_client_gets_an_unbounded_response_without_chunks(api: Api) -> None:
