@@ -23,7 +23,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def no_credentials(monkeypatch, tmp_path):
-    """AWS's own chain finds none."""
+    """AWS's credential chain finds nothing."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

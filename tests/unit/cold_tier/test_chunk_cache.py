@@ -55,7 +55,7 @@ def test_a_filled_chunk_is_found_and_an_unknown_one_is_a_miss(tmp_path):
     assert (usage.hits, usage.misses, usage.cached_bytes) == (1, 1, SIZE)
 
 
-def test_the_limit_holds_for_cached_and_reserved_bytes_together(tmp_path):
+def test_cached_and_reserved_bytes_stay_within_the_limit(tmp_path):
     cache = make(tmp_path)
     for number in range(20):
         fill(cache, number)
@@ -65,7 +65,7 @@ def test_the_limit_holds_for_cached_and_reserved_bytes_together(tmp_path):
     assert len(files) == 4
 
 
-def test_a_reservation_that_was_given_up_is_room_again(tmp_path):
+def test_a_cancelled_reservation_frees_its_space(tmp_path):
     cache = make(tmp_path, chunks=1)
     for _ in range(3):
         cache.reserve(SIZE)
@@ -73,54 +73,54 @@ def test_a_reservation_that_was_given_up_is_room_again(tmp_path):
     fill(cache, 1)
 
 
-def test_open_chunks_are_not_evicted_and_a_full_cache_says_so(tmp_path):
+def test_open_chunks_are_not_evicted_and_a_full_cache_raises(tmp_path):
     cache = make(tmp_path, chunks=2)
-    held = [fill(cache, 0), fill(cache, 1)]
+    opened_chunks = [fill(cache, 0), fill(cache, 1)]
     with pytest.raises(Throttled):
         cache.reserve(SIZE)
     assert (tmp_path / "seg" / "0").exists()
-    held.pop()
+    opened_chunks.pop()
     cache.reserve(SIZE)
     assert cache.usage().chunks == 1
 
 
-def test_a_waiting_fill_goes_on_when_a_reader_lets_go(tmp_path):
+def test_a_waiting_fill_continues_when_a_reader_closes_its_chunk(tmp_path):
     cache = make(tmp_path, chunks=1)
-    held = [fill(cache, 0)]
-    threading.Timer(0.1, held.clear).start()
+    opened_chunks = [fill(cache, 0)]
+    threading.Timer(0.1, opened_chunks.clear).start()
     cache.reserve(SIZE, wait_s=10)
     assert cache.usage().reserved_bytes == SIZE
 
 
 @pytest.mark.parametrize("limit_bytes", [0, SIZE - 1])
-def test_a_chunk_larger_than_the_cache_has_it_alone(tmp_path, limit_bytes):
+def test_a_chunk_larger_than_the_cache_has_it_to_itself(tmp_path, limit_bytes):
     cache = ChunkCache(tmp_path, limit_bytes=limit_bytes)
-    held = fill(cache, 0)
+    opened_chunks = fill(cache, 0)
     with pytest.raises(Throttled):
         cache.reserve(SIZE)
-    del held
+    del opened_chunks
     assert os.pread(fill(cache, 1).fd, SIZE, 0) == body_of(1)
     usage = cache.usage()
     assert (usage.chunks, usage.cached_bytes) == (1, SIZE)
 
 
-def test_a_chunk_forgotten_while_it_is_open_counts_until_it_is_closed(tmp_path):
+def test_a_chunk_dropped_while_open_counts_until_it_is_closed(tmp_path):
     cache = make(tmp_path, chunks=2)
-    held = fill(cache, 0)
+    opened_chunks = fill(cache, 0)
     (tmp_path / "seg" / "0").write_bytes(bytes(SIZE))
-    held.report_corrupt()
+    opened_chunks.report_corrupt()
     assert cache.lookup(ref(0)) is None
     assert cache.usage().lingering_bytes == SIZE
     fill(cache, 1)
     with pytest.raises(Throttled):
         cache.reserve(2 * SIZE)
-    assert cache.usage().chunks == 1, "none goes where that does not do"
-    del held
+    assert cache.usage().chunks == 1, "nothing is evicted if that would not be enough"
+    del opened_chunks
     assert cache.usage().lingering_bytes == 0
     cache.reserve(2 * SIZE)
 
 
-def test_a_file_that_vanished_is_a_miss(tmp_path):
+def test_a_missing_file_is_a_miss(tmp_path):
     cache = make(tmp_path)
     fill(cache, 0)
     (tmp_path / "seg" / "0").unlink()
@@ -130,22 +130,22 @@ def test_a_file_that_vanished_is_a_miss(tmp_path):
     assert cache.lookup(ref(0)) is not None
 
 
-def test_a_folder_that_goes_with_its_last_chunk_is_in_no_ones_way(tmp_path, monkeypatch):
+def test_a_folder_deleted_with_its_last_chunk_does_not_break_a_fill(tmp_path, monkeypatch):
     cache, mkdir = make(tmp_path), Path.mkdir
     gone = []
 
-    def goes_as_it_is_looked_at(self, *args, **options):
+    def deleted_during_mkdir(self, *args, **options):
         if self.name == "seg" and not gone:
             gone.append(self)
             raise FileExistsError(errno.EEXIST, "and then it was gone", str(self))
         mkdir(self, *args, **options)
 
-    monkeypatch.setattr(Path, "mkdir", goes_as_it_is_looked_at)
+    monkeypatch.setattr(Path, "mkdir", deleted_during_mkdir)
     assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
     assert gone
 
 
-def test_a_folder_that_vanished_is_made_again(tmp_path):
+def test_a_missing_folder_is_recreated(tmp_path):
     cache = make(tmp_path / "cache")
     fill(cache, 0)
     shutil.rmtree(tmp_path / "cache")
@@ -161,7 +161,7 @@ def test_a_folder_that_vanished_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["none", "flip", "cut", "longer"])
-def test_what_an_earlier_process_left_is_checked_before_it_is_served(tmp_path, damage):
+def test_chunks_of_an_earlier_process_are_verified_before_use(tmp_path, damage):
     fill(make(tmp_path), 0)
     path = tmp_path / "seg" / "0"
     body = bytearray(path.read_bytes())
@@ -180,7 +180,7 @@ def test_what_an_earlier_process_left_is_checked_before_it_is_served(tmp_path, d
         assert not path.exists()
 
 
-def test_a_restart_sweeps_what_was_being_filled_and_what_is_above_the_limit(tmp_path):
+def test_a_restart_removes_unfinished_fills_and_chunks_above_the_limit(tmp_path):
     cache = make(tmp_path, chunks=8)
     for number in range(8):
         fill(cache, number)
@@ -191,7 +191,7 @@ def test_a_restart_sweeps_what_was_being_filled_and_what_is_above_the_limit(tmp_
     assert len(list((tmp_path / "seg").iterdir())) == 3
 
 
-def test_a_scan_does_not_push_out_what_is_read_again_and_again(tmp_path):
+def test_a_scan_does_not_evict_frequently_read_chunks(tmp_path):
     cache = make(tmp_path, chunks=20)
     for round_number in range(3):
         for number in range(4):
@@ -204,7 +204,7 @@ def test_a_scan_does_not_push_out_what_is_read_again_and_again(tmp_path):
     assert all(ref(number, "hot") in cache for number in range(4))
 
 
-def test_a_scan_larger_than_the_cache_hits_some_of_it_the_next_time(tmp_path):
+def test_a_repeated_scan_larger_than_the_cache_gets_some_hits(tmp_path):
     cache = make(tmp_path, chunks=50)
     hits = 0
     for _ in range(4):
@@ -216,27 +216,27 @@ def test_a_scan_larger_than_the_cache_hits_some_of_it_the_next_time(tmp_path):
     assert hits > 30
 
 
-def test_guesses_that_nobody_reads_do_not_fill_the_cache(tmp_path):
+def test_unread_prefetched_chunks_do_not_fill_the_cache(tmp_path):
     cache = make(tmp_path, chunks=8)
     for number in range(4):
         fill(cache, number, "read")
     for number in range(100):
-        fill(cache, number, "guess", read=False)
+        fill(cache, number, "prefetched", read=False)
     assert cache.usage().chunks <= 8
     fill(cache, 1, "new")
     assert cache.lookup(ref(1, "new")) is not None
 
 
-def test_shrinking_gives_up_closed_chunks(tmp_path):
+def test_shrink_evicts_closed_chunks(tmp_path):
     cache = make(tmp_path, chunks=8)
-    held = [fill(cache, number) for number in range(8)][:2]
+    opened_chunks = [fill(cache, number) for number in range(8)][:2]
     assert cache.shrink(3 * SIZE) == 3 * SIZE
     assert cache.shrink(100 * SIZE) == 3 * SIZE
-    assert cache.usage().chunks == len(held)
+    assert cache.usage().chunks == len(opened_chunks)
 
 
-def test_shrinking_gives_up_what_there_is_also_while_chunks_are_on_their_way(tmp_path):
-    """A disk that lacks more than the cache has would get nothing of it."""
+def test_shrink_evicts_what_there_is_despite_reservations(tmp_path):
+    """Otherwise a disk that lacks more than the cache holds would gain nothing."""
     cache = make(tmp_path, chunks=8)
     for number in range(4):
         fill(cache, number)
@@ -245,7 +245,7 @@ def test_shrinking_gives_up_what_there_is_also_while_chunks_are_on_their_way(tmp
     assert cache.usage().chunks == 0
 
 
-def test_many_threads_leave_the_books_right(tmp_path):
+def test_concurrent_use_leaves_the_accounting_consistent(tmp_path):
     cache = make(tmp_path, chunks=10)
 
     def work(seed):
@@ -257,7 +257,7 @@ def test_many_threads_leave_the_books_right(tmp_path):
                     found = fill(cache, number)
                 except Throttled:
                     continue
-                    assert os.pread(found.fd, SIZE, 0) == body_of(number)
+            assert os.pread(found.fd, SIZE, 0) == body_of(number)
             del found
 
     with ThreadPoolExecutor(8) as pool:

@@ -36,14 +36,14 @@ QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 
 @pytest.fixture
 def reader(store, cache):
-    made = ColdReader(
+    cold_reader = ColdReader(
         store,
         cache,
         reader=RangedReader(store, requests_max=8, policy=QUICK),
         indexes=SegmentIndexes(store, policy=QUICK),
     )
-    yield made
-    made.close()
+    yield cold_reader
+    cold_reader.close()
 
 
 @pytest.fixture
@@ -71,58 +71,55 @@ def batch_of(written, offset):
     raise AssertionError
 
 
-def rot(cache, *, position):
-    """What the disk has of each cached chunk is not what was written."""
+def corrupt_cached_chunks(cache, *, position):
     for path in cache._folder.rglob("[0-9]"):
         with path.open("r+b") as file:
             file.seek(position)
             file.write(b"\xff" * 12)
 
 
-@pytest.mark.parametrize("steps", ["waiting", "at once"])
-def test_a_cached_chunk_that_proves_bad_comes_from_the_bucket_again(
-    reader, cache, segment, written, steps
-):
+@pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
+def test_a_corrupt_cached_chunk_is_fetched_again(reader, cache, segment, written, mode):
     whole = {"max_bytes": 1 << 20}
     assert bytes_of(reader.read(segment, 0, **whole)) == written.body
     reader._finder = BatchFinder()
-    rot(cache, position=0)
-    if steps == "at once":
+    corrupt_cached_chunks(cache, position=0)
+    if mode == "nonblocking":
         assert reader.try_read(segment, 5, **whole) is None
     assert bytes_of(reader.read(segment, 0, **whole)) == written.body
 
 
-def test_a_time_is_found_in_a_chunk_that_rotted_on_disk(reader, cache, segment, written):
+def test_a_timestamp_look_up_survives_a_corrupt_cached_chunk(reader, cache, segment, written):
     timestamp = next(iter_headers(written.body)).max_timestamp
     found = reader.offset_for_timestamp(segment, timestamp)
-    rot(cache, position=20)
+    corrupt_cached_chunks(cache, position=20)
     assert reader.offset_for_timestamp(segment, timestamp) == found
 
 
-def test_bytes_that_a_reader_doubts_are_checked_before_they_are_served_again(
+def test_a_chunk_reported_corrupt_is_verified_before_it_is_served_again(
     reader, cache, segment, written
 ):
     read = reader.read(segment, 0, max_bytes=1 << 20)
-    rot(cache, position=len(written.body) // len(read.slices) // 2)
-    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) != written.body, "nobody knows"
+    corrupt_cached_chunks(cache, position=len(written.body) // len(read.slices) // 2)
+    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) != written.body, "not noticed yet"
     for piece in read.slices:
         piece.file.report_corrupt()
     del read, piece
     assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
 
 
-def test_a_cached_chunk_that_the_disk_cannot_open_is_a_miss(reader, cache, segment, written):
+def test_a_cached_chunk_that_cannot_be_opened_is_a_miss(reader, cache, segment, written):
     read = reader.read(segment, 0, max_bytes=1 << 20)
     for piece in read.slices:
         piece.file.report_corrupt()
         piece.file.path.unlink(missing_ok=True)
-        piece.file.path.symlink_to(piece.file.path)  # a loop
+        piece.file.path.symlink_to(piece.file.path)  # cannot be opened: a loop
     del read, piece
     assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000, 1 << 20])
-def test_every_offset_is_answered_with_the_bytes_of_the_log(reader, segment, written, max_bytes):
+def test_a_read_at_every_offset_returns_the_bytes_of_the_log(reader, segment, written, max_bytes):
     for offset in range(segment.base_offset, segment.last_offset + 1):
         read = reader.read(segment, offset, max_bytes=max_bytes)
         body = bytes_of(read)
@@ -135,7 +132,7 @@ def test_every_offset_is_answered_with_the_bytes_of_the_log(reader, segment, wri
         assert len(body) <= max_bytes or len(headers) == 1
 
 
-def test_a_sequence_of_reads_is_the_whole_log(reader, segment, written):
+def test_successive_reads_return_the_whole_log(reader, segment, written):
     offset, body = 0, b""
     while offset <= segment.last_offset:
         read = reader.read(segment, offset, max_bytes=3000)
@@ -144,8 +141,8 @@ def test_a_sequence_of_reads_is_the_whole_log(reader, segment, written):
     assert body == written.body
 
 
-def test_a_read_is_as_long_as_it_may_be(reader, segment, written):
-    """Not a batch less than fits, where the chunk's end does not end it."""
+def test_a_read_returns_as_many_batches_as_fit(reader, segment, written):
+    """Unless it ends at the end of a chunk."""
     reader.read(segment, 0, max_bytes=1 << 20)
     for offset in range(0, segment.last_offset, 5):
         body = bytes_of(reader.read(segment, offset, max_bytes=1500))
@@ -157,7 +154,7 @@ def test_a_read_is_as_long_as_it_may_be(reader, segment, written):
             assert start + len(body) in chunk_ends
 
 
-def test_nothing_at_or_above_the_end_is_shown(reader, segment, written):
+def test_a_read_returns_nothing_at_or_above_its_end_offset(reader, segment, written):
     ends = [header.next_offset for header in iter_headers(written.body)]
     for end_offset in ends[::3]:
         offset, body = 0, b""
@@ -170,7 +167,7 @@ def test_nothing_at_or_above_the_end_is_shown(reader, segment, written):
         assert list(iter_headers(body))[-1].next_offset == end_offset
 
 
-def test_one_record_takes_one_request_for_the_index_and_one_for_its_chunk(store, reader, segment):
+def test_reading_one_record_takes_one_index_and_one_chunk_request(store, reader, segment):
     store.calls.clear()
     reader.read(segment, 50, max_bytes=1)
     assert gets(store) == [segment.indexes_key, segment.log_key]
@@ -178,7 +175,7 @@ def test_one_record_takes_one_request_for_the_index_and_one_for_its_chunk(store,
     assert len(gets(store)) == 2
 
 
-def test_identical_misses_are_one_request(store, reader, segment):
+def test_concurrent_misses_of_a_chunk_share_one_request(store, reader, segment):
     reader._indexes.get(segment)
     store.calls.clear()
     gate = threading.Barrier(8)
@@ -188,23 +185,23 @@ def test_identical_misses_are_one_request(store, reader, segment):
         return bytes_of(reader.read(segment, 0, max_bytes=1))
 
     with ThreadPoolExecutor(8) as pool:
-        answers = set(pool.map(read, range(8)))
-    assert len(answers) == 1
+        bodies = set(pool.map(read, range(8)))
+    assert len(bodies) == 1
     assert len(gets(store)) == 1
 
 
-def test_slices_outlive_the_cache_that_gave_them(store, segment, written, tmp_path):
+def test_slices_outlive_their_eviction_from_the_cache(store, segment, written, tmp_path):
     cache = ChunkCache(tmp_path / "small", limit_bytes=3 * 4096)
     reader = ColdReader(store, cache)
-    held = reader.read(segment, 0, max_bytes=1)
+    early = reader.read(segment, 0, max_bytes=1)
     offset = 0
     while offset <= segment.last_offset:
         offset = reader.read(segment, offset, max_bytes=1 << 20).next_offset
-    assert bytes_of(held) == written.body[: written.batch_ends[0]]
+    assert bytes_of(early) == written.body[: written.batch_ends[0]]
     reader.close()
 
 
-def test_many_readers_of_a_cache_that_is_too_small_all_get_right_bytes(store, tmp_path):
+def test_concurrent_readers_of_a_small_cache_get_the_right_bytes(store, tmp_path):
     written = write_segment(tmp_path / "big", batches=200)
     segment = upload(store, written)
     cache = ChunkCache(tmp_path / "small", limit_bytes=6 * 4096)
@@ -226,29 +223,29 @@ def test_many_readers_of_a_cache_that_is_too_small_all_get_right_bytes(store, tm
 
 
 @pytest.fixture
-def run_of_three(store, tmp_path):
-    """Three segments that follow each other, the last after a gap, and their bytes."""
+def three_segments(store, tmp_path):
+    """Three consecutive segments, the last after a gap, and their bytes."""
     made = [write_segment(tmp_path / "log", batches=20)]
     for seed, gap in ((2, 0), (3, 1000)):
         base = made[-1].files.last_offset + 1 + gap
         made.append(write_segment(tmp_path / "log", base_offset=base, batches=20, seed=seed))
-    return [upload(store, one) for one in made], [one.body for one in made]
+    return [upload(store, segment) for segment in made], [segment.body for segment in made]
 
 
 @pytest.mark.parametrize("max_bytes", [1, 4096, 9000, 1 << 20])
 @pytest.mark.usefixtures("everything_in_memory")
-def test_a_read_goes_on_into_the_segments_that_follow(reader, run_of_three, max_bytes):
-    segments, bodies = run_of_three
+def test_a_read_continues_into_the_following_segments(reader, three_segments, max_bytes):
+    segments, bodies = three_segments
     whole, offset, parts = b"".join(bodies), 0, []
     while offset <= segments[-1].last_offset:
-        number = next(n for n, one in enumerate(segments) if one.last_offset >= offset)
-        read, at_once = (
+        number = next(n for n, segment in enumerate(segments) if segment.last_offset >= offset)
+        read, nonblocking = (
             call(segments[number], offset, max_bytes=max_bytes, following=segments[number + 1 :])
             for call in (reader.read, reader.try_read)
         )
-        assert at_once is not None
-        assert bytes_of(at_once) == bytes_of(read)
-        assert at_once.next_offset == read.next_offset
+        assert nonblocking is not None
+        assert bytes_of(nonblocking) == bytes_of(read)
+        assert nonblocking.next_offset == read.next_offset
         parts.append(bytes_of(read))
         offset = read.next_offset
     assert b"".join(parts) == whole
@@ -257,15 +254,15 @@ def test_a_read_goes_on_into_the_segments_that_follow(reader, run_of_three, max_
         assert len(parts) == 1
 
 
-def test_one_answer_holds_only_so_many_files_open(store, reader, written):
+def test_a_read_opens_a_limited_number_of_files(store, reader, written):
     segment = upload(store, written, chunk_bytes=1)
     read = reader.read(segment, 0, max_bytes=1 << 20)
     assert len(read.slices) == 16
     assert bytes_of(read) == written.body[: written.batch_ends[15]]
 
 
-def test_a_read_that_goes_on_ends_where_it_is_told(reader, run_of_three):
-    segments, bodies = run_of_three
+def test_a_read_across_segments_ends_at_its_end_offset(reader, three_segments):
+    segments, bodies = three_segments
     end = segments[1].base_offset
     read = reader.read(segments[0], 0, max_bytes=1 << 20, end_offset=end, following=segments[1:])
     assert (bytes_of(read), read.next_offset) == (bodies[0], end)
@@ -274,8 +271,8 @@ def test_a_read_that_goes_on_ends_where_it_is_told(reader, run_of_three):
     assert (bytes_of(read), read.next_offset) == (bodies[1], segments[1].last_offset + 1)
 
 
-def test_an_error_in_a_segment_that_follows_is_the_next_reads(store, reader, run_of_three):
-    segments, bodies = run_of_three
+def test_an_error_in_a_following_segment_is_raised_by_the_next_read(store, reader, three_segments):
+    segments, bodies = three_segments
     store.delete([segments[1].indexes_key])
     read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
     assert (bytes_of(read), read.next_offset) == (bodies[0], segments[1].base_offset)
@@ -283,7 +280,7 @@ def test_an_error_in_a_segment_that_follows_is_the_next_reads(store, reader, run
         reader.read(segments[1], read.next_offset, max_bytes=1 << 20, following=segments[2:])
 
 
-def test_a_large_read_has_its_chunks_under_way_together(store, cache, written):
+def test_a_large_read_fetches_its_chunks_concurrently(store, cache, written):
     segment = upload(store, written)
     with closing(ColdReader(store, cache)) as reader:
         chunks = reader._indexes.get(segment).table.chunks
@@ -296,22 +293,23 @@ def test_a_large_read_has_its_chunks_under_way_together(store, cache, written):
             assert written.body.startswith(bytes_of(read.result()))
 
 
-def test_a_sequential_reader_is_read_ahead_of_across_segment_ends(store, cache, tmp_path):
+def test_a_sequential_read_prefetches_across_segment_ends(store, cache, tmp_path):
     first = write_segment(tmp_path / "log", batches=40)
     second = write_segment(
         tmp_path / "log", base_offset=first.files.last_offset + 1, batches=20, seed=2
     )
-    one, two = upload(store, first), upload(store, second)
+    segment, following = upload(store, first), upload(store, second)
     reader = ColdReader(store, cache)
     offset = 0
-    while offset <= one.last_offset:
-        offset = reader.read(one, offset, max_bytes=4096, following=[two]).next_offset
-    reader.close()  # waits for what is on its way
-    assert gets(store, ".log").count(two.log_key) >= 1
-    assert two.indexes_key in gets(store)
+    while offset <= segment.last_offset:
+        read = reader.read(segment, offset, max_bytes=4096, following=[following])
+        offset = read.next_offset
+    reader.close()  # waits for prefetches
+    assert gets(store, ".log").count(following.log_key) >= 1
+    assert following.indexes_key in gets(store)
 
 
-def test_a_random_reader_is_not_read_ahead_of(store, reader, segment):
+def test_random_reads_prefetch_nothing(store, reader, segment):
     reader.read(segment, 0, max_bytes=1)
     store.calls.clear()
     for offset in (100, 30, 70):
@@ -319,7 +317,7 @@ def test_a_random_reader_is_not_read_ahead_of(store, reader, segment):
     assert len(gets(store)) <= 3
 
 
-def test_a_corrupt_chunk_is_named_and_the_others_go_on(store, reader, segment, written):
+def test_a_corrupt_chunk_is_reported_and_the_others_are_readable(store, reader, segment, written):
     chunks = reader._indexes.get(segment).table.chunks
     bad = bytearray(written.body)
     bad[chunks[1].position + 100] ^= 1
@@ -334,14 +332,14 @@ def test_a_corrupt_chunk_is_named_and_the_others_go_on(store, reader, segment, w
     assert bytes_of(after) == written.body[chunks[2].position :]
 
 
-def test_a_missing_log_is_named(store, reader, segment):
+def test_a_missing_log_is_reported_with_its_key(store, reader, segment):
     store.delete([segment.log_key])
     with pytest.raises(MissingObject) as missing:
         reader.read(segment, 0, max_bytes=1)
     assert missing.value.file == segment.log_key
 
 
-def test_a_missing_or_corrupt_index_is_named(store, reader, segment):
+def test_a_missing_or_corrupt_index_is_reported_with_its_key(store, reader, segment):
     body = store.get(segment.indexes_key, max_bytes=1 << 20)
     store.put(segment.indexes_key, body[:60] + b"\xff" + body[61:])
     with pytest.raises(CorruptObject) as corrupt:
@@ -360,7 +358,7 @@ def test_the_index_of_another_segment_is_refused(store, reader, segment, tmp_pat
         reader.read(segment, 0, max_bytes=1)
 
 
-def test_an_index_of_a_later_format_is_refused_by_name(store, reader, segment):
+def test_an_index_of_a_newer_format_is_refused(store, reader, segment):
     body = bytearray(store.get(segment.indexes_key, max_bytes=1 << 20))
     body[5] = 9
     store.put(segment.indexes_key, bytes(body))
@@ -368,12 +366,12 @@ def test_an_index_of_a_later_format_is_refused_by_name(store, reader, segment):
         reader.read(segment, 0, max_bytes=1)
 
 
-def test_a_bad_answer_on_the_wire_is_made_good_for_indexes_too(store, reader, segment):
+def test_an_index_received_wrong_is_fetched_again(store, reader, segment):
     store.fail("get_range", WrongBytes(40))
     assert reader.read(segment, 0, max_bytes=1).slices
 
 
-def test_a_store_that_is_down_is_unavailable_and_cached_chunks_go_on(store, reader, segment):
+def test_cached_chunks_are_readable_while_the_store_is_down(store, reader, segment):
     reader.read(segment, 0, max_bytes=1)
     store.fail("get_range", FailsBefore(), times=1000)
     assert reader.read(segment, 0, max_bytes=1).slices
@@ -381,7 +379,7 @@ def test_a_store_that_is_down_is_unavailable_and_cached_chunks_go_on(store, read
         reader.read(segment, segment.last_offset, max_bytes=1)
 
 
-def test_chunk_tables_in_memory_are_bounded(store, tmp_path):
+def test_chunk_tables_in_memory_are_limited_in_bytes(store, tmp_path):
     indexes = SegmentIndexes(store, limit_bytes=20_000)
     segments = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
     for segment in segments:
@@ -389,7 +387,7 @@ def test_chunk_tables_in_memory_are_bounded(store, tmp_path):
     assert indexes.cached_bytes <= 20_000
 
 
-def test_a_chunk_table_that_is_read_without_waiting_stays_in_memory(store, tmp_path):
+def test_a_chunk_table_used_by_nonblocking_reads_stays_in_memory(store, tmp_path):
     indexes = SegmentIndexes(store, limit_bytes=20_000)
     used, *others = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
     indexes.get(used)
@@ -400,7 +398,7 @@ def test_a_chunk_table_that_is_read_without_waiting_stays_in_memory(store, tmp_p
 
 
 @pytest.mark.parametrize("codec", [0, 3])
-def test_time_lookup_finds_the_first_record_in_offset_order(store, cache, tmp_path, codec):
+def test_a_timestamp_look_up_finds_the_first_record_in_offset_order(store, cache, tmp_path, codec):
     written = write_segment(tmp_path / "log", base_offset=100, codec=codec)
     segment = upload(store, written, chunk_bytes=2000)
     reader = ColdReader(store, cache)
@@ -410,9 +408,9 @@ def test_time_lookup_finds_the_first_record_in_offset_order(store, cache, tmp_pa
         start, end = sorted(dice.randint(90, segment.last_offset + 5) for _ in range(2))
         expected = next(
             (
-                (offset, given)
-                for offset, given in written.records
-                if start <= offset < end and given >= stamp
+                (offset, timestamp)
+                for offset, timestamp in written.records
+                if start <= offset < end and timestamp >= stamp
             ),
             None,
         )
@@ -440,7 +438,7 @@ def kafka_segment(store, folder, base_offset, next_base):
     ("folder", "base_offset", "next_base"),
     [("compacted-txn-0", 0, 274), ("compacted-txn-0", 328, 402), ("compacted-keep-0", 0, 238)],
 )
-def test_compacted_segments_of_kafka_are_read_over_their_gaps(
+def test_segments_compacted_by_kafka_are_read_across_their_gaps(
     store, reader, folder, base_offset, next_base
 ):
     segment = kafka_segment(store, folder, base_offset, next_base)
@@ -459,7 +457,7 @@ def test_compacted_segments_of_kafka_are_read_over_their_gaps(
     assert found == body
 
 
-def test_time_lookup_in_what_kafka_wrote_is_exact(store, reader):
+def test_timestamp_look_ups_in_kafkas_segments_are_exact(store, reader):
     segment = kafka_segment(store, "mixed-time-0", 9, 27)
     body = store.get(segment.log_key, max_bytes=1 << 22)
     records = [r for h in iter_headers(body) for r in decode_batch(body, h)]
@@ -468,11 +466,11 @@ def test_time_lookup_in_what_kafka_wrote_is_exact(store, reader):
         assert reader.offset_for_timestamp(segment, wanted) == (first.offset, first.timestamp)
 
 
-def test_aborted_transactions_come_from_the_bundle(store, reader):
+def test_aborted_transactions_are_read_from_the_bundle(store, reader):
     segment = kafka_segment(store, "compacted-txn-0", 328, 402)
     found = reader.aborted_transactions([segment], start_offset=328, end_offset=402)
     assert found
-    assert all(one.last_offset >= 328 for one in found)
+    assert all(txn.last_offset >= 328 for txn in found)
     nothing = kafka_segment(store, "compacted-txn-0", 0, 274)
     assert reader.aborted_transactions([nothing], start_offset=0, end_offset=9) == []
 
@@ -481,17 +479,18 @@ A, B = 1 << 33, 2 << 33  # producers
 
 
 def run_of_segments(store, folder, *snapshots, aborted=()):
-    """Segments one behind the other: for each what producers have open at its end, by id, None
-    where it has no snapshot, and what was aborted by a marker in it, by its number.
+    """Consecutive segments. `snapshots`: for each the open transactions at its end (first offset
+    by producer id), None for no snapshot. `aborted`: first offset of the transaction aborted in
+    it, by number of the segment.
     """
     made, base = [], 0
-    for number, begun in enumerate(snapshots):
+    for number, open_txns in enumerate(snapshots):
         written = write_segment(folder / str(number), base_offset=base, batches=3, seed=number)
         files = dataclasses.replace(written.files, snapshot=folder / f"{number}.snapshot")
-        if begun is None:
+        if open_txns is None:
             files = dataclasses.replace(files, snapshot=None)
         else:
-            entries = [ProducerEntry(one, 0, 0, base, 0, 1, 0, at) for one, at in begun.items()]
+            entries = [ProducerEntry(id_, 0, 0, base, 0, 1, 0, at) for id_, at in open_txns.items()]
             files.snapshot.write_bytes(format_snapshot(entries))
         if number in dict(aborted):
             first, last = dict(aborted)[number], written.files.last_offset
@@ -506,28 +505,32 @@ NONE, OPEN = -1, 0
 
 
 @pytest.mark.parametrize(
-    ("snapshots", "looked_at"),
+    ("snapshots", "segments_searched"),
     [
         pytest.param([{}, {}, {}], 1, id="no producers"),
-        pytest.param([{A: NONE}, {}, {}], 1, id="none is in a transaction"),
-        pytest.param([{A: OPEN}, {A: NONE}, {}], 2, id="it ends in the next"),
-        pytest.param([{A: OPEN}, {A: 900}, {}], 2, id="and another begins"),
-        pytest.param([{A: OPEN, B: OPEN}, {A: NONE, B: OPEN}, {B: NONE}, {}], 3, id="two"),
-        pytest.param([{A: OPEN}, {}, {}], 3, id="its producer is not known any more"),
-        pytest.param([{A: 2}, {A: OPEN}, {A: NONE}, {}], 3, id="the first knows it too late"),
-        pytest.param([{A: 900}, {}, {}], 1, id="it begins behind the range"),
-        pytest.param([None, {}, {}], 3, id="nobody knows"),
-        pytest.param([{A: OPEN}, None, {A: NONE}, {}], 3, id="nobody knows later"),
+        pytest.param([{A: NONE}, {}, {}], 1, id="no open transaction"),
+        pytest.param([{A: OPEN}, {A: NONE}, {}], 2, id="ends in the next segment"),
+        pytest.param([{A: OPEN}, {A: 900}, {}], 2, id="ends, and another begins"),
+        pytest.param(
+            [{A: OPEN, B: OPEN}, {A: NONE, B: OPEN}, {B: NONE}, {}], 3, id="two transactions"
+        ),
+        pytest.param([{A: OPEN}, {}, {}], 3, id="producer expired"),
+        pytest.param(
+            [{A: 2}, {A: OPEN}, {A: NONE}, {}], 3, id="begins after the first offset of its segment"
+        ),
+        pytest.param([{A: 900}, {}, {}], 1, id="begins after the range"),
+        pytest.param([None, {}, {}], 3, id="no snapshot"),
+        pytest.param([{A: OPEN}, None, {A: NONE}, {}], 3, id="no snapshot later"),
     ],
 )
-def test_aborted_transactions_are_looked_for_as_far_as_one_is_open(
-    store, reader, tmp_path, snapshots, looked_at
+def test_aborted_transactions_are_searched_only_while_one_is_open(
+    store, reader, tmp_path, snapshots, segments_searched
 ):
-    """Else a reader of committed records asked for the indexes of all that follows, each time."""
+    """Otherwise each read_committed read would fetch the indexes of all following segments."""
     segments = run_of_segments(store, tmp_path, *snapshots)
     end_offset = segments[0].last_offset
     assert not reader.aborted_transactions(segments, start_offset=0, end_offset=end_offset)
-    assert set(gets(store)) == {one.indexes_key for one in segments[:looked_at]}
+    assert set(gets(store)) == {segment.indexes_key for segment in segments[:segments_searched]}
 
 
 def test_a_marker_in_a_later_segment_is_found(store, reader, tmp_path):
@@ -537,8 +540,8 @@ def test_a_marker_in_a_later_segment_is_found(store, reader, tmp_path):
     assert (found.producer_id, found.first_offset) == (A, 0)
 
 
-def test_an_error_keeps_no_file_open(store, cache, written):
-    """Not even until the next garbage collection: what is open takes room in the cache."""
+def test_a_failed_read_keeps_no_file_open(store, cache, written):
+    """Not even until the next garbage collection: open files take space in the cache."""
     segment = upload(store, written)
     reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=1, policy=QUICK))
     chunks = reader._indexes.get(segment).table.chunks
@@ -558,33 +561,35 @@ def test_an_error_keeps_no_file_open(store, cache, written):
     reader.close()
 
 
-def test_an_error_that_another_reader_met_keeps_no_file_open(store, cache, reader, run_of_three):
-    segments, bodies = run_of_three
-    under_way = Future()
-    under_way.set_exception(StoreUnavailable("it is down"))
-    reader._indexes._loading[segments[1].indexes_key, 0] = under_way
+def test_an_error_shared_with_another_reader_keeps_no_file_open(
+    store, cache, reader, three_segments
+):
+    segments, bodies = three_segments
+    loading = Future()
+    loading.set_exception(StoreUnavailable("it is down"))
+    reader._indexes._loading[segments[1].indexes_key, 0] = loading
     gc.disable()
     try:
         read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
         assert bytes_of(read) == bodies[0]
         reader._indexes._loading.clear()
-        del read, under_way
+        del read, loading
         cache.shrink(1 << 30)
         assert cache.usage().chunks == 0
     finally:
         gc.enable()
 
 
-def test_a_short_disk_costs_cached_chunks_and_not_the_read(store, cache, written, monkeypatch):
+def test_a_full_disk_evicts_cached_chunks_and_fails_no_read(store, cache, written, monkeypatch):
     segment = upload(store, written)
     reader = ColdReader(store, cache)
     chunks = reader._indexes.get(segment).table.chunks
     reader.read(segment, 0, max_bytes=1)
-    real, short = os.write, [True]
+    real, full = os.write, [True]
 
     def write(fd, body):
-        if short:
-            short.clear()
+        if full:
+            full.clear()
             raise OSError(28, "No space left on device")
         return real(fd, body)
 
@@ -594,7 +599,7 @@ def test_a_short_disk_costs_cached_chunks_and_not_the_read(store, cache, written
     reader.close()
 
 
-def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
+def test_a_read_after_close_raises(store, cache, written):
     segment = upload(store, written)
     reader = ColdReader(store, cache)
     reader.close()
@@ -602,7 +607,7 @@ def test_a_reader_that_comes_after_the_close_is_told_so(store, cache, written):
         reader.read(segment, 0, max_bytes=1)
 
 
-def test_a_close_in_the_midst_of_a_read_costs_only_what_it_would_read_ahead(reader, segment):
+def test_a_close_during_a_read_only_stops_its_prefetch(reader, segment):
     class Closes:
         def __iter__(self):
             reader._prefetcher.close()
@@ -613,25 +618,23 @@ def test_a_close_in_the_midst_of_a_read_costs_only_what_it_would_read_ahead(read
 
 
 @pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
-def test_a_chunk_table_that_is_not_of_the_manifests_segment_is_refused(reader, segment, wrong):
+def test_a_chunk_table_that_does_not_match_the_manifest_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
         reader.read(segment._replace(**wrong), 5, max_bytes=1)
 
 
-def test_range_is_given_without_waiting_once_its_chunks_were_checked(
-    store, reader, segment, written
-):
+def test_cached_range_returns_only_verified_chunks(store, reader, segment, written):
     log, size = written.body, segment.size_bytes
     assert reader.cached_range(segment, start=0, end=100) is None
     list(reader.byte_range(segment, start=0, end=100))
-    asked = len(store.calls)
+    calls_before = len(store.calls)
     (piece,) = reader.cached_range(segment, start=10, end=100)
     assert piece.read() == log[10:100]
-    assert reader.cached_range(segment, start=0, end=size) is None, "other chunks are not there"
-    assert len(store.calls) == asked
+    assert reader.cached_range(segment, start=0, end=size) is None, "other chunks are not cached"
+    assert len(store.calls) == calls_before
 
 
-def test_range_in_chunks_that_an_earlier_process_left_is_not_given_unchecked(
+def test_cached_range_does_not_return_unverified_chunks_of_an_earlier_process(
     store, segment, tmp_path
 ):
     def opened():
@@ -642,7 +645,7 @@ def test_range_in_chunks_that_an_earlier_process_left_is_not_given_unchecked(
     assert first.cached_range(segment, start=0, end=100) is not None
     first.close()
     second = opened()
-    second.offset_for_timestamp(segment, 2**62)  # brings the index, and no chunk
+    second.offset_for_timestamp(segment, 2**62)  # loads the index, and no chunk
     assert second.cached_range(segment, start=0, end=100) is None
     list(second.byte_range(segment, start=0, end=100))
     assert second.cached_range(segment, start=0, end=100) is not None
@@ -664,22 +667,22 @@ def everything_in_memory(monkeypatch):
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
 @pytest.mark.usefixtures("everything_in_memory")
-def test_a_read_without_waiting_is_the_read_that_waits(store, cache, segment, max_bytes):
+def test_nonblocking_reads_return_the_same_as_blocking_reads(store, cache, segment, max_bytes):
     with closing(ColdReader(store, cache)) as reader:
         for offset in range(segment.base_offset, segment.last_offset + 1):
             reader.read(segment, offset, max_bytes=max_bytes)
-        asked = len(store.calls)
+        calls_before = len(store.calls)
         for offset in range(segment.base_offset, segment.last_offset + 1):
-            at_once = reader.try_read(segment, offset, max_bytes=max_bytes)
-            waited = reader.read(segment, offset, max_bytes=max_bytes)
-            assert at_once is not None
-            assert bytes_of(at_once) == bytes_of(waited)
-            assert at_once.next_offset == waited.next_offset
-        assert len(store.calls) == asked
+            nonblocking = reader.try_read(segment, offset, max_bytes=max_bytes)
+            blocking = reader.read(segment, offset, max_bytes=max_bytes)
+            assert nonblocking is not None
+            assert bytes_of(nonblocking) == bytes_of(blocking)
+            assert nonblocking.next_offset == blocking.next_offset
+        assert len(store.calls) == calls_before
 
 
 @pytest.mark.usefixtures("everything_in_memory")
-def test_a_read_without_waiting_asks_the_store_for_nothing(store, cache, segment):
+def test_nonblocking_reads_send_no_request(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         store.calls.clear()
         assert reader.try_read(segment, 0, max_bytes=500) is None, "no index"
@@ -694,7 +697,7 @@ def test_a_read_without_waiting_asks_the_store_for_nothing(store, cache, segment
         assert store.calls == []
 
 
-def test_a_read_without_waiting_gives_up_where_headers_are_not_in_memory(
+def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
     store, cache, segment, monkeypatch
 ):
     monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(on_disk_only, 8))
@@ -703,9 +706,7 @@ def test_a_read_without_waiting_gives_up_where_headers_are_not_in_memory(
         assert reader.try_read(segment, 0, max_bytes=500) is None
 
 
-def test_a_long_walk_is_left_to_who_may_wait_and_its_map_is_used_then(
-    store, cache, tmp_path, monkeypatch
-):
+def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp_path, monkeypatch):
     written = write_segment(tmp_path / "log", batches=600)
     segment = upload(store, written, chunk_bytes=1 << 30)
     monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 100))
@@ -716,8 +717,8 @@ def test_a_long_walk_is_left_to_who_may_wait_and_its_map_is_used_then(
         assert reader.try_read(segment, segment.last_offset, max_bytes=500) is not None
 
 
-def test_a_window_grows_with_chunks_also_where_what_was_asked_for_is_refused():
-    """A reader of small bites does not ask for more at each of them because it got nothing."""
+def test_the_read_ahead_window_grows_per_chunk_even_if_prefetches_are_refused():
+    """Small reads within a chunk do not grow it, although nothing was prefetched."""
     ahead, windows = ReadAhead(), []
     for offset in range(12):
         state = ahead.state_at("folder", offset, chunk=("log", offset // 4))
@@ -727,7 +728,7 @@ def test_a_window_grows_with_chunks_also_where_what_was_asked_for_is_refused():
 
 
 @pytest.mark.usefixtures("everything_in_memory")
-def test_cached_reads_without_waiting_are_read_ahead_of_all_the_same(store, cache, segment):
+def test_nonblocking_reads_prefetch_too(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         first = reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None

@@ -1,4 +1,4 @@
-"""A disk that has no room for one chunk: cold reads go on, in memory."""
+"""On a disk without room for a single chunk, cold reads continue in memory."""
 
 import errno
 import gc
@@ -38,8 +38,8 @@ def segment(store, written):
 
 @pytest.fixture
 def disk(tmp_path):
-    with small_disk(tmp_path / "small") as made:
-        yield made
+    with small_disk(tmp_path / "small") as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def cache(disk):
 @pytest.fixture
 def reader(store, cache):
     ranged = RangedReader(store, requests_max=4, policy=QUICK)
-    with closing(ColdReader(store, cache, reader=ranged)) as made:
-        yield made
+    with closing(ColdReader(store, cache, reader=ranged)) as cold_reader:
+        yield cold_reader
 
 
-def whole_log(reader, segment, **limits):
+def read_log(reader, segment, **limits):
     offset, body = 0, b""
     while offset <= segment.last_offset:
         read = reader.read(segment, offset, **limits)
@@ -72,17 +72,17 @@ def in_memory(reader):
 
 
 FULL = {
-    "no byte": lambda disk: disk.fill(),
-    "no name": lambda disk: disk.fill_with_files(),
-    "no name for the segment's folder": lambda disk: disk.fill_with_files(but=1),
+    "no space": lambda disk: disk.fill(),
+    "no inode": lambda disk: disk.fill_with_files(),
+    "one inode": lambda disk: disk.fill_with_files(but=1),
 }
 
 
 @pytest.mark.parametrize("max_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("full", FULL)
-def test_a_log_is_read_whole(disk, cache, reader, segment, written, full, max_bytes):
+def test_a_log_is_read_completely(disk, cache, reader, segment, written, full, max_bytes):
     FULL[full](disk)
-    assert whole_log(reader, segment, max_bytes=max_bytes) == written.body
+    assert read_log(reader, segment, max_bytes=max_bytes) == written.body
     pieces = reader.byte_range(segment, start=0, end=segment.size_bytes)
     assert b"".join(piece.read() for piece in pieces) == written.body
     usage = cache.usage()
@@ -90,24 +90,24 @@ def test_a_log_is_read_whole(disk, cache, reader, segment, written, full, max_by
     assert list((disk.path / "cache" / ".filling").iterdir()) == []
 
 
-def test_what_was_cached_goes_first_and_what_comes_when_there_is_room_is_cached(
+def test_cached_chunks_are_evicted_first_and_new_ones_cached_when_there_is_room(
     disk, cache, reader, segment, written
 ):
-    whole_log(reader, segment, max_bytes=1)
+    read_log(reader, segment, max_bytes=1)
     cached = cache.usage().chunks
     assert cached > 4
     disk.fill()
-    reader._fills.prefetch(reader._indexes.get(segment).chunks[0])  # is cached: nothing goes
+    reader._fills.prefetch(reader._indexes.get(segment).chunks[0])  # is cached: evicts nothing
     assert cache.usage().chunks == cached
     cache.shrink(1 << 20)
-    assert whole_log(reader, segment, max_bytes=1) == written.body
-    assert cache.usage().chunks > 0, "room that cached chunks gave up is a chunk's"
+    assert read_log(reader, segment, max_bytes=1) == written.body
+    assert cache.usage().chunks > 0, "the space of evicted chunks is used again"
 
 
-def test_nothing_is_read_ahead_that_could_not_be_kept(disk, store, reader, segment):
+def test_nothing_is_prefetched_that_cannot_be_kept(disk, store, reader, segment):
     disk.fill()
     chunks = len(reader._indexes.get(segment).chunks)
-    whole_log(reader, segment, max_bytes=4096)
+    read_log(reader, segment, max_bytes=4096)
     assert len(log_gets(store)) <= 2 * chunks
     for number in range(chunks):
         reader._fills.prefetch(reader._indexes.get(segment).chunks[number])
@@ -115,7 +115,7 @@ def test_nothing_is_read_ahead_that_could_not_be_kept(disk, store, reader, segme
     assert len(log_gets(store)) <= 2 * chunks
 
 
-def test_memory_is_bounded_and_a_reader_waits_until_another_lets_go(
+def test_memory_is_limited_and_a_reader_waits_until_another_is_done(
     disk, store, cache, reader, segment
 ):
     disk.fill()
@@ -125,25 +125,25 @@ def test_memory_is_bounded_and_a_reader_waits_until_another_lets_go(
         closing(RangedReader(store, policy=QUICK)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=limit)) as fills,
     ):
-        held = [fills.get(chunks[0]), fills.get(chunks[1])]
+        in_use = [fills.get(chunks[0]), fills.get(chunks[1])]
         with pytest.raises(Throttled):
             fills.get(chunks[2], space_wait_s=0)
-        threading.Timer(0.1, held.clear).start()
+        threading.Timer(0.1, in_use.clear).start()
         assert os.pread(fills.get(chunks[2], space_wait_s=30).fd, 1, 0)
-        assert not held
+        assert not in_use
 
 
-def test_a_chunk_above_the_limit_has_the_memory_alone(disk, store, cache, reader, segment):
+def test_a_chunk_above_the_limit_has_the_memory_to_itself(disk, store, cache, reader, segment):
     disk.fill()
     chunks = reader._indexes.get(segment).chunks
     with (
         closing(RangedReader(store, policy=QUICK)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=1)) as fills,
     ):
-        held = fills.get(chunks[0])
+        in_use = fills.get(chunks[0])
         with pytest.raises(Throttled):
             fills.get(chunks[1], space_wait_s=0)
-        del held
+        del in_use
         fills.get(chunks[1], space_wait_s=0)
 
 
@@ -151,13 +151,13 @@ def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):
     disk.fill()
     log = lambda key: key.endswith(".log")  # noqa: E731
     store.fail("get_range", WrongBytes(5), when=log)
-    assert whole_log(reader, segment, max_bytes=1 << 20) == written.body
+    assert read_log(reader, segment, max_bytes=1 << 20) == written.body
     store.fail("get_range", WrongBytes(5), times=2, when=log)
     with pytest.raises(CorruptObject):
         reader.read(segment, 0, max_bytes=1)
 
 
-def test_an_error_keeps_no_memory(disk, store, reader, segment):
+def test_a_failed_read_keeps_no_memory(disk, store, reader, segment):
     """Not even until the next garbage collection."""
     disk.fill()
     reader._indexes.get(segment)
@@ -177,7 +177,9 @@ def test_an_error_keeps_no_memory(disk, store, reader, segment):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE])
-def test_a_system_that_has_no_files_in_memory_says_why(disk, reader, segment, monkeypatch, number):
+def test_a_failing_memfd_create_is_reported_with_its_cause(
+    disk, reader, segment, monkeypatch, number
+):
     def refuse(_):
         raise OSError(number, os.strerror(number))
 
@@ -190,7 +192,9 @@ def test_a_system_that_has_no_files_in_memory_says_why(disk, reader, segment, mo
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["posix_fallocate", "write", "mkdir", "rename"])
-def test_whichever_call_is_refused(store, written, tmp_path, monkeypatch, call, number):
+def test_a_log_is_readable_whichever_disk_call_fails(
+    store, written, tmp_path, monkeypatch, call, number
+):
     real, cache = getattr(os, call), ChunkCache(tmp_path / "cache", limit_bytes=1 << 20)
     (tmp_path / "cache" / ".filling").rmdir()
 
@@ -203,5 +207,5 @@ def test_whichever_call_is_refused(store, written, tmp_path, monkeypatch, call, 
     monkeypatch.setattr(os, call, refused)
     segment = upload(store, written)
     with closing(ColdReader(store, cache)) as reader:
-        assert whole_log(reader, segment, max_bytes=4096) == written.body
+        assert read_log(reader, segment, max_bytes=4096) == written.body
     assert (cache.usage().chunks, cache.usage().reserved_bytes) == (0, 0)

@@ -16,12 +16,12 @@ from record_format.errors import (
 from tests.fakes.faulty_object_store import FailsBefore
 
 
-class IgnoresTheCondition(MemoryStore):
+class IgnoresIfAbsent(MemoryStore):
     def put(self, key, body, *, if_absent=False, crc32c=None):
         return super().put(key, body, crc32c=crc32c)
 
 
-class ChecksAndThenActs(MemoryStore):
+class CreatesNonatomically(MemoryStore):
     def put(self, key, body, *, if_absent=False, crc32c=None):
         if if_absent and self.head(key) is not None:
             raise ObjectExists(key)
@@ -29,36 +29,36 @@ class ChecksAndThenActs(MemoryStore):
         return super().put(key, body, crc32c=crc32c)
 
 
-class ShowsOldBytes(MemoryStore):
+class ReturnsStaleBytes(MemoryStore):
     def get(self, key, *, max_bytes):
         return b"first"
 
 
-class ListsLate(MemoryStore):
+class ListsNothing(MemoryStore):
     def list(self, prefix, *, start_after="", limit):
         return []
 
 
-class ChecksNothing(MemoryStore):
+class IgnoresChecksums(MemoryStore):
     def put(self, key, body, *, if_absent=False, crc32c=None):
         return super().put(key, body, if_absent=if_absent)
 
 
-class SaysNoChecksum(MemoryStore):
+class ReturnsNoChecksum(MemoryStore):
     def head(self, key) -> ObjectStat | None:
         stat = super().head(key)
         return stat and stat._replace(checksum=None)
 
 
-class LosesAnswers(MemoryStore):
+class LosesResponses(MemoryStore):
     def put(self, key, body, *, if_absent=False, crc32c=None):
         if if_absent:
             raise OutcomeUnknownError(key)
         return super().put(key, body)
 
 
-class BreaksDownInARace(MemoryStore):
-    """As moto does with large bodies: the winner's answer is a 500."""
+class FailsTheWinner(MemoryStore):
+    """As moto does with large bodies: the winner's response is a 500."""
 
     def put(self, key, body, *, if_absent=False, crc32c=None):
         stat = super().put(key, body, if_absent=if_absent, crc32c=crc32c)
@@ -68,7 +68,7 @@ class BreaksDownInARace(MemoryStore):
 
 
 @pytest.mark.parametrize("make", [MemoryStore, lambda: None])
-def test_a_good_store_passes_and_is_left_clean(make, tmp_path):
+def test_a_sound_store_passes_and_is_left_empty(make, tmp_path):
     store = make() or FolderStore(tmp_path)
     probe(store, race_s=0.2)
     assert store.list("", limit=10) == []
@@ -77,32 +77,32 @@ def test_a_good_store_passes_and_is_left_clean(make, tmp_path):
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (IgnoresTheCondition, "ignores the condition"),
-        (ChecksAndThenActs, "writers create the same key.*--allow-single-writer-store"),
-        (BreaksDownInARace, "loses responses"),
-        (ShowsOldBytes, "returns stale bytes"),
-        (ListsLate, "does not list"),
+        (IgnoresIfAbsent, "ignores the condition"),
+        (CreatesNonatomically, "writers create the same key.*--allow-single-writer-store"),
+        (FailsTheWinner, "loses responses"),
+        (ReturnsStaleBytes, "returns stale bytes"),
+        (ListsNothing, "does not list"),
     ],
 )
-def test_a_store_that_breaks_a_promise_is_refused_by_name(broken, words):
+def test_an_unsound_store_is_refused_with_the_reason(broken, words):
     with pytest.raises(ConfigurationError, match=words):
         probe(broken("bad"), race_s=0.2)
 
 
-def test_a_single_writer_is_allowed_a_store_that_races():
-    probe(ChecksAndThenActs(), allow_single_writer=True)
+def test_a_single_writer_may_use_a_store_with_nonatomic_creates():
+    probe(CreatesNonatomically(), allow_single_writer=True)
 
 
-def test_a_single_writer_is_not_allowed_a_store_that_ignores_the_condition():
+def test_a_single_writer_may_not_use_a_store_that_ignores_the_condition():
     with pytest.raises(ConfigurationError, match="ignores the condition"):
-        probe(IgnoresTheCondition(), allow_single_writer=True)
+        probe(IgnoresIfAbsent(), allow_single_writer=True)
 
 
 @pytest.mark.parametrize(
     ("made", "read_back"),
-    [(MemoryStore, False), (ChecksNothing, True), (SaysNoChecksum, True)],
+    [(MemoryStore, False), (IgnoresChecksums, True), (ReturnsNoChecksum, True)],
 )
-def test_a_store_whose_checksums_say_nothing_is_to_be_read_back(made, read_back):
+def test_a_store_without_reliable_checksums_is_read_back(made, read_back):
     assert probe(made(), race_s=0.1).read_back_whole is read_back
 
 
@@ -111,10 +111,10 @@ def test_a_store_that_is_down_is_unavailable_and_not_refused(store):
     with pytest.raises(StoreUnavailable):
         probe(store)
     with pytest.raises(StoreUnavailable):
-        probe(LosesAnswers())
+        probe(LosesResponses())
 
 
-def test_the_race_ends_in_time_on_a_slow_store():
+def test_the_race_on_a_slow_store_ends_at_its_deadline():
     class Slow(MemoryStore):
         def put(self, key, body, **options):
             threading.Event().wait(0.01)
@@ -132,17 +132,15 @@ def test_the_race_ends_in_time_on_a_slow_store():
     [
         (MemoryStore, True, True),
         (MemoryStore, False, True),
-        (IgnoresTheCondition, True, False),
-        (ChecksNothing, True, False),
-        (ChecksNothing, False, True),
+        (IgnoresIfAbsent, True, False),
+        (IgnoresChecksums, True, False),
+        (IgnoresChecksums, False, True),
     ],
 )
-def test_two_requests_tell_a_store_that_is_another_behind_the_same_url(
-    kind, checks_checksums, holds
-):
+def test_a_store_replaced_behind_its_url_is_noticed(kind, checks_checksums, holds):
     store = kind("again")
-    store.put("there", b"bytes")
+    store.put("existing", b"bytes")
     traits = StoreTraits(checks_checksums=checks_checksums)
-    assert still_has_traits(store, traits, existing=("there", b"bytes")) == holds
-    assert store.get("there", max_bytes=100) == b"bytes"
-    assert [stat.key for stat in store.list("", limit=9)] == ["there"]
+    assert still_has_traits(store, traits, existing=("existing", b"bytes")) == holds
+    assert store.get("existing", max_bytes=100) == b"bytes"
+    assert [stat.key for stat in store.list("", limit=9)] == ["existing"]

@@ -39,7 +39,7 @@ def store(store):
 
 @pytest.fixture
 def fetch(store, tmp_path):
-    """Fetch a chunk into `tmp_path`; what is left there is the caller's to look at."""
+    """Fetches a chunk into a new file in `tmp_path`."""
     names = itertools.count()
     reader = RangedReader(store, requests_max=4, policy=QUICK)
     yield lambda chunk: reader.fetch(chunk, lambda: tmp_path / f"temp-{next(names)}")
@@ -50,7 +50,7 @@ def gets(store):
     return sum(call == "get_range" for call, _ in store.calls)
 
 
-def test_a_chunk_comes_whole_by_one_request(store, fetch):
+def test_a_chunk_is_fetched_by_one_request(store, fetch):
     assert fetch(ref()).read_bytes() == BODY[1000:700_000]
     assert gets(store) == 1
 
@@ -66,7 +66,7 @@ def test_a_chunk_comes_whole_by_one_request(store, fetch):
         WrongRange(1),
     ],
 )
-def test_a_fault_on_the_wire_is_made_good_and_leaves_nothing_behind(store, fetch, tmp_path, fault):
+def test_a_failed_fetch_is_retried_and_leaves_no_file(store, fetch, tmp_path, fault):
     store.fail("get_range", fault)
     path = fetch(ref())
     assert path.read_bytes() == BODY[1000:700_000]
@@ -74,12 +74,12 @@ def test_a_fault_on_the_wire_is_made_good_and_leaves_nothing_behind(store, fetch
     assert gets(store) == 2
 
 
-def test_answers_that_end_early_are_no_damage(store, fetch):
+def test_short_responses_are_not_corruption(store, fetch):
     store.fail("get_range", SilentShortRead(300_000), times=2)
     assert fetch(ref()).read_bytes() == BODY[1000:700_000]
 
 
-def test_wrong_bytes_are_asked_for_once_more_and_then_named(store, fetch, tmp_path):
+def test_wrong_bytes_are_fetched_once_more_and_then_reported(store, fetch, tmp_path):
     bad = bytearray(BODY)
     bad[5000] ^= 1
     store.put(KEY, bytes(bad))
@@ -91,7 +91,7 @@ def test_wrong_bytes_are_asked_for_once_more_and_then_named(store, fetch, tmp_pa
     assert fetch(ref(10_000, 20_000)).read_bytes() == BODY[10_000:20_000]
 
 
-def test_a_missing_object_is_named_at_once(store, fetch, tmp_path):
+def test_a_missing_object_is_reported_without_retry(store, fetch, tmp_path):
     store.delete([KEY])
     with pytest.raises(MissingObject) as missing:
         fetch(ref())
@@ -100,34 +100,34 @@ def test_a_missing_object_is_named_at_once(store, fetch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cut_object_is_named(store, fetch):
+def test_a_truncated_object_is_reported(store, fetch):
     store.put(KEY, BODY[:2000])
     with pytest.raises(CorruptObject):
         fetch(ref())
 
 
-def test_a_store_that_is_down_is_asked_a_few_times_and_no_more(store, fetch):
+def test_attempts_are_limited_while_the_store_is_down(store, fetch):
     store.fail("get_range", FailsBefore(), times=100)
     with pytest.raises(StoreUnavailable):
         fetch(ref())
     assert gets(store) == 3
 
 
-def test_a_wrong_setting_is_not_repeated(store, fetch):
+def test_a_configuration_error_is_not_retried(store, fetch):
     store.fail("get_range", FailsBefore(lambda key: ConfigurationError("no permission")))
     with pytest.raises(ConfigurationError):
         fetch(ref())
     assert gets(store) == 1
 
 
-def test_a_disk_that_takes_nothing_is_a_full_disk(store, fetch, tmp_path):
+def test_a_file_that_cannot_be_created_is_reported_as_a_full_disk(store, fetch, tmp_path):
     reader = RangedReader(store, requests_max=1, policy=QUICK)
     with pytest.raises(DiskFull):
         reader.fetch(ref(), lambda: tmp_path / "no" / "such" / "folder")
     reader.close()
 
 
-def test_the_deadline_is_over_all_attempts(store, tmp_path):
+def test_the_deadline_covers_all_attempts(store, tmp_path):
     now = [0.0]
     policy = RetryPolicy(
         attempts=100,
@@ -144,7 +144,7 @@ def test_the_deadline_is_over_all_attempts(store, tmp_path):
     assert now[0] < 10
 
 
-def test_an_answer_that_trickles_beyond_the_deadline_is_given_up(store, tmp_path):
+def test_a_response_slower_than_the_deadline_is_abandoned(store, tmp_path):
     ticks = itertools.count(step=20)
     reader = RangedReader(
         store,
@@ -163,7 +163,7 @@ class QuickToHedge(Hedging):
         return 0.01
 
 
-def test_a_late_answer_is_hedged_and_the_loser_leaves_nothing(store, tmp_path):
+def test_a_late_response_is_hedged_and_the_loser_leaves_no_file(store, tmp_path):
     slow = Slow()
     store.fail("get_range", slow)
     names, hedging = itertools.count(), QuickToHedge()
@@ -176,7 +176,7 @@ def test_a_late_answer_is_hedged_and_the_loser_leaves_nothing(store, tmp_path):
     assert hedging.spent == 1
 
 
-def test_a_failed_first_answer_leaves_the_word_to_the_hedge(store, tmp_path):
+def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
     slow = Slow()
     store.fail("get_range", slow)
     reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=QuickToHedge())
@@ -188,7 +188,7 @@ def test_a_failed_first_answer_leaves_the_word_to_the_hedge(store, tmp_path):
     assert path.read_bytes() == BODY[1000:700_000]
 
 
-def test_hedges_are_paid_from_a_budget():
+def test_hedges_are_limited_by_a_budget():
     hedging = Hedging()
     assert hedging.delay_s() is None
     for _ in range(100):
@@ -202,7 +202,7 @@ def test_hedges_are_paid_from_a_budget():
     assert [hedging.maybe_spend() for _ in range(2)] == [True, False]
 
 
-def test_read_chunk_is_checked_too(store):
+def test_read_chunk_verifies_its_bytes(store):
     assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]
     store.fail("get_range", WrongBytes(3))
     assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]

@@ -1,4 +1,4 @@
-"""What the S3 store makes of answers, good and bad, over real HTTP on loopback."""
+"""How the S3 store handles responses, good and bad, over real HTTP on loopback."""
 
 import gc
 import socket
@@ -49,49 +49,49 @@ def options(endpoint, **more):
 
 @contextmanager
 def s3(*script, **more):
-    with scripted_s3(list(script)) as (endpoint, asked):
+    with scripted_s3(list(script)) as (endpoint, requests):
         store = S3Store("bucket", "pre/fix", options(endpoint, **more), policy=QUICK)
         try:
-            yield store, asked
+            yield store, requests
         finally:
             store.close()
 
 
-def test_who_goes_on_after_the_close_asks_for_nothing():
-    """A verification of large segments would keep a process from its end for minutes."""
-    with s3(Say(200)) as (store, asked):
+def test_calls_after_close_send_no_request():
+    """A verification of large segments would delay the process's exit for minutes."""
+    with s3(Say(200)) as (store, requests):
         store.close()
         for call in (lambda: store.head("key"), lambda: list(store.get_range("key", 0, 1))):
             with pytest.raises(ShuttingDown):
                 call()
-    assert asked == []
+    assert requests == []
 
 
-def test_a_write_carries_its_checksum_and_the_prefix():
-    with s3(OK) as (store, asked):
+def test_a_put_sends_its_checksum_and_the_prefix():
+    with s3(OK) as (store, requests):
         store.put("k", b"hello")
-        method, path, headers = asked[0]
+        method, path, headers = requests[0]
         assert (method, path) == ("PUT", "/bucket/pre/fix/k")
         assert headers["x-amz-checksum-crc32c"] == encode_crc32c(crc32c(b"hello"))
         assert "If-None-Match" not in headers
 
 
-def test_a_create_carries_its_condition():
-    with s3(OK) as (store, asked):
+def test_a_conditional_put_sends_its_condition():
+    with s3(OK) as (store, requests):
         store.put("k", b"hello", if_absent=True)
-        assert asked[0][2]["If-None-Match"] == "*"
+        assert requests[0][2]["If-None-Match"] == "*"
 
 
-def test_encryption_and_storage_class_are_passed_through():
+def test_encryption_and_storage_class_are_sent():
     wanted = {
         "server_side_encryption": "aws:kms",
         "sse_kms_key_id": "k",
         "storage_class": "GLACIER_IR",
     }
-    with s3(OK, **wanted) as (store, asked):
+    with s3(OK, **wanted) as (store, requests):
         store.put("segments/x.log", b"hello")
         store.put("manifest/1.json", b"{}")
-        log, manifest = asked[0][2], asked[1][2]
+        log, manifest = requests[0][2], requests[1][2]
         assert log["x-amz-server-side-encryption"] == "aws:kms"
         assert log["x-amz-storage-class"] == "GLACIER_IR"
         assert manifest["x-amz-server-side-encryption-aws-kms-key-id"] == "k"
@@ -99,57 +99,57 @@ def test_encryption_and_storage_class_are_passed_through():
 
 
 @pytest.mark.parametrize("bad", [Say(503, "SlowDown"), Say(500, "InternalError"), HangUp()])
-def test_an_overwrite_is_repeated_until_it_is_answered(bad):
-    with s3(bad, bad, OK) as (store, asked):
+def test_an_unconditional_put_is_retried(bad):
+    with s3(bad, bad, OK) as (store, requests):
         store.put("k", b"hello")
-        assert len(asked) == 3
+        assert len(requests) == 3
         usage = store.ledger.usage()["manifest", "put"]
         assert (usage.requests, usage.failures, usage.sent_bytes) == (3, 2, 15)
 
 
 @pytest.mark.parametrize("bad", [Say(500, "InternalError"), Say(503), Say(504), HangUp()])
-def test_a_create_whose_answer_was_lost_is_not_repeated(bad):
-    with s3(bad, OK) as (store, asked):
+def test_a_conditional_put_whose_response_was_lost_is_not_retried(bad):
+    with s3(bad, OK) as (store, requests):
         with pytest.raises(OutcomeUnknownError):
             store.put("k", b"hello", if_absent=True)
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
-def test_a_create_that_lost_says_so():
-    with s3(Say(412, "PreconditionFailed")) as (store, asked):
+def test_a_conditional_put_on_an_existing_key_raises_object_exists():
+    with s3(Say(412, "PreconditionFailed")) as (store, requests):
         with pytest.raises(ObjectExists):
             store.put("k", b"hello", if_absent=True)
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
-def test_a_conflict_of_creates_is_repeated_since_nothing_was_written():
-    with s3(Say(409, "ConditionalRequestConflict"), OK) as (store, asked):
+def test_a_conflict_is_retried_because_nothing_was_written():
+    with s3(Say(409, "ConditionalRequestConflict"), OK) as (store, requests):
         store.put("k", b"hello", if_absent=True)
-        assert len(asked) == 2
+        assert len(requests) == 2
 
 
-def test_a_create_that_never_reached_the_store_may_be_made_again():
+def test_a_conditional_put_that_never_reached_the_store_is_retried():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     store = S3Store("b", "", options(f"http://127.0.0.1:{port}"), policy=QUICK)
     with pytest.raises(StoreUnavailable):
         store.put("k", b"x", if_absent=True)
-    assert store.ledger.failures == 3, "it was tried again"
+    assert store.ledger.failures == 3, "it was retried"
     store.close()
 
 
-def test_what_never_reached_the_store_failed_and_costs_nothing():
+def test_requests_that_never_reached_the_store_cost_nothing():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     store = S3Store("b", "", options(f"http://127.0.0.1:{port}"), policy=QUICK)
-    for ask in (
+    for call in (
         lambda: store.get("k", max_bytes=1),
         lambda: store.put("k", b"x"),
         lambda: next(store.get_range("k", 0, 1)),
     ):
         before = store.ledger.failures
         with pytest.raises(StoreUnavailable):
-            ask()
+            call()
         assert store.ledger.failures > before
     assert store.ledger.requests() == 0
     uses = store.ledger.usage().items()
@@ -158,7 +158,7 @@ def test_what_never_reached_the_store_failed_and_costs_nothing():
     store.close()
 
 
-def test_a_refusal_that_has_no_advice_yet_is_one_line_all_the_same():
+def test_an_unknown_error_code_gives_a_one_line_error():
     with s3(Say(400, "SomethingNew")) as (store, _):
         with pytest.raises(ConfigurationError, match="refused to get k: scripted") as refused:
             store.get("k", max_bytes=10)
@@ -166,7 +166,7 @@ def test_a_refusal_that_has_no_advice_yet_is_one_line_all_the_same():
         assert str(refused.value).startswith("store s3://bucket/pre/fix: ")
 
 
-def test_a_head_that_is_forbidden_is_not_an_absent_object():
+def test_a_forbidden_head_is_not_a_missing_object():
     with s3(Say(403)) as (store, _), pytest.raises(ConfigurationError, match="no permission"):
         store.head("k")
     with s3(Say(404)) as (store, _):
@@ -176,14 +176,14 @@ def test_a_head_that_is_forbidden_is_not_an_absent_object():
 RANGE = {"Content-Range": "bytes 2-4/10"}
 
 
-def test_a_range_is_taken_where_it_is_the_right_one():
-    with s3(Say(206, body=b"234", headers=RANGE)) as (store, asked):
+def test_the_requested_range_is_returned():
+    with s3(Say(206, body=b"234", headers=RANGE)) as (store, requests):
         assert b"".join(store.get_range("k", 2, 5)) == b"234"
-        assert asked[0][2]["Range"] == "bytes=2-4"
+        assert requests[0][2]["Range"] == "bytes=2-4"
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         (Say(206, body=b"123", headers={"Content-Range": "bytes 1-3/10"}), StoreUnavailable),
         (Say(206, body=b"23", headers={"Content-Range": "bytes 2-3/10"}), StoreUnavailable),
@@ -198,20 +198,20 @@ def test_a_range_is_taken_where_it_is_the_right_one():
         (HangUp(), StoreUnavailable),
     ],
 )
-def test_a_range_that_is_not_the_one_asked_for_is_no_answer(answer, error):
-    with s3(answer) as (store, asked):
+def test_a_response_with_another_range_is_refused(response, error):
+    with s3(response) as (store, requests):
         with pytest.raises(error):
             list(store.get_range("k", 2, 5))
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
-def test_a_body_that_breaks_off_is_asked_for_again():
-    with s3(Say(200, body=b"hel", claims_bytes=5), Say(200, body=b"hello")) as (store, asked):
+def test_an_interrupted_body_is_requested_again():
+    with s3(Say(200, body=b"hel", claims_bytes=5), Say(200, body=b"hello")) as (store, requests):
         assert store.get("k", max_bytes=10) == b"hello"
-        assert len(asked) == 2
+        assert len(requests) == 2
 
 
-def test_a_body_that_fails_the_stores_own_checksum_is_asked_for_again():
+def test_a_body_that_fails_the_stores_checksum_is_requested_again():
     right = {"x-amz-checksum-crc32c": encode_crc32c(crc32c(b"hello"))}
     with s3(Say(200, body=b"jello", headers=right), Say(200, body=b"hello", headers=right)) as (
         store,
@@ -227,12 +227,12 @@ def test_a_body_that_fails_the_stores_own_checksum_is_asked_for_again():
         {"x-amz-checksum-crc32": "NhCmhg=="},  # which boto3 compares
     ],
 )
-def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
-    """It is no store that does not answer: nobody should wait for it to get better."""
-    with s3(Say(200, body=b"jello", headers=checksum)) as (store, asked):
+def test_a_body_that_fails_the_stores_checksum_twice_is_corrupt(checksum):
+    """Retrying it as an unavailable store would not help."""
+    with s3(Say(200, body=b"jello", headers=checksum)) as (store, requests):
         with pytest.raises(CorruptObject, match="k: ") as corrupt:
             store.get("k", max_bytes=10)
-        assert (corrupt.value.file, len(asked)) == ("k", 2)
+        assert (corrupt.value.file, len(requests)) == ("k", 2)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_a_body_that_fails_the_stores_own_checksum_twice_is_corrupt(checksum):
         lambda store: store.list("", limit=9),
     ],
 )
-def test_a_store_that_is_silent_is_waited_for_once_by_a_read(call, monkeypatch):
-    """For 20 s: a client that waits for half a minute is to see what came of it."""
+def test_a_read_waits_for_a_silent_store_only_once(call, monkeypatch):
+    """For 20 s, so that a client with a timeout of 30 s sees the error."""
     now_s = [0.0]
     policy = replace(READ_POLICY, monotonic=lambda: now_s[0], sleep=lambda _: None)
     monkeypatch.setattr(s3_module, "READ_POLICY", policy)
@@ -253,15 +253,15 @@ def test_a_store_that_is_silent_is_waited_for_once_by_a_read(call, monkeypatch):
         now_s[0] += S3Options.read_timeout_s
         return HangUp()
 
-    with scripted_s3(silent) as (endpoint, asked):
+    with scripted_s3(silent) as (endpoint, requests):
         store = S3Store("bucket", "", options(endpoint))
         with pytest.raises(StoreUnavailable):
             call(store)
         store.close()
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def over_an_outage(now_s):
+def outage_policy(now_s):
     def sleep(seconds):
         now_s[0] += seconds
 
@@ -272,23 +272,23 @@ CRC = "x-amz-checksum-crc32c"
 CHUNK = ChunkRef("k.log", ("k", 0), 2, 3, crc32c(b"234"))
 
 
-WAYS = pytest.mark.parametrize(
+EACH_READ = pytest.mark.parametrize(
     "read", [lambda store: store.get("k", max_bytes=9), lambda store: read_chunk(store, CHUNK)]
 )
 
 
-@WAYS
-def test_who_reads_the_bucket_alone_rides_out_an_outage(read, caplog):
+@EACH_READ
+def test_a_reader_without_a_broker_rides_out_an_outage(read, caplog):
     now_s, until_s = [0.0], 25.0
 
-    def answer(_):
+    def respond(_):
         return Say(503, "SlowDown") if now_s[0] < until_s else Say(206, body=b"234", headers=RANGE)
 
-    with scripted_s3(answer) as (endpoint, _):
-        store = S3Store("bucket", "", options(endpoint), policy=over_an_outage(now_s))
+    with scripted_s3(respond) as (endpoint, _):
+        store = S3Store("bucket", "", options(endpoint), policy=outage_policy(now_s))
         assert bytes(read(store)) == b"234"
         assert 25 <= now_s[0] < 30
-        assert len(caplog.records) == 1, "a warning, after a while"
+        assert len(caplog.records) == 1, "one warning"
         now_s[0], until_s = 0.0, inf
         with pytest.raises(StoreUnavailable):
             read(store)
@@ -296,33 +296,33 @@ def test_who_reads_the_bucket_alone_rides_out_an_outage(read, caplog):
         store.close()
 
 
-@WAYS
+@EACH_READ
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         (Say(403, "AccessDenied"), ConfigurationError),
         (Say(404, "NoSuchKey"), MissingObject),
         (Say(206, body=b"235", headers=RANGE | {CRC: encode_crc32c(1)}), CorruptObject),
     ],
 )
-def test_a_definite_answer_is_not_waited_for_to_change(read, answer, error):
+def test_a_definite_error_is_not_retried(read, response, error):
     now_s = [0.0]
-    with scripted_s3([answer]) as (endpoint, asked):
-        store = S3Store("bucket", "", options(endpoint), policy=over_an_outage(now_s))
+    with scripted_s3([response]) as (endpoint, requests):
+        store = S3Store("bucket", "", options(endpoint), policy=outage_policy(now_s))
         with pytest.raises(error):
             read(store)
         store.close()
-    assert (now_s[0], len(asked) <= 2) == (0.0, True)
+    assert (now_s[0], len(requests) <= 2) == (0.0, True)
 
 
-def test_an_answer_that_is_no_xml_is_no_answer():
-    with s3(Say(200, body=b"<html>welcome to the hotel")) as (store, asked):
+def test_a_response_that_is_not_xml_is_retried():
+    with s3(Say(200, body=b"<html>welcome to the hotel")) as (store, requests):
         with pytest.raises(StoreUnavailable):
             store.list("", limit=10)
-        assert len(asked) == 3
+        assert len(requests) == 3
 
 
-def test_an_object_that_could_not_be_deleted_is_an_error():
+def test_a_failed_deletion_in_a_multi_object_response_raises():
     body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
     with s3(Say(200, body=body % b"AccessDenied")) as (store, _), pytest.raises(ConfigurationError):
         store.delete(["k"])
@@ -332,7 +332,7 @@ def test_an_object_that_could_not_be_deleted_is_an_error():
         store.delete(["k"])
 
 
-def test_a_failed_part_aborts_the_upload(tmp_path):
+def test_a_failed_part_aborts_the_multipart_upload(tmp_path):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
     path.write_bytes(body)
@@ -341,11 +341,11 @@ def test_a_failed_part_aborts_the_upload(tmp_path):
         body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
         b"</InitiateMultipartUploadResult>",
     )
-    with s3(begun, Say(403, "AccessDenied")) as (store, asked):
+    with s3(begun, Say(403, "AccessDenied")) as (store, requests):
         with pytest.raises(ConfigurationError):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
-        assert asked[-1][0] == "DELETE"
-        assert "uploadId=u1" in asked[-1][1]
+        assert requests[-1][0] == "DELETE"
+        assert "uploadId=u1" in requests[-1][1]
 
 
 def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
@@ -360,14 +360,14 @@ def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
         try:
             with pytest.raises(ConfigurationError) as refused:
                 store.put_file("k.log", path, size_bytes=size, crc32c=1, part_bytes=5 << 20)
-            met = weakref.ref(refused.value)
+            error = weakref.ref(refused.value)
             del refused
-            assert met() is None
+            assert error() is None
         finally:
             gc.enable()
 
 
-def test_an_upload_that_a_stop_breaks_off_is_not_aborted(tmp_path):
+def test_an_upload_interrupted_by_a_shutdown_is_not_aborted(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"x" * (6 << 20))
     begun = (
@@ -378,7 +378,7 @@ def test_an_upload_that_a_stop_breaks_off_is_not_aborted(tmp_path):
         raise ShuttingDown("now")
 
     ids = []
-    with s3(Say(200, body=begun)) as (store, asked), pytest.raises(ShuttingDown):
+    with s3(Say(200, body=begun)) as (store, requests), pytest.raises(ShuttingDown):
         store.put_file(
             "k.log",
             path,
@@ -389,15 +389,15 @@ def test_an_upload_that_a_stop_breaks_off_is_not_aborted(tmp_path):
             resumable=Resumable("", ids.append),
         )
     assert ids == ["u1"]
-    assert [method for method, *_ in asked] == ["POST"]
+    assert [method for method, *_ in requests] == ["POST"]
 
 
 @pytest.mark.parametrize("refusal", [Say(403, "AccessDenied"), Say(404, "NoSuchUpload")])
-def test_an_upload_whose_parts_are_not_told_is_lost(tmp_path, refusal):
+def test_an_upload_whose_parts_cannot_be_listed_is_lost(tmp_path, refusal):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
     path.write_bytes(body)
-    with s3(refusal) as (store, asked), pytest.raises(UploadNotFound):
+    with s3(refusal) as (store, requests), pytest.raises(UploadNotFound):
         store.put_file(
             "k.log",
             path,
@@ -406,15 +406,15 @@ def test_an_upload_whose_parts_are_not_told_is_lost(tmp_path, refusal):
             part_bytes=5 << 20,
             resumable=Resumable("u1", lambda _: None),
         )
-    assert [method for method, *_ in asked] == ["GET"]
+    assert [method for method, *_ in requests] == ["GET"]
 
 
-def test_a_store_that_tells_of_no_uploads_has_none():
+def test_a_store_that_may_not_list_uploads_has_none():
     with s3(Say(403, "AccessDenied")) as (store, _):
         assert store.incomplete_uploads("topics/", limit=10) == []
 
 
-def test_no_credentials_is_one_clear_line(no_credentials):
+def test_missing_credentials_are_a_configuration_error(no_credentials):
     store = open_store("s3://b/p", endpoint="http://127.0.0.1:1", region="us-east-1")
     with pytest.raises(ConfigurationError, match="no credentials found"):
         store.head("k")
@@ -424,37 +424,37 @@ def test_no_credentials_is_one_clear_line(no_credentials):
 @pytest.mark.parametrize(
     "url", ["", "bucket/prefix", "http://x/y", "s3://", "s3://b/a//b", "file://host/x", "file:x"]
 )
-def test_a_url_that_is_no_store_is_refused(url):
+def test_an_invalid_store_url_is_refused(url):
     with pytest.raises(ConfigurationError):
         open_store(url)
 
 
-def test_secrets_in_a_url_are_refused_and_not_repeated():
+def test_secrets_in_a_url_are_refused_and_not_shown():
     with pytest.raises(ConfigurationError) as refused:
         open_store("s3://ak:sesame@bucket/p")
     assert "sesame" not in str(refused.value)
 
 
-def test_secrets_are_not_in_what_options_say_of_themselves():
+def test_the_repr_of_options_shows_no_secrets():
     assert "sesame" not in repr(S3Options(secret_access_key="sesame", session_token="sesame"))
 
 
-def test_every_advice_can_be_said():
+def test_every_advice_can_be_formatted():
     for code in ("AccessDenied", "301", "NotImplemented", "misconfigured", "Unheard"):
         for status in (0, 400):
             line = advice(ErrorResponse(status, code, "why", "eu-west-9"), operation="put", key="k")
             assert "{" not in line
 
 
-def test_an_unheard_of_status_is_sorted_by_its_class():
+def test_unknown_statuses_are_classified_by_their_range():
     assert classify(ErrorResponse(599, "Odd")) is Fault.UNKNOWN
     assert classify(ErrorResponse(418, "Odd")) is Fault.MISCONFIGURED
     assert classify(ErrorResponse(429, "Odd")) is Fault.REFUSED
     assert classify(ErrorResponse(0, "")) is Fault.UNKNOWN
 
 
-def test_a_store_whose_list_begins_anew_each_time_is_told():
-    """Who goes on behind the last key that he saw would never come to an end."""
+def test_a_store_that_ignores_start_after_is_reported():
+    """Paging through its keys would never end."""
     stat = b"<Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified>"
     whole = b"<ListBucketResult><IsTruncated>false</IsTruncated>%b</ListBucketResult>"
     body = whole % b"".join(
@@ -467,7 +467,7 @@ def test_a_store_whose_list_begins_anew_each_time_is_told():
 
 
 @pytest.mark.parametrize("given", ["access_key_id", "secret_access_key", "session_token"])
-def test_half_a_credential_is_refused_by_name(given):
+def test_an_incomplete_credential_is_refused(given):
     none = replace(options("http://127.0.0.1:1"), access_key_id=None, secret_access_key=None)
     half = replace(none, **{given: "x"})
     with pytest.raises(ConfigurationError, match="access key id and its secret together"):

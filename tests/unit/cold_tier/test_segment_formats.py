@@ -24,7 +24,9 @@ def scan(written, chunk_bytes=4096):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 61, 1000, 4096, 1 << 20])
 @pytest.mark.parametrize("codec", [0, 4])
-def test_chunks_cover_the_log_in_whole_batches_with_true_facts(tmp_path, chunk_bytes, codec):
+def test_chunks_cover_the_log_in_whole_batches_with_correct_statistics(
+    tmp_path, chunk_bytes, codec
+):
     written = write_segment(tmp_path, base_offset=500, codec=codec)
     table = scan(written, chunk_bytes)
     assert table.log_crc32c == crc32c(written.body)
@@ -53,7 +55,7 @@ def test_an_empty_segment_has_no_chunks(tmp_path):
     assert parse_chunk_table(pack_chunk_table(table), file="f") == table
 
 
-def test_every_segment_that_kafka_wrote_can_be_described():
+def test_every_segment_of_kafka_can_be_scanned():
     for path in sorted(KAFKA.glob("*/*.log")):
         body = path.read_bytes()
         table = scan_segment(
@@ -71,20 +73,20 @@ def test_every_segment_that_kafka_wrote_can_be_described():
         assert parse_chunk_table(pack_chunk_table(table), file="f") == table
 
 
-def test_a_compacted_segment_says_that_it_has_gaps():
+def test_chunks_of_a_compacted_segment_have_gaps():
     path = KAFKA / "compacted-keep-0" / f"{0:020d}.log"
     table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
     assert any(chunk.has_gap for chunk in table.chunks)
 
 
-def test_a_transactional_segment_says_so():
+def test_chunks_with_transactions_are_marked():
     path = KAFKA / "txn-0" / f"{0:020d}.log"
     table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
     assert any(chunk.has_transactions for chunk in table.chunks)
 
 
 @pytest.mark.parametrize("at", ["first", "middle", "last"])
-def test_a_rotten_byte_on_local_disk_is_not_shipped(written, at):
+def test_a_corrupt_segment_fails_the_scan(written, at):
     body = bytearray(written.body)
     body[{"first": 70, "middle": len(body) // 2, "last": len(body) - 1}[at]] ^= 1
     written.files.log.write_bytes(body)
@@ -93,17 +95,17 @@ def test_a_rotten_byte_on_local_disk_is_not_shipped(written, at):
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
-def test_a_rotten_header_is_told_by_its_place_in_the_file(written, chunk_bytes):
+def test_a_corrupt_header_is_reported_with_its_position(written, chunk_bytes):
     body, position = bytearray(written.body), written.batch_ends[2]
     body[position + 16] ^= 1  # the magic
     written.files.log.write_bytes(body)
-    with pytest.raises(CorruptBatch, match="magic") as told:
+    with pytest.raises(CorruptBatch, match="magic") as corrupt:
         scan(written, chunk_bytes)
-    assert (told.value.file, told.value.position) == (str(written.files.log), position)
+    assert (corrupt.value.file, corrupt.value.position) == (str(written.files.log), position)
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100])
-def test_a_cut_segment_is_not_shipped(written, cut):
+def test_a_truncated_segment_fails_the_scan(written, cut):
     written.files.log.write_bytes(written.body[:-cut])
     with pytest.raises(CorruptBatch):
         scan(written)
@@ -119,7 +121,7 @@ def bundle_of(written):
     )
 
 
-def test_a_bundle_comes_apart_as_it_was_put_together(written):
+def test_a_bundle_round_trips(written):
     bundle = bundle_of(written)
     parsed = parse_bundle(bundle.body, file="f")
     assert parsed.table == scan(written)
@@ -130,7 +132,7 @@ def test_a_bundle_comes_apart_as_it_was_put_together(written):
     assert bundle.crc32c == crc32c(bundle.body)
 
 
-def test_the_chunk_table_alone_can_be_cut_out_of_a_bundle(written):
+def test_the_chunk_table_can_be_read_alone(written):
     bundle = bundle_of(written)
     end = bundle.chunk_table_position + bundle.chunk_table_size
     table = parse_chunk_table(bundle.body[bundle.chunk_table_position : end], file="f")
@@ -139,7 +141,7 @@ def test_the_chunk_table_alone_can_be_cut_out_of_a_bundle(written):
     assert directory.section(SectionKind.TXN_INDEX) is None
 
 
-def test_a_flipped_byte_anywhere_in_a_bundle_is_found(written):
+def test_a_flipped_byte_anywhere_in_a_bundle_is_detected(written):
     body = bundle_of(written).body
     for position in range(len(body)):
         bad = bytearray(body)
@@ -148,14 +150,14 @@ def test_a_flipped_byte_anywhere_in_a_bundle_is_found(written):
             parse_bundle(bytes(bad), file="f")
 
 
-def test_a_bundle_cut_anywhere_is_found(written):
+def test_a_bundle_truncated_anywhere_is_refused(written):
     body = bundle_of(written).body
     for end in range(len(body)):
         with pytest.raises(CorruptObject):
             parse_bundle(body[:end], file="f")
 
 
-def test_a_chunk_table_cut_or_flipped_anywhere_is_found(written):
+def test_a_chunk_table_truncated_or_flipped_anywhere_is_refused(written):
     body = pack_chunk_table(scan(written))
     for position in range(len(body)):
         with pytest.raises(CorruptObject):
@@ -176,13 +178,13 @@ def test_an_unknown_version_is_refused_by_name(written, parse):
 
 
 def patched(table, layout, position, value):
-    """Parsed again, with a right checksum."""
+    """The table parsed again with one field changed and the checksum corrected."""
     body = bytearray(pack_chunk_table(table)[:-4])
     struct.pack_into(layout, body, position, value)
     return parse_chunk_table(bytes(body) + struct.pack(">I", crc32c(bytes(body))), file="f")
 
 
-SECOND = 32 + 56  # where its entry begins
+SECOND = 32 + 56  # position of the second chunk's entry
 
 
 @pytest.mark.parametrize(
@@ -193,18 +195,18 @@ SECOND = 32 + 56  # where its entry begins
         pytest.param(">q", 20, 1 << 40, "bytes", id="log size"),
     ],
 )
-def test_a_table_whose_chunks_do_not_join_is_refused_although_its_crc_is_right(
+def test_an_inconsistent_chunk_table_is_refused_despite_a_valid_checksum(
     written, layout, position, value, match
 ):
     with pytest.raises(CorruptObject, match=match):
         patched(scan(written), layout, position, value)
 
 
-def test_a_chunk_of_which_not_all_is_known_is_skipped_by_nothing(written):
-    """By a bound that nobody knows, or by a flag of a later version."""
+def test_a_chunk_with_unknown_flags_or_timestamps_is_never_skipped(written):
+    """A flag of a newer version makes its timestamps unknown."""
     whole = scan(written)
     assert not whole.chunks[1].has_gap
     assert whole.min_timestamp is not None
-    odd = patched(whole, ">I", SECOND + 52, 16)  # its flags
-    assert (odd.min_timestamp, odd.max_timestamp) == (None, None)
-    assert odd.chunks[1].has_gap
+    newer = patched(whole, ">I", SECOND + 52, 16)  # its flags
+    assert (newer.min_timestamp, newer.max_timestamp) == (None, None)
+    assert newer.chunks[1].has_gap

@@ -1,4 +1,4 @@
-"""Loads of index objects that wait for a turn."""
+"""Limits on concurrent loads of index objects."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,33 +19,33 @@ def segment(number):
     )
 
 
-class Held(MemoryStore):
-    """Answers when it is let; `asked` says for what."""
+class GatedStore(MemoryStore):
+    """Raises `error` once its gate opens; `requested` lists the keys."""
 
     def __init__(self, error):
         super().__init__()
-        self.gate, self.asked, self.error = threading.Event(), [], error
+        self.gate, self.requested, self.error = threading.Event(), [], error
 
     def get_range(self, key, start, end):
-        self.asked.append(key)
+        self.requested.append(key)
         self.gate.wait(30)
         raise self.error
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), MissingObject("k", file="k")])
-def test_who_waited_for_a_turn_in_vain_does_not_ask_a_store_that_is_down(error):
-    store = Held(error)
+def test_loads_that_waited_fail_with_the_store_without_a_request(error):
+    store = GatedStore(error)
     indexes = SegmentIndexes(store, loads_max=1, policy=RetryPolicy(attempts=1))
     with ThreadPoolExecutor(3) as readers:
         first = readers.submit(indexes.get, segment(1))
-        until(lambda: store.asked)
+        until(lambda: store.requested)
         others = [readers.submit(indexes.get, segment(number)) for number in (2, 3)]
         until(lambda: len(indexes._loading) == 3)
         store.gate.set()
-        refusals = [one.exception(30) for one in (first, *others)]
+        errors = [future.exception(30) for future in (first, *others)]
     is_down = isinstance(error, StoreUnavailable)
-    assert [type(one) for one in refusals] == [type(error)] * 3
-    assert len(store.asked) == (1 if is_down else 3)
+    assert [type(found) for found in errors] == [type(error)] * 3
+    assert len(store.requested) == (1 if is_down else 3)
     with pytest.raises(type(error)):
         indexes.get(segment(4))
-    assert store.asked[-1] == "4.indexes", "who comes later asks again"
+    assert store.requested[-1] == "4.indexes", "later loads send a request again"

@@ -17,18 +17,18 @@ def upload(store, written, **options):
     return uploader(store, **options).upload(written.files, folder=FOLDER, leader_epoch=7)
 
 
-def test_an_uploaded_segment_is_there_byte_for_byte(store, written):
-    done = upload(store, written)
-    assert store.get(done.log_key, max_bytes=1 << 20) == written.body
-    assert done.size_bytes == len(written.body)
-    assert done.log_crc32c == crc32c(written.body)
-    assert (done.base_offset, done.last_offset) == (0, written.files.last_offset)
-    assert done.record_count == len(written.records)
+def test_a_segment_is_uploaded_byte_for_byte(store, written):
+    uploaded = upload(store, written)
+    assert store.get(uploaded.log_key, max_bytes=1 << 20) == written.body
+    assert uploaded.size_bytes == len(written.body)
+    assert uploaded.log_crc32c == crc32c(written.body)
+    assert (uploaded.base_offset, uploaded.last_offset) == (0, written.files.last_offset)
+    assert uploaded.record_count == len(written.records)
     stamps = [stamp for _, stamp in written.records]
-    assert (done.min_timestamp, done.max_timestamp) == (min(stamps), max(stamps))
+    assert (uploaded.min_timestamp, uploaded.max_timestamp) == (min(stamps), max(stamps))
 
 
-def test_names_say_base_offset_and_epoch_and_are_used_once(store, written):
+def test_object_keys_have_base_offset_and_epoch_and_are_unique(store, written):
     first, second = upload(store, written), upload(store, written)
     assert first.log_key != second.log_key
     name = parse_segment(first.log_key)
@@ -37,32 +37,32 @@ def test_names_say_base_offset_and_epoch_and_are_used_once(store, written):
     assert first.indexes_key == first.log_key.removesuffix(".log") + ".indexes"
 
 
-def test_the_bundle_holds_what_it_takes_to_rebuild_the_folder(store, written, tmp_path):
+def test_the_bundle_has_the_indexes_and_the_snapshot(store, written, tmp_path):
     snapshot = tmp_path / "next.snapshot"
     snapshot.write_bytes(b"producers")
     files = written.files.__class__(**(written.files.__dict__ | {"snapshot": snapshot}))
-    done = uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
-    body = store.get(done.indexes_key, max_bytes=1 << 20)
-    assert (len(body), crc32c(body)) == (done.indexes_size_bytes, done.indexes_crc32c)
-    bundle = parse_bundle(body, file=done.indexes_key)
+    uploaded = uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
+    body = store.get(uploaded.indexes_key, max_bytes=1 << 20)
+    assert (len(body), crc32c(body)) == (uploaded.indexes_size_bytes, uploaded.indexes_crc32c)
+    bundle = parse_bundle(body, file=uploaded.indexes_key)
     assert bundle.offset_index == files.index.read_bytes()
     assert bundle.time_index == files.timeindex.read_bytes()
     assert bundle.producer_snapshot == b"producers"
 
 
-def test_a_store_that_took_other_bytes_is_found_out(store, written):
+def test_stored_bytes_that_differ_are_detected(store, written):
     store.fail("put_file", WrongBytes(100))
     with pytest.raises(StoreUnavailable, match="CRC-32C"):
         upload(store, written)
 
 
-def test_a_store_that_kept_a_part_is_found_out(store, written):
+def test_an_incomplete_object_is_detected(store, written):
     store.fail("put_file", ShortRead(100))
     with pytest.raises(StoreUnavailable, match="100 of"):
         upload(store, written)
 
 
-def test_a_store_without_checksums_is_read_back_whole(store, written, monkeypatch):
+def test_an_upload_to_a_store_without_checksums_is_read_back(store, written, monkeypatch):
     plain = store._store
     monkeypatch.setattr(
         store, "head", lambda key: plain.head(key)._replace(checksum=None), raising=False
@@ -71,36 +71,36 @@ def test_a_store_without_checksums_is_read_back_whole(store, written, monkeypatc
     monkeypatch.setattr(
         store, "put_file", lambda *a, **k: put_file(*a, **k)._replace(checksum=None)
     )
-    done = upload(store, written)
-    assert ("get_range", done.log_key) in store.calls
-    assert ("get_range", done.indexes_key) in store.calls
+    uploaded = upload(store, written)
+    assert ("get_range", uploaded.log_key) in store.calls
+    assert ("get_range", uploaded.indexes_key) in store.calls
     store.fail("put_file", WrongBytes(100))
     with pytest.raises(StoreUnavailable, match="read back"):
         upload(store, written)
 
 
-def test_a_store_that_checks_nothing_is_read_back_whole_whatever_it_says(store, written):
-    done = upload(store, written, read_back_whole=True)
-    assert ("get_range", done.log_key) in store.calls
+def test_an_upload_is_read_back_if_the_store_ignores_checksums(store, written):
+    uploaded = upload(store, written, read_back_whole=True)
+    assert ("get_range", uploaded.log_key) in store.calls
 
 
-def test_a_trusted_store_is_not_read_back(store, written):
+def test_an_upload_confirmed_by_its_checksum_is_not_read_back(store, written):
     upload(store, written)
     assert "get_range" not in [call for call, _ in store.calls]
 
 
 @pytest.mark.parametrize("fault", [FailsBefore(), FailsAfter()])
 @pytest.mark.parametrize("call", ["put", "put_file"])
-def test_a_failed_upload_raises_and_the_next_uses_another_name(store, written, call, fault):
+def test_an_upload_after_a_failed_one_uses_another_key(store, written, call, fault):
     store.fail(call, fault)
     with pytest.raises(Exception):  # noqa: B017  whatever the store raised
         upload(store, written)
     keys_before = {stat.key for stat in store.list("", limit=100)}
-    done = upload(store, written)
-    assert done.log_key not in keys_before
+    uploaded = upload(store, written)
+    assert uploaded.log_key not in keys_before
 
 
-def test_a_rotten_segment_is_not_uploaded(store, written):
+def test_a_corrupt_segment_is_not_uploaded(store, written):
     body = bytearray(written.body)
     body[written.batch_ends[0] - 1] ^= 1
     written.files.log.write_bytes(body)
@@ -109,14 +109,14 @@ def test_a_rotten_segment_is_not_uploaded(store, written):
     assert store.list("", limit=10) == []
 
 
-def test_a_segment_that_reaches_above_its_last_offset_is_not_uploaded(store, written):
+def test_a_segment_that_extends_past_its_last_offset_is_not_uploaded(store, written):
     short = {"last_offset": written.files.last_offset - 1}
     files = written.files.__class__(**(written.files.__dict__ | short))
     with pytest.raises(CorruptBatch, match="extends past"):
         uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
 
 
-def test_the_rate_limit_sees_every_byte(store, written):
+def test_the_rate_limit_counts_every_byte(store, written):
     paced = []
-    done = upload(store, written, pace=paced.append)
-    assert sum(paced) == done.size_bytes + done.indexes_size_bytes
+    uploaded = upload(store, written, pace=paced.append)
+    assert sum(paced) == uploaded.size_bytes + uploaded.indexes_size_bytes

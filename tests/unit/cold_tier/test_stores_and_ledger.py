@@ -24,7 +24,7 @@ from record_format.errors import (
 from tests.fakes.small_disk import read_only
 
 
-def test_nothing_appears_under_a_key_before_it_is_whole(tmp_path, monkeypatch):
+def test_an_object_appears_only_once_it_is_complete_and_synced(tmp_path, monkeypatch):
     store = FolderStore(tmp_path)
     seen = []
     real = os.fsync
@@ -40,7 +40,7 @@ def test_nothing_appears_under_a_key_before_it_is_whole(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "k").read_bytes() == b"body"
 
 
-def test_the_folder_of_a_new_object_is_synced_after_it_appeared(tmp_path, monkeypatch):
+def test_the_folders_of_a_new_object_are_synced(tmp_path, monkeypatch):
     store = FolderStore(tmp_path)
     synced = []
     real = os.fsync
@@ -57,7 +57,7 @@ def test_the_folder_of_a_new_object_is_synced_after_it_appeared(tmp_path, monkey
     assert {path for path, _ in synced} == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
 
 
-def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_put_leaves_no_file(tmp_path, monkeypatch):
     store = FolderStore(tmp_path)
 
     def full(fd):
@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
-def test_an_object_whose_folder_was_not_synced_may_be_there(tmp_path, monkeypatch):
+def test_a_failed_folder_sync_leaves_the_outcome_unknown(tmp_path, monkeypatch):
     store = FolderStore(tmp_path)
     store.put("a/before", b"")
     real = os.fsync
@@ -90,7 +90,7 @@ def test_an_object_whose_folder_was_not_synced_may_be_there(tmp_path, monkeypatc
     assert store.get("a/k", max_bytes=9) == b"body"
 
 
-def test_old_temp_files_are_swept_and_new_ones_left(tmp_path):
+def test_old_temporary_files_are_removed_and_new_ones_kept(tmp_path):
     FolderStore(tmp_path)
     temp = tmp_path / ".tierlog-tmp"
     (temp / "old").write_bytes(b"")
@@ -102,7 +102,7 @@ def test_old_temp_files_are_swept_and_new_ones_left(tmp_path):
     assert store.list("", limit=10) == []
 
 
-def test_puts_and_deletes_that_share_folders_do_not_hurt_each_other(tmp_path):
+def test_concurrent_puts_and_deletes_in_one_folder_succeed(tmp_path):
     store = FolderStore(tmp_path)
 
     def work(writer):
@@ -116,47 +116,47 @@ def test_puts_and_deletes_that_share_folders_do_not_hurt_each_other(tmp_path):
     assert store.list("", limit=10) == []
 
 
-def test_two_openings_of_one_folder_are_one_store(tmp_path):
-    one, two = FolderStore(tmp_path), open_store(tmp_path.as_uri())
-    one.put("k", b"x", if_absent=True)
+def test_two_stores_on_one_folder_share_its_objects(tmp_path):
+    first, second = FolderStore(tmp_path), open_store(tmp_path.as_uri())
+    first.put("k", b"x", if_absent=True)
     with pytest.raises(ObjectExists):
-        two.put("k", b"y", if_absent=True)
-    assert two.url == tmp_path.as_uri()
+        second.put("k", b"y", if_absent=True)
+    assert second.url == tmp_path.as_uri()
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_who_may_only_read_a_folder_reads_it(tmp_path, copied):
+def test_a_read_only_folder_is_readable(tmp_path, copied):
     FolderStore(tmp_path / "store").put("a/k", b"body")
     temp = tmp_path / "store" / ".tierlog-tmp"
     if copied:
-        temp.rmdir()  # most tools leave empty folders out
+        temp.rmdir()  # most copy tools omit empty folders
     else:
         (temp / "left").write_bytes(b"")
         os.utime(temp / "left", (0, 0))
     with read_only(tmp_path / "store", tmp_path / "archive") as archive:
         store = FolderStore(archive, must_exist=True)
         assert store.get("a/k", max_bytes=9) == b"body"
-        assert [one.key for one in store.list("", limit=9)] == ["a/k"]
+        assert [found.key for found in store.list("", limit=9)] == ["a/k"]
         assert store.head("a/other") is None
         for write in (lambda: store.put("new", b"x"), lambda: store.delete(["a/k"])):
             with pytest.raises(ConfigurationError, match=r"no permission to .*[Rr]ead"):
                 write()
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         FolderStore(tmp_path / "file")
 
 
-def test_a_memory_store_is_found_again_by_its_name():
+def test_a_memory_store_is_found_by_its_name():
     name = new_unique()
     open_store(f"memory://{name}").put("k", b"x")
     assert named_store(name).get("k", max_bytes=1) == b"x"
     assert open_store(f"memory://{name}").url == f"memory://{name}"
 
 
-def test_segment_names_come_apart_as_they_were_made():
+def test_segment_keys_round_trip():
     keys = segment_keys("f/segments/", base_offset=17, leader_epoch=3, unique="ab12")
     assert keys.log == "f/segments/00000000000000000017-3-ab12.log"
     assert parse_segment(keys.log) == (17, 3, "ab12", "log")
@@ -176,7 +176,7 @@ def test_the_purpose_follows_from_operation_and_key():
     assert purpose_of("put", "probe/run/x") == "probe"
 
 
-def test_the_ledger_adds_up_and_costs_what_the_table_says():
+def test_the_ledger_sums_usage_and_computes_its_cost():
     ledger = StoreLedger()
     for _ in range(2000):
         ledger.count("put", "t/segments/x.log", sent_bytes=5)
@@ -191,7 +191,7 @@ def test_the_ledger_adds_up_and_costs_what_the_table_says():
     assert prices.cost("get", usage["cold_read", "get"]) == pytest.approx(1.001)
 
 
-def test_delays_grow_have_jitter_and_end():
+def test_retry_delays_grow_with_jitter_up_to_a_limit():
     delays = []
     policy = RetryPolicy(
         attempts=6, first_delay_s=1, max_delay_s=4, sleep=delays.append, jitter=lambda: 1.0
@@ -203,7 +203,7 @@ def test_delays_grow_have_jitter_and_end():
 
 
 @pytest.mark.parametrize(("silence_s", "attempts"), [(20, 2), (29, 2), (30, 1), (61, 1)])
-def test_a_call_that_meets_silence_ends_within_its_deadline(silence_s, attempts):
+def test_a_silent_call_is_not_retried_past_its_deadline(silence_s, attempts):
     now, begun = [0.0], []
 
     def silent():
@@ -226,19 +226,19 @@ def _down():
     raise StoreUnavailable("down")
 
 
-def test_a_body_with_its_crc_given_is_taken_where_it_is_right(tmp_path):
+def test_a_put_with_a_matching_checksum_is_stored(tmp_path):
     store = FolderStore(tmp_path)
     store.put("k", b"abc", crc32c=crc32c(b"abc"))
     assert store.get("k", max_bytes=9) == b"abc"
 
 
-def test_an_object_that_goes_as_it_is_written_is_a_fault_of_the_store(tmp_path):
-    class TakesAway(FolderStore):
+def test_an_object_removed_right_after_its_put_is_reported_as_unavailable(tmp_path):
+    class RemovesWhatWasPut(FolderStore):
         def _publish(self, temp, path, **of):
             super()._publish(temp, path, **of)
             path.unlink()
 
-    store, body = TakesAway(tmp_path / "store"), tmp_path / "body"
+    store, body = RemovesWhatWasPut(tmp_path / "store"), tmp_path / "body"
     body.write_bytes(b"abc")
     with pytest.raises(StoreUnavailable):
         store.put("k", b"abc")
@@ -246,14 +246,14 @@ def test_an_object_that_goes_as_it_is_written_is_a_fault_of_the_store(tmp_path):
         store.put_file("k", body, size_bytes=3, crc32c=crc32c(b"abc"))
 
 
-def test_a_folder_that_went_away_is_unavailable_and_lacks_no_object(tmp_path):
+def test_an_unmounted_folder_is_unavailable_and_its_objects_not_missing(tmp_path):
     root = tmp_path / "mounted"
     store = FolderStore(root)
     store.put("a/k", b"body")
     root.rename(tmp_path / "away")
-    for stands_empty in (False, True):
-        if stands_empty:
-            root.mkdir()  # the mount point alone
+    for mount_point_exists in (False, True):
+        if mount_point_exists:
+            root.mkdir()  # an empty mount point
         for call in (
             lambda: store.get("a/k", max_bytes=9),
             lambda: list(store.get_range("a/k", 0, 1)),

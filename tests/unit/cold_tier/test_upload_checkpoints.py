@@ -44,7 +44,7 @@ def test_a_checkpoint_is_found_by_another_process(checkpoints, tmp_path, now):
         LogContent(size_bytes=100, crc32c=7, part_bytes=11),
     ],
 )
-def test_a_save_checkpoint_something_else_says_nothing(checkpoints, other):
+def test_a_checkpoint_of_other_content_is_ignored(checkpoints, other):
     checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
     assert checkpoints.find(FOLDER, other) is None
 
@@ -116,7 +116,7 @@ def test_an_upload_that_the_store_lost_restarts_under_a_new_name(store, written,
     assert store.head(KEY) is None
 
 
-def test_an_outage_leaves_the_checkpoint(store, written, checkpoints):
+def test_an_outage_keeps_the_checkpoint(store, written, checkpoints):
     content = save_checkpoint(written, checkpoints)
     store.fail("put_file", FailsBefore())
     with pytest.raises(StoreUnavailable):
