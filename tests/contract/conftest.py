@@ -1,4 +1,4 @@
-"""Every store behind one fixture; the S3 ones are servers of their own, over HTTP on loopback."""
+"""Each kind of object store behind one fixture; S3 over HTTP on loopback."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ BUCKET = "contract"
 
 @pytest.fixture(scope="session")
 def moto_endpoint():
-    """moto in a process of its own: the shape of calls, though not their atomicity."""
+    """moto in its own process: it implements the calls, though not their atomicity."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = subprocess.Popen(
@@ -29,7 +29,7 @@ def moto_endpoint():
     )
     endpoint = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_it_answers(endpoint, server)
+        _wait_until_ready(endpoint, server)
         _make_bucket(endpoint)
         yield endpoint
     finally:
@@ -37,7 +37,7 @@ def moto_endpoint():
         server.wait(10)
 
 
-def _wait_until_it_answers(endpoint: str, server: subprocess.Popen) -> None:
+def _wait_until_ready(endpoint: str, server: subprocess.Popen) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert server.poll() is None, "moto_server ended"
@@ -57,7 +57,7 @@ def _make_bucket(endpoint: str) -> None:
 
 
 def real_s3() -> tuple[str, S3Options]:
-    """Bucket and options of the server that the environment names; skips where it names none."""
+    """Bucket and options of the server named by the environment; skips without one."""
     endpoint = os.environ.get("TIERLOG_TEST_S3_ENDPOINT")
     if not endpoint:
         pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")

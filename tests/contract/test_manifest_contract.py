@@ -1,4 +1,4 @@
-"""The manifest over every store: the races that its promises rest on, with real requests."""
+"""The manifest on each store, with the races that its guarantees depend on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from record_format.errors import ConfigurationError, FencedError
 from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
 
 
-@pytest.fixture(autouse=True)
-def atomic(store_kind: str, request: pytest.FixtureRequest) -> None:
-    if store_kind == "moto" and "race" in request.node.name:
-        pytest.skip("moto promises nothing to writers at the same time")
+@pytest.fixture
+def atomic_creates(store_kind: str) -> None:
+    if store_kind == "moto":
+        pytest.skip("moto's conditional creates are not atomic")
 
 
 def opened(store) -> ManifestStore:
-    """A store with random names, as a process of its own would have."""
+    """A manifest store with random nonces, as in its own process."""
     return ManifestStore(store, KEYS, StoreOptions(clock=Clock()))
 
 
-def test_a_manifest_comes_back_as_it_was_committed(store) -> None:
+def test_a_committed_manifest_is_loaded_unchanged(store) -> None:
     manifests = opened(store)
     assert manifests.load() is None
     state = manifests.claim(claim(), log_start_offset=0)
@@ -44,7 +44,7 @@ def test_a_manifest_comes_back_as_it_was_committed(store) -> None:
     assert found.base_offset == 1_000
 
 
-def test_the_newest_version_is_found_with_and_without_a_start(store) -> None:
+def test_the_newest_version_is_found_despite_deleted_ones(store) -> None:
     manifests = opened(store)
     state = manifests.claim(claim(), log_start_offset=0)
     for i in range(12):
@@ -55,54 +55,56 @@ def test_the_newest_version_is_found_with_and_without_a_start(store) -> None:
     assert [s.version for s in manifests.versions.stats(after=4, limit=3)] == [5, 6, 8]
 
 
-def test_writers_that_race_lose_no_transition(store) -> None:
+@pytest.mark.usefixtures("atomic_creates")
+def test_racing_writers_lose_no_transition(store) -> None:
     base = opened(store).claim(claim(), log_start_offset=0)
-    together = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
-    def trims(number: int) -> None:
+    def commit_five(_: int) -> None:
         manifests, state = opened(store), base
-        together.wait(10)
-        for step in range(5):
+        barrier.wait(10)
+        for _ in range(5):
             state = manifests.commit(
                 state,
-                lambda s, end=(number + 4 * step + 1) * 10: replace(
+                lambda s: replace(
                     s, end_offset=s.end_offset + 1, compacted_before=s.compacted_before + 1
                 ),
             )
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(trims, range(4)))
+        list(pool.map(commit_five, range(4)))
     state = opened(store).load()
     assert state is not None
     assert (state.version, state.end_offset) == (21, 20)
 
 
-def test_of_claims_that_race_one_wins_each_epoch(store) -> None:
-    together = threading.Barrier(6)
+@pytest.mark.usefixtures("atomic_creates")
+def test_only_one_of_several_racing_claims_wins(store) -> None:
+    barrier = threading.Barrier(6)
 
-    def claims(number: int) -> str | None:
-        together.wait(10)
+    def try_claim(number: int) -> str | None:
+        barrier.wait(10)
         try:
             return opened(store).claim(claim(f"owner-{number}", 0), log_start_offset=0).owner
         except FencedError:
             return None
 
     with ThreadPoolExecutor(6) as pool:
-        winners = [owner for owner in pool.map(claims, range(6)) if owner]
+        winners = [owner for owner in pool.map(try_claim, range(6)) if owner]
     state = opened(store).load()
     assert state is not None
     assert winners == [state.owner]
 
 
 def test_a_former_owner_is_fenced(store) -> None:
-    one = opened(store)
-    base = one.claim(claim(), log_start_offset=0)
+    manifests = opened(store)
+    base = manifests.claim(claim(), log_start_offset=0)
     opened(store).claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError):
-        one.commit(base, lambda s: add_segments(s, [entry(0)]))
+        manifests.commit(base, lambda s: add_segments(s, [entry(0)]))
 
 
-def test_topics_are_found_whatever_their_names(store) -> None:
+def test_topics_with_similar_names_are_all_found(store) -> None:
     wanted = {("a", "1"), ("a-b", "2"), ("a.b", "3"), ("a", "4"), ("A", "5"), ("_x", "6")}
     topics = TopicObjects(store)
     for name, topic_id in wanted:
@@ -122,23 +124,23 @@ def test_a_prefix_belongs_to_one_cluster(store) -> None:
         create_cluster(store, Cluster(cluster_id="c2", created_ms=1))
 
 
-def test_garbage_goes_and_pins_stay(store) -> None:
+def test_collection_deletes_objects_and_keeps_pinned_versions(store) -> None:
     manifests = manifest_store(store)
     state = manifests.claim(claim(), log_start_offset=0)
-    for one in run_of(3):
-        for key in one.keys:
+    for segment in run_of(3):
+        for key in segment.keys:
             store.put(key, b"x")
-        state = manifests.commit(state, lambda s, one=one: add_segments(s, [one]))
+        state = manifests.commit(state, lambda s, segment=segment: add_segments(s, [segment]))
     clock = Clock()
     pins = Pins(manifests, clock=clock)
     pins.create("all", state.version)
     assert [pin.name for pin in pins.all()] == ["all"]
     state = manifests.commit(state, lambda s: trim(s, 100, pages=manifests, now_ms=0))
-    # The store's own clock stamps objects: a grace of no time at all is what can be tested here.
+    # Objects have the store's own times, so that only a grace period of 0 can be tested here.
     collector = Collector(manifests, pins, GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=2))
     now_ms = 4_000_000_000_000
     state = collector.apply(state, collector.plan(state, now_ms=now_ms))
     left = [stat.key for stat in store.list(KEYS.segments, limit=10)]
-    assert left == sorted(key for one in run_of(3)[1:] for key in one.keys)
+    assert left == sorted(key for segment in run_of(3)[1:] for key in segment.keys)
     assert state.removed == ()
     assert 4 in [stat.version for stat in manifests.list_versions()]

@@ -1,4 +1,4 @@
-"""What every object store promises, whichever it is. One run per store."""
+"""What every object store guarantees, run for each kind of store."""
 
 import hashlib
 import threading
@@ -13,13 +13,13 @@ from record_format.errors import CorruptObject, MissingObject, ObjectExists, Tie
 MIB = 1024 * 1024
 
 
-def test_what_was_put_is_what_is_read(store):
+def test_a_put_object_is_read_back(store):
     store.put("a/b.json", b"hello")
     assert store.get("a/b.json", max_bytes=100) == b"hello"
     assert store.get("a/b.json", max_bytes=5) == b"hello"
 
 
-def test_an_empty_object_is_an_object(store):
+def test_an_empty_object_is_stored(store):
     store.put("empty", b"")
     assert store.get("empty", max_bytes=0) == b""
     stat = store.head("empty")
@@ -27,18 +27,18 @@ def test_an_empty_object_is_an_object(store):
     assert stat.size_bytes == 0
 
 
-def test_a_memoryview_is_a_body(store):
+def test_a_memoryview_is_accepted_as_a_body(store):
     store.put("view", memoryview(b"0123456789")[2:5])
     assert store.get("view", max_bytes=10) == b"234"
 
 
-def test_put_overwrites(store):
+def test_an_unconditional_put_overwrites(store):
     store.put("k", b"old and longer")
     store.put("k", b"new")
     assert store.get("k", max_bytes=100) == b"new"
 
 
-def test_create_if_absent_refuses_a_taken_key_and_keeps_its_bytes(store):
+def test_if_absent_refuses_an_existing_key_and_keeps_its_bytes(store):
     store.put("k", b"first", if_absent=True)
     with pytest.raises(ObjectExists) as refused:
         store.put("k", b"second", if_absent=True)
@@ -46,7 +46,7 @@ def test_create_if_absent_refuses_a_taken_key_and_keeps_its_bytes(store):
     assert store.get("k", max_bytes=100) == b"first"
 
 
-def test_create_if_absent_after_a_delete_succeeds(store):
+def test_if_absent_succeeds_after_a_delete(store):
     store.put("k", b"first", if_absent=True)
     store.delete(["k"])
     store.put("k", b"second", if_absent=True)
@@ -55,7 +55,9 @@ def test_create_if_absent_after_a_delete_succeeds(store):
 
 def test_one_of_many_concurrent_creators_wins(store, store_kind):
     if store_kind == "moto":
-        pytest.skip("moto checks and then acts: the probe refuses it without --allow-single-writer")
+        pytest.skip(
+            "moto's creates are not atomic: the probe refuses it without --allow-single-writer"
+        )
     writers = 8
     for round_number in range(5):
         gate = threading.Barrier(writers)
@@ -74,7 +76,7 @@ def test_one_of_many_concurrent_creators_wins(store, store_kind):
         assert store.get(f"race/{round_number}", max_bytes=10_000) == b"%d" % winners[0] * 1000
 
 
-def test_a_missing_object_is_missing_for_every_read(store):
+def test_every_read_reports_a_missing_object(store):
     with pytest.raises(MissingObject) as missing:
         store.get("nope", max_bytes=10)
     assert missing.value.file == "nope"
@@ -83,19 +85,19 @@ def test_a_missing_object_is_missing_for_every_read(store):
     assert store.head("nope") is None
 
 
-def test_get_refuses_more_than_it_was_told_to_hold(store):
+def test_get_refuses_an_object_larger_than_its_limit(store):
     store.put("big", b"x" * 1000)
     with pytest.raises(CorruptObject):
         store.get("big", max_bytes=999)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 10), (3, 7), (9, 10)])
-def test_a_range_is_exactly_the_range(store, start, end):
+def test_get_range_returns_exactly_the_range(store, start, end):
     store.put("digits", b"0123456789")
     assert b"".join(store.get_range("digits", start, end)) == b"0123456789"[start:end]
 
 
-def test_a_long_range_comes_in_pieces(store):
+def test_a_long_range_is_returned_in_pieces(store):
     body = bytes(range(256)) * 4096
     store.put("long", body)
     pieces = list(store.get_range("long", 100, len(body) - 7))
@@ -104,13 +106,13 @@ def test_a_long_range_comes_in_pieces(store):
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 11), (5, 12), (10, 11), (20, 30)])
-def test_a_range_beyond_the_end_is_no_answer(store, start, end):
+def test_a_range_beyond_the_end_is_refused(store, start, end):
     store.put("digits", b"0123456789")
     with pytest.raises(CorruptObject):
         list(store.get_range("digits", start, end))
 
 
-def test_a_range_left_early_leaves_the_store_usable(store):
+def test_an_abandoned_range_leaves_the_store_usable(store):
     store.put("long", b"z" * MIB)
     for _ in range(5):
         pieces = store.get_range("long", 0, MIB)
@@ -119,7 +121,7 @@ def test_a_range_left_early_leaves_the_store_usable(store):
     assert store.get("long", max_bytes=MIB) == b"z" * MIB
 
 
-def test_head_says_size_checksum_and_time(store):
+def test_head_returns_size_checksum_and_time(store):
     store.put("k", b"hello")
     stat = store.head("k")
     assert stat is not None
@@ -133,7 +135,7 @@ def test_head_says_size_checksum_and_time(store):
         assert stat.checksum.value == expected[stat.checksum.algorithm]
 
 
-def test_list_is_in_order_and_bounded(store):
+def test_list_is_ordered_and_limited(store):
     keys = ["a/1", "a/10", "a/2", "a-b", "a0", "b/1", "a/b/c"]
     for key in keys:
         store.put(key, b"x" * len(key))
@@ -147,7 +149,7 @@ def test_list_is_in_order_and_bounded(store):
     assert store.list("", limit=100)[0].size_bytes == 3
 
 
-def test_list_pages_through_more_than_a_page(store, monkeypatch):
+def test_list_reads_several_pages(store, monkeypatch):
     monkeypatch.setattr("cold_tier.s3.LIST_PAGE", 10)
     for number in range(25):
         store.put(f"many/{number}", b"")
@@ -156,7 +158,7 @@ def test_list_pages_through_more_than_a_page(store, monkeypatch):
     assert len(store.list("many/", limit=23)) == 23
 
 
-def test_list_of_nested_folders_loses_nothing_at_any_page_size(store):
+def test_list_of_nested_folders_is_complete_at_any_limit(store):
     keys = sorted(f"n/{a}/{b}/{c}" for a in ("a", "a-b", "a.b") for b in "12" for c in range(4))
     for key in keys:
         store.put(key, b"")
@@ -164,20 +166,20 @@ def test_list_of_nested_folders_loses_nothing_at_any_page_size(store):
         assert [stat.key for stat in store.list("n/", limit=limit)] == keys[:limit]
 
 
-def test_that_an_object_is_there_or_not_is_no_failure_of_the_store(store):
-    store.put("n/there", b"")
-    for ask in (
+def test_missing_and_existing_objects_are_not_counted_as_failures(store):
+    store.put("n/existing", b"")
+    for call in (
         lambda: store.get("n/none", max_bytes=1),
-        lambda: store.put("n/there", b"", if_absent=True),
+        lambda: store.put("n/existing", b"", if_absent=True),
     ):
         with pytest.raises((MissingObject, ObjectExists)):
-            ask()
+            call()
     used = store.ledger.usage()
-    assert [used["manifest", one].requests for one in ("put", "get")] == [2, 1]
-    assert not any(one.failures for one in used.values())
+    assert [used["manifest", operation].requests for operation in ("put", "get")] == [2, 1]
+    assert not any(usage.failures for usage in used.values())
 
 
-def test_folders_are_the_names_that_hold_objects(store):
+def test_folders_are_the_names_that_contain_objects(store):
     for key in ("t/a/1/x", "t/a/2/x", "t/a-b/3/x", "t/a.b/4/x", "t/A/x", "t/file", "u/x"):
         store.put(key, b"")
     assert sorted(store.folders("t/", limit=10)) == ["A", "a", "a-b", "a.b"]
@@ -190,7 +192,7 @@ def test_folders_are_the_names_that_hold_objects(store):
     assert store.folders("t/a/", limit=10) == ["2"]
 
 
-def test_delete_removes_what_is_there_and_no_more(store):
+def test_delete_removes_existing_keys_and_ignores_others(store):
     for key in ("d/1", "d/2", "d/3"):
         store.put(key, b"x")
     store.delete(["d/1", "d/never", "d/3"])
@@ -198,7 +200,7 @@ def test_delete_removes_what_is_there_and_no_more(store):
     assert [stat.key for stat in store.list("d/", limit=10)] == ["d/2"]
 
 
-def test_a_key_whose_folder_became_empty_can_be_an_object(store):
+def test_the_name_of_an_emptied_folder_can_be_a_key(store):
     store.put("x/y/z", b"deep")
     store.delete(["x/y/z"])
     store.put("x", b"flat")
@@ -209,7 +211,7 @@ def test_a_key_whose_folder_became_empty_can_be_an_object(store):
     "key",
     ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.", ".tierlog-tmp/x", "a\\b", "a\nb", "x" * 256],
 )
-def test_a_key_that_not_every_store_could_hold_is_refused(store, key):
+def test_a_key_that_some_store_cannot_hold_is_refused(store, key):
     for call in (
         lambda: store.put(key, b"x"),
         lambda: store.get(key, max_bytes=1),
@@ -225,7 +227,7 @@ def test_a_key_that_not_every_store_could_hold_is_refused(store, key):
 @pytest.mark.parametrize(
     "name", ["blank space", "ünïcode", "plus+and=more", "per%20cent", "a~b'(c)"]
 )
-def test_odd_but_allowed_names_survive(store, name):
+def test_unusual_valid_names_round_trip(store, name):
     store.put(f"odd/{name}", b"x")
     assert [stat.key for stat in store.list("odd/", limit=5)] == [f"odd/{name}"]
     assert store.get(f"odd/{name}", max_bytes=1) == b"x"
@@ -233,7 +235,7 @@ def test_odd_but_allowed_names_survive(store, name):
 
 def test_no_key_is_both_an_object_and_a_folder(store, store_kind):
     if store_kind in {"moto", "s3"}:
-        pytest.skip("S3 itself has no folders; tierlog's names never need it")
+        pytest.skip("S3 itself has no folders; tierlog's keys never need it")
     store.put("a/b", b"x")
     with pytest.raises(InvalidKey):
         store.put("a", b"x")
@@ -243,14 +245,14 @@ def test_no_key_is_both_an_object_and_a_folder(store, store_kind):
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_stored(store, store_kind):
     if store_kind == "moto":
-        pytest.skip("moto checks no checksum: the probe finds it, and uploads are read back")
+        pytest.skip("moto verifies no checksum: the probe finds out, and uploads are read back")
     with pytest.raises(ChecksumRefused):
         store.put("k", b"hello", crc32c=crc32c(b"jello"))
     assert store.head("k") is None
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 5 * MIB, 5 * MIB + 1, 11 * MIB + 3])
-def test_a_file_is_stored_whole_whatever_its_size(store, tmp_path, size_bytes):
+def test_a_file_of_any_size_is_stored_completely(store, tmp_path, size_bytes):
     path = tmp_path / "file"
     body = (hashlib.sha256(b"seed").digest() * (size_bytes // 32 + 1))[:size_bytes]
     path.write_bytes(body)
@@ -271,9 +273,9 @@ def test_a_file_is_stored_whole_whatever_its_size(store, tmp_path, size_bytes):
     assert store.get("s/file.log", max_bytes=size_bytes) == body
 
 
-def test_a_file_with_another_checksum_is_refused(store, store_kind, tmp_path):
+def test_a_file_with_a_wrong_checksum_is_refused(store, store_kind, tmp_path):
     if store_kind == "moto":
-        pytest.skip("moto checks no checksum")
+        pytest.skip("moto verifies no checksum")
     path = tmp_path / "file"
     path.write_bytes(b"y" * (6 * MIB))
     with pytest.raises(TierlogError):
@@ -281,7 +283,7 @@ def test_a_file_with_another_checksum_is_refused(store, store_kind, tmp_path):
     assert store.head("k.log") is None
 
 
-def test_a_file_that_is_shorter_than_promised_is_refused(store, tmp_path):
+def test_a_file_shorter_than_its_declared_size_is_refused(store, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"short")
     with pytest.raises(ChecksumRefused):

@@ -7,20 +7,20 @@ from record_format.errors import DiskFull
 
 
 class Disk:
-    """Free bytes, and what two reliefs can still give."""
+    """Free bytes, and how many two reliefs can still free."""
 
     def __init__(self, free, cache=0, segments=0):
-        self.free, self.left, self.order = free, {"cache": cache, "segments": segments}, []
+        self.free, self.releasable, self.released = free, {"cache": cache, "segments": segments}, []
 
     def relief(self, name):
-        def give(missing):
-            given = min(missing, self.left[name])
-            self.left[name] -= given
-            self.free += given
-            self.order.append((name, given))
-            return given > 0
+        def free(missing):
+            freed = min(missing, self.releasable[name])
+            self.releasable[name] -= freed
+            self.free += freed
+            self.released.append((name, freed))
+            return freed > 0
 
-        return give
+        return free
 
     def reserve(self, reserve_bytes):
         return DiskReserve(
@@ -31,23 +31,23 @@ class Disk:
         )
 
 
-def test_enough_room_asks_nobody():
+def test_with_enough_space_nothing_is_released():
     disk = Disk(free=100)
     reserve = disk.reserve(100)
     reserve.check()
     reserve.check_not_breached()
-    assert disk.order == []
+    assert disk.released == []
 
 
-def test_the_cache_goes_before_segments_and_writes_go_on():
+def test_the_cache_is_released_before_segments_and_writes_continue():
     disk = Disk(free=50, cache=30, segments=100)
     reserve = disk.reserve(100)
     reserve.check()
     reserve.check_not_breached()
-    assert disk.left == {"cache": 0, "segments": 80}
+    assert disk.releasable == {"cache": 0, "segments": 80}
 
 
-def test_when_nothing_is_left_to_give_writes_are_refused_until_room_is_back():
+def test_with_nothing_to_release_writes_are_refused_until_there_is_space():
     disk = Disk(free=50, cache=10)
     reserve = disk.reserve(100)
     reserve.check()

@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"
 
 
 class Log:
-    """Batches with rising offsets, as a Kafka's coordinator writes them."""
+    """Batches with increasing offsets, as Kafka's group coordinator writes them."""
 
     def __init__(self):
         self.data, self.offset = b"", 0
@@ -50,7 +50,7 @@ class Log:
         return {group: offsets["t", 0].commit.offset for group, offsets in view.groups.items()}
 
 
-def test_the_last_commit_wins_and_a_tombstone_removes():
+def test_the_last_commit_wins_and_a_tombstone_removes_it():
     log = Log()
     log.commit("a", 1)
     log.commit("b", 1)
@@ -60,7 +60,7 @@ def test_the_last_commit_wins_and_a_tombstone_removes():
     assert log.view() == {"a": 2}
 
 
-def test_commits_in_a_transaction_count_at_its_commit_and_not_after_an_abort():
+def test_transactional_commits_take_effect_when_the_transaction_commits():
     log = Log()
     log.commit("a", 1)
     log.commit("b", 1)
@@ -73,7 +73,7 @@ def test_commits_in_a_transaction_count_at_its_commit_and_not_after_an_abort():
     assert log.view() == {"a": 50, "b": 1}
 
 
-def test_a_later_commit_outside_of_the_transaction_stays():
+def test_a_later_commit_outside_the_transaction_wins():
     log = Log()
     log.commit("a", 50, producer_id=7)
     log.commit("a", 60)
@@ -81,7 +81,7 @@ def test_a_later_commit_outside_of_the_transaction_stays():
     assert log.view() == {"a": 60}
 
 
-def test_an_aborted_producer_begins_anew():
+def test_a_producer_can_commit_after_an_abort():
     log = Log()
     log.commit("a", 50, producer_id=7)
     log.end(7, ABORTED)
@@ -90,14 +90,14 @@ def test_an_aborted_producer_begins_anew():
     assert log.view() == {"a": 51}
 
 
-def test_an_end_of_nothing_changes_nothing():
+def test_an_end_marker_without_a_transaction_changes_nothing():
     log = Log()
     log.end(7, COMMITTED)
     log.commit("a", 1)
     assert log.view() == {"a": 1}
 
 
-def test_commits_are_counted_once_a_partition():
+def test_commits_are_counted_once_per_partition():
     log, view = Log(), GroupView()
     for offset in (1, 2, None, None, 3):
         log.commit("a", offset)
@@ -106,12 +106,12 @@ def test_commits_are_counted_once_a_partition():
     assert list(view.commits()) == [(CommitKey("a", "t", 0), Commit(3))]
 
 
-def test_a_log_that_kafka_wrote_is_read():
+def test_a_log_written_by_kafka_is_read():
     """A console consumer read two of three records; another group's offset was reset to 1."""
     view = GroupView()
     view.apply((FIXTURES / "00000000000000000000.log").read_bytes())
-    place = ("flights", 0)
-    found = {group: offsets[place].commit for group, offsets in view.groups.items()}
+    partition = ("flights", 0)
+    found = {group: offsets[partition].commit for group, offsets in view.groups.items()}
     topic_id = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
     assert found == {
         "real-group": Commit(2, "", 1795232811107, -1, topic_id),
@@ -120,7 +120,7 @@ def test_a_log_that_kafka_wrote_is_read():
     assert view.unreadable == 0
 
 
-def test_what_we_write_for_it_is_what_kafka_wrote():
+def test_encoding_kafkas_commits_gives_kafkas_bytes():
     data = (FIXTURES / "00000000000000000000.log").read_bytes()
     commits = 0
     for record in iter_records(data):

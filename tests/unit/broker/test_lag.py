@@ -16,16 +16,16 @@ def partition(*gaps, cold=True, manifest=True):
     [
         ((), 5, 20, 15),
         ((), 20, 20, 0),
-        ((), 25, 20, 0),  # a commit past the end owes nothing
+        ((), 25, 20, 0),  # a commit past the end has no lag
         (((100, 1100),), 50, 1150, 100),
         (((100, 1100),), 100, 1150, 50),
-        (((100, 1100),), 600, 1150, 50),  # a commit inside of the gap
+        (((100, 1100),), 600, 1150, 50),  # a commit inside the gap
         (((100, 1100),), 1100, 1150, 50),
-        (((100, 1100),), 50, 1100, 50),  # nothing was written behind it yet
+        (((100, 1100),), 50, 1100, 50),  # nothing written after it yet
         (((100, 1100), (1200, 2200)), 50, 2300, 250),
     ],
 )
-def test_lag_leaves_out_what_a_restore_stepped_over(gaps, offset, end, lag):
+def test_lag_excludes_the_gaps_of_a_restore(gaps, offset, end, lag):
     assert lag_of(partition(*gaps), offset, end) == lag
 
 

@@ -1,4 +1,4 @@
-"""What a take-over makes of a local log: the decision alone."""
+"""The decision what a take-over does with a local log."""
 
 import pytest
 
@@ -41,49 +41,49 @@ NOTHING = TakeOverPlan()
             manifest(end=80, epochs=[A1]),
             0,
             NOTHING,
-            id="the bucket is a prefix of the local log, on a border of segments",
+            id="the bucket is a prefix of the local log, ending with a segment",
         ),
         pytest.param(
             local_log((A1, A2), ((0, 80), (80, 120)), 120),
             manifest(end=100, epochs=[A1]),
             0,
             TakeOverPlan(None, None, 100),
-            id="the same, within a segment",
+            id="the bucket is a prefix of the local log, ending within a segment",
         ),
         pytest.param(
             local_log((A1, A2), ((0, 100), (100, 120)), 120),
             manifest(end=150, epochs=[A1, B3]),
             0,
             TakeOverPlan(100, 150, None),
-            id="another went on from 100 where we did",
+            id="another owner wrote from 100 on, as we did",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 160)), 160),
             manifest(end=100, epochs=[A1, B3_LATER]),
             0,
             TakeOverPlan(130, None, None),
-            id="what another copied of us and did not upload stays",
+            id="our records that another owner copied and did not upload are kept",
         ),
         pytest.param(
             local_log((A1,), ((0, 90),), 90),
             manifest(end=150, epochs=[A1, B3]),
             0,
             TakeOverPlan(None, 150, None),
-            id="we only lag",
+            id="we only lag behind the bucket",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 120)), 120),
             manifest(end=1100, epochs=[A1, EpochStart(3, 1100, "b")], gaps=[(100, 1100)]),
             0,
             TakeOverPlan(100, 1100, None),
-            id="a restore stepped over offsets that we wrote",
+            id="a restore skipped offsets that we wrote",
         ),
         pytest.param(
             local_log((A1, EpochStart(3, 1100, "a")), ((1100, 1120),), 1120),
             manifest(end=1110, epochs=[A1, EpochStart(3, 1100, "a")], gaps=[(100, 1100)]),
             0,
             TakeOverPlan(split_at=1110),
-            id="what we wrote right above a gap stays",
+            id="our records right above a gap are kept",
         ),
         pytest.param(
             local_log((), (), 0),
@@ -97,7 +97,7 @@ NOTHING = TakeOverPlan()
             manifest(end=110, epochs=[A1, EpochStart(4, 120, "a")]),
             1000,
             TakeOverPlan(split_at=110, resume_at=1120),
-            id="a tail whose folder went on after it was taken",
+            id="a tail whose folder was written to after it was taken",
         ),
         pytest.param(
             local_log((A1, EpochStart(3, 80, "a")), ((80, 100),), 100)._replace(
@@ -106,7 +106,7 @@ NOTHING = TakeOverPlan()
             manifest(end=80, epochs=[A1, EpochStart(2, 80, "a")]),
             0,
             NOTHING,
-            id="a restart under which nothing was written is in force",
+            id="the current epoch is of a restart that wrote nothing",
         ),
         pytest.param(
             local_log((), (), 0),
@@ -120,35 +120,35 @@ NOTHING = TakeOverPlan()
             manifest(end=150, epochs=[A1, B3]),
             1000,
             TakeOverPlan(100, 1150, None),
-            id="another went on from 100, and may have gone on past 150",
+            id="another owner wrote from 100 on, and perhaps past 150",
         ),
         pytest.param(
             local_log((A1,), ((0, 100), (100, 160)), 160),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
             TakeOverPlan(diverged_from=130, resume_at=1130),
-            id="what another copied of us goes to the bucket first",
+            id="our records that another owner copied are uploaded first",
         ),
         pytest.param(
             local_log((A1,), ((0, 90), (90, 130)), 130),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
             TakeOverPlan(split_at=100, resume_at=1130),
-            id="the same, within a segment",
+            id="our records that another owner copied begin within a segment",
         ),
         pytest.param(
             local_log((A1,), ((0, 100),), 100),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
             TakeOverPlan(start_at=1130),
-            id="another reached further than the bucket does",
+            id="another owner wrote past the bucket's end",
         ),
         pytest.param(
             local_log((A1,), (), 1130),
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
             TakeOverPlan(start_at=1130),
-            id="an attempt that died had emptied the log already",
+            id="a failed attempt had already emptied the log",
         ),
         pytest.param(
             local_log((A1,), ((110, 130),), 130)._replace(log_start_offset=115),
@@ -162,9 +162,9 @@ NOTHING = TakeOverPlan()
             manifest(end=100, epochs=[A1, B3_LATER]),
             1000,
             TakeOverPlan(diverged_from=100, start_at=1130),
-            id="what does not reach down to the bucket's end is set aside",
+            id="a log that begins above the bucket's end is set aside",
         ),
     ],
 )
-def test_what_becomes_of_a_local_log(local, remote, gap, expected):
+def test_the_plan_for_a_local_log(local, remote, gap, expected):
     assert plan_take_over(local, remote, gap=gap) == expected

@@ -16,15 +16,15 @@ class Clock:
         self.now += seconds
 
 
-def test_the_rate_holds_over_many_parts():
+def test_the_rate_is_kept_over_many_parts():
     clock = Clock()
     throttle = UploadThrottle(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
     for _ in range(50):
         throttle(100)
-    assert abs(clock.now - 100.0 - 4.9) < 0.2, "5,000 bytes, the last begins after 4.9 s"
+    assert abs(clock.now - 100.0 - 4.9) < 0.2, "5,000 bytes, the last part starts after 4.9 s"
 
 
-def test_an_idle_second_is_saved_up_and_no_more():
+def test_at_most_one_idle_second_is_saved():
     clock = Clock()
     throttle = UploadThrottle(1000, monotonic=lambda: clock.now, sleep=clock.sleep)
     clock.now += 3600
@@ -36,7 +36,7 @@ def test_an_idle_second_is_saved_up_and_no_more():
 
 
 @pytest.mark.parametrize("rate", [None, 1])
-def test_a_stop_breaks_off_also_who_waits_for_his_turn(rate):
+def test_a_stop_interrupts_waiting_uploads(rate):
     throttle = UploadThrottle(rate)
     throttle(10**6)
     with ThreadPoolExecutor(1) as pool:

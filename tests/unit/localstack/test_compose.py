@@ -1,4 +1,4 @@
-"""What can be known of the compose files without an engine."""
+"""Properties of the compose files that need no container engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def services(request: pytest.FixtureRequest) -> dict[str, dict]:
     return yaml.safe_load((FOLDER / request.param).read_text())["services"]
 
 
-def test_everything_is_published_on_loopback_only(services: dict[str, dict]) -> None:
+def test_ports_are_published_on_loopback_only(services: dict[str, dict]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -28,7 +28,7 @@ def test_images_are_pinned(services: dict[str, dict]) -> None:
         assert tag == "dev" or tag[-1].isdigit(), service["image"]
 
 
-def test_the_broker_waits_for_its_bucket_and_the_bucket_for_a_healthy_server(
+def test_the_broker_starts_after_the_bucket_and_the_bucket_after_a_healthy_server(
     services: dict[str, dict],
 ) -> None:
     assert "healthcheck" in services["s3"]
@@ -38,7 +38,7 @@ def test_the_broker_waits_for_its_bucket_and_the_bucket_for_a_healthy_server(
     assert waits == "service_completed_successfully"
 
 
-def test_what_the_image_copies_is_let_into_its_context() -> None:
+def test_copied_files_are_in_the_build_context() -> None:
     ignored = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
     for name in ("ready.py", "s3_server.py"):
         assert f"!localstack/{name}" in ignored

@@ -1,4 +1,4 @@
-"""The development server's own manners; what it serves is tested by whoever uses it."""
+"""Installation, start and interruption of the development server."""
 
 import os
 import shutil
@@ -13,18 +13,20 @@ from tests.fakes.waiting import until
 SCRIPT = Path(__file__).resolve().parents[3] / "localstack" / "s3_server.py"
 
 
-def test_an_interrupt_ends_an_installation(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_installation(tmp_path: Path) -> None:
     script = Path(shutil.copytree(SCRIPT.parent, tmp_path / "localstack")) / SCRIPT.name
     go = tmp_path / "bin" / "go"
     go.parent.mkdir()
-    note = f"echo $$ > {tmp_path}/made && mv {tmp_path}/made {tmp_path}/pid"
+    note = f"echo $$ > {tmp_path}/server && mv {tmp_path}/server {tmp_path}/pid"
     go.write_text(f"#!/bin/sh\n{note}\nexec sleep 600\n")
     go.chmod(0o755)
     path = f"{go.parent}:{os.environ['PATH']}"
-    # A shell has all that it runs in the background ignore interrupts.
-    heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heeding + f"runpy.run_path({str(script)!r}, run_name='__main__')"
-    made = subprocess.Popen(
+    # A shell makes its background commands ignore interrupts.
+    restore_handler = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    )
+    code = restore_handler + f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    server = subprocess.Popen(
         [sys.executable, "-c", code, "--port", str(free_port())],
         env=os.environ | {"PATH": path},
         start_new_session=True,
@@ -34,20 +36,20 @@ def test_an_interrupt_ends_an_installation(tmp_path: Path) -> None:
     )
     try:
         until((tmp_path / "pid").exists)
-        os.killpg(made.pid, signal.SIGINT)  # as a terminal does
-        said = made.communicate(timeout=30)[1]
+        os.killpg(server.pid, signal.SIGINT)  # as a terminal does
+        stderr = server.communicate(timeout=30)[1]
     finally:
-        made.kill()
-    assert made.returncode == 130
-    assert "Traceback" not in said
+        server.kill()
+    assert server.returncode == 130
+    assert "Traceback" not in stderr
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
-SAYS_YES = """
+ALWAYS_200 = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-class Yes(BaseHTTPRequestHandler):
+class Always200(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.send_header("Content-Length", "0")
@@ -56,18 +58,18 @@ class Yes(BaseHTTPRequestHandler):
     do_PUT = do_GET
 
 host, _, port = sys.argv[2].partition(":")
-HTTPServer((host, int(port)), Yes).serve_forever()
+HTTPServer((host, int(port)), Always200).serve_forever()
 """
 
 
-def test_a_proxy_of_the_environment_is_not_asked_for_a_server_on_this_machine(
+def test_a_server_on_loopback_is_not_reached_through_the_proxy(
     tmp_path: Path,
 ) -> None:
     script = Path(shutil.copytree(SCRIPT.parent, tmp_path / "localstack")) / SCRIPT.name
-    (tmp_path / "yes.py").write_text(SAYS_YES)
+    (tmp_path / "always_200.py").write_text(ALWAYS_200)
     programs = {
         "go": f'#!/bin/sh\ncp "{tmp_path}/bin/versitygw" "$GOBIN"\n',
-        "versitygw": f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/yes.py" "$@"\n',
+        "versitygw": f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/always_200.py" "$@"\n',
     }
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
@@ -79,13 +81,13 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_server_on_this_machine(
         env=os.environ | proxy | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=100,  # longer than the server may take to answer
+        timeout=100,  # longer than the server may take to start
         check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_a_command_that_is_not_there_is_one_line() -> None:
+def test_a_missing_command_is_a_one_line_error() -> None:
     command = [sys.executable, SCRIPT, "--exec", "no-such-command"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -32,7 +32,7 @@ def test_reads_a_topic_from_the_bucket_in_order(url):
     assert places == [(0, n) for n in range(177)] + [(1, n) for n in range(260)]
 
 
-def test_takes_the_options_of_the_spark_source(url):
+def test_accepts_the_options_of_the_spark_source(url):
     reader = read_arrow(
         ["many"],
         store=url,
@@ -45,10 +45,10 @@ def test_takes_the_options_of_the_spark_source(url):
     )
     offsets = [*range(100, 110), *range(250, 260)]
     assert reader.read_all()["offset"].to_pylist() == offsets
-    moment = datetime.fromtimestamp(0, UTC)
+    epoch = datetime.fromtimestamp(0, UTC)
     for times in (
-        {"startingTimestamp": moment},
-        {"startingOffsetsByTimestamp": {"many": {"0": moment, "1": moment}}},
+        {"startingTimestamp": epoch},
+        {"startingOffsetsByTimestamp": {"many": {"0": epoch, "1": epoch}}},
     ):
         assert (
             read_arrow("many", store=url, tier="cold", tokenFile=Path("t"), **times)
@@ -57,7 +57,7 @@ def test_takes_the_options_of_the_spark_source(url):
             == 437
         )
     with pytest.raises(InvalidOption, match=r"startingTimestamp: 1970-.* needs a UTC offset"):
-        read_arrow("many", store=url, tier="cold", startingTimestamp=moment.replace(tzinfo=None))
+        read_arrow("many", store=url, tier="cold", startingTimestamp=epoch.replace(tzinfo=None))
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
         read_arrow("many", store=url, tier="cold", startingOffset=1)
     with pytest.raises(InvalidOption, match="there is no option 'limit'"):
@@ -67,7 +67,7 @@ def test_takes_the_options_of_the_spark_source(url):
         read_arrow("many", store=url, tier="cold", columns="offsets")
 
 
-def test_a_folder_may_be_a_path_and_one_column_a_name(url):
+def test_store_may_be_a_path_and_columns_one_name(url):
     folder = Path(url.removeprefix("file://"))
     assert read_arrow(
         "many", store=folder, tier="cold", columns="offset"
@@ -76,30 +76,32 @@ def test_a_folder_may_be_a_path_and_one_column_a_name(url):
         read_arrow("many", store=str(folder), tier="cold")
 
 
-def test_nobody_loses_the_tail_without_having_asked_for_it(url):
+def test_reading_without_the_tail_must_be_requested(url):
     with pytest.raises(InvalidOption, match=r"option server: required.* set tier=cold"):
         read_arrow("many", store=url)
 
 
 def test_needs_no_pyspark():
     code = "import sys, spark_reader.arrow_reader; print('pyspark' in sys.modules)"
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert told.stdout.strip() == "False"
+    assert completed.stdout.strip() == "False"
 
 
-def test_readers_side_by_side_do_not_write_over_each_other(tmp_path):
-    """As where DuckDB joins two: a chunk holds more rows than one Arrow batch."""
+def test_concurrent_readers_do_not_share_buffers(tmp_path):
+    """As when DuckDB joins two: a chunk holds more rows than one Arrow batch."""
     url = f"file://{tmp_path / 'bucket'}"
     store, values = open_store(url), {}
     for seed, topic in enumerate(("a", "b")):
         put_topic(store, topic, {0: "empty-0"})
-        made = write_segment(tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed)
-        put_partition(store, topic, 0, [made.files], chunk_bytes=8 << 20)
-        values[topic] = [record.value for record in decode_fetched(made.body).records]
+        written = write_segment(
+            tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed
+        )
+        put_partition(store, topic, 0, [written.files], chunk_bytes=8 << 20)
+        values[topic] = [record.value for record in decode_fetched(written.body).records]
     a, b = (read_arrow(topic, store=url, tier="cold", columns="value") for topic in values)
-    begun = {"a": a.read_next_batch(), "b": b.read_next_batch()}
+    first = {"a": a.read_next_batch(), "b": b.read_next_batch()}
     for topic, reader in (("a", a), ("b", b)):
-        read = [*begun[topic].column(0), *reader.read_all().column(0)]
+        read = [*first[topic].column(0), *reader.read_all().column(0)]
         assert [value.as_py() for value in read] == values[topic]

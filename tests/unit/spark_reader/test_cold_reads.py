@@ -1,4 +1,4 @@
-"""Options to rows without Spark: what a plan and its tasks do, over a bucket filled for real."""
+"""From options to rows without Spark: plans and their tasks on a bucket with Kafka's segments."""
 
 import json
 import pickle
@@ -44,13 +44,13 @@ def url(tmp_path_factory):
 
 
 class Read:
-    """One run: its rows, splits, and what it said."""
+    """A batch read: its splits, rows, reports and warnings."""
 
     def __init__(self, url, *, columns=COLUMNS, filters=NO_FILTERS, **given):
         given = {"store": url, "tier": "cold", "splitBytes": "16k", **given}
         options = parse_options(given, streaming=False)
-        self.said, self.lost = [], []
-        planner = Planner(options, report=self.said.append, warn=self.lost.append)
+        self.reports, self.warnings = [], []
+        planner = Planner(options, report=self.reports.append, warn=self.warnings.append)
         self.splits = pickle.loads(pickle.dumps(planner.batch(filters)))
         request = ReadRequest(
             access=options.access,
@@ -58,7 +58,7 @@ class Read:
             row_filter=filters.row_filter,
             isolation=options.isolation,
         )
-        loss = DataLossPolicy(options.fail_on_data_loss, self.lost.append)
+        loss = DataLossPolicy(options.fail_on_data_loss, self.warnings.append)
         batches = [
             batch
             for split in self.splits
@@ -72,19 +72,19 @@ class Read:
 
 def offsets(fixture, low=0, high=10**9):
     return [
-        one["offset"]
-        for one in golden.expected_records(FIXTURES / fixture)
-        if low <= one["offset"] < high
+        record["offset"]
+        for record in golden.expected_records(FIXTURES / fixture)
+        if low <= record["offset"] < high
     ]
 
 
-def test_reads_all_of_a_topic_in_many_splits(url):
+def test_reads_a_whole_topic_in_many_splits(url):
     read = Read(url, subscribe="many")
     assert len(read.splits) > 5
     assert read.offsets(0) == offsets("many-segments-0")
     assert read.offsets(1) == offsets("codec-lz4-0")
     assert read.offsets(2) == offsets("mixed-time-0")
-    assert '"manifestVersion":{"many":{"0":11' in read.said[0]
+    assert '"manifestVersion":{"many":{"0":11' in read.reports[0]
 
 
 def test_subscribes_by_list_pattern_and_assignment(url):
@@ -102,7 +102,7 @@ def test_subscribes_by_list_pattern_and_assignment(url):
         Read(url, subscribe="many", startingOffsets='{"txn": {"0": 1}}')
 
 
-def test_starting_and_ending_offsets_may_name_some_partitions_only(url):
+def test_offsets_may_be_given_for_some_partitions_only(url):
     read = Read(
         url,
         subscribe="many",
@@ -120,14 +120,14 @@ def test_starting_and_ending_offsets_may_name_some_partitions_only(url):
         ("many", 0, "many-segments-0"),
         ("many", 1, "codec-lz4-0"),
         ("many", 2, "mixed-time-0"),
-        ("txn", 0, "txn-0"),  # where Kafka answers with a marker
+        ("txn", 0, "txn-0"),  # where Kafka returns a marker's offset
         ("txn", 1, "compacted-txn-0"),
     ],
 )
-def test_a_time_is_the_first_record_at_or_after_it_as_kafka_answers(url, topic, partition, fixture):
+def test_timestamps_resolve_to_the_offsets_that_kafka_returns(url, topic, partition, fixture):
     facts = golden.offsets(FIXTURES / fixture)
-    alone = json.dumps({topic: [partition]})
-    bounds = {"assign": alone, "startingOffsetsByTimestampStrategy": "latest"}
+    only = json.dumps({topic: [partition]})
+    bounds = {"assign": only, "startingOffsetsByTimestampStrategy": "latest"}
     for timestamp, offset, *_ in facts["offset_for_timestamp"]:
         by_time = json.dumps({topic: {str(partition): timestamp}})
         start = Read(url, startingOffsetsByTimestamp=by_time, **bounds).offsets(partition)
@@ -144,13 +144,13 @@ def test_read_committed_sees_what_kafkas_consumer_saw(url):
         assert read.offsets(partition) == golden.committed(FIXTURES / fixture)
 
 
-def test_compaction_gaps_and_trimmed_starts(url):
+def test_compaction_gaps_are_not_reported_as_loss(url):
     read = Read(url, subscribe="compacted")
     assert read.offsets(0) == offsets("compacted-codec-0")
-    assert read.lost == []
+    assert read.warnings == []
 
 
-def test_splits_obey_minimum_and_records(url):
+def test_splits_respect_their_minimum_and_record_limit(url):
     read = Read(url, subscribe="many", minPartitions="40", maxRecordsPerPartition="10")
     assert len(read.splits) >= 40
     assert max(split.end_offset - split.start_offset for split in read.splits) <= 10
@@ -159,7 +159,7 @@ def test_splits_obey_minimum_and_records(url):
 
 def test_a_time_filter_skips_chunks_and_then_rows(url):
     wanted = golden.expected_records(FIXTURES / "many-segments-0")
-    times = sorted(one["timestamp"] for one in wanted)
+    times = sorted(record["timestamp"] for record in wanted)
     low, high = times[50], times[60]
     filters = NO_FILTERS._replace(
         row_filter=NO_FILTERS.row_filter._replace(start_timestamp=low, last_timestamp=high),
@@ -167,12 +167,14 @@ def test_a_time_filter_skips_chunks_and_then_rows(url):
     )
     everything = Read(url, subscribe="many")
     read = Read(url, subscribe="many", filters=filters)
-    assert read.offsets() == [one["offset"] for one in wanted if low <= one["timestamp"] <= high]
-    chunks = [sum(len(split.chunks) for split in one.splits) for one in (read, everything)]
+    assert read.offsets() == [
+        record["offset"] for record in wanted if low <= record["timestamp"] <= high
+    ]
+    chunks = [sum(len(split.chunks) for split in run.splits) for run in (read, everything)]
     assert chunks[0] < chunks[1] / 3
 
 
-def test_a_pinned_version_gives_the_same_rows_after_more_was_uploaded(tmp_path):
+def test_a_pinned_version_returns_the_same_rows_after_more_uploads(tmp_path):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "empty-0"})
@@ -192,10 +194,10 @@ def test_a_pinned_version_gives_the_same_rows_after_more_was_uploaded(tmp_path):
         Read(url, subscribe="t", manifestVersion='{"t": {"0": 99}}')
 
 
-def test_steps_of_a_replay_read_what_versions_say_of_their_topics(url):
+def test_steps_of_a_replay_read_the_given_manifest_versions(url):
     source = {"subscribe": "many,compacted", "splitBytes": "16k"}
     whole = Read(url, **source)
-    used = json.loads(whole.said[0].removeprefix("read "))
+    used = json.loads(whole.reports[0].removeprefix("read "))
     source["manifestVersion"] = json.dumps(used["manifestVersion"])
     options = parse_options({"store": url, "tier": "cold", **source}, streaming=False)
     planner = Planner(options, report=[].append, warn=[].append)
@@ -204,13 +206,14 @@ def test_steps_of_a_replay_read_what_versions_say_of_their_topics(url):
     steps = split_into_steps(ranges, splits, split_bytes=16 << 10, step_bytes=100 << 10)
     assert len({frozenset(step) for step in steps}) == 2  # some without one of the topics
     read = [row for step in steps for row in Read(url, **step_options(step, source)).rows]
-    places = [
-        [(row["topic"], row["partition"], row["offset"]) for row in of] for of in (read, whole.rows)
+    offsets_read = [
+        [(row["topic"], row["partition"], row["offset"]) for row in rows]
+        for rows in (read, whole.rows)
     ]
-    assert sorted(places[0]) == sorted(places[1])
+    assert sorted(offsets_read[0]) == sorted(offsets_read[1])
 
 
-def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path, monkeypatch):
+def test_lost_rows_fail_the_read_unless_allowed(tmp_path, monkeypatch):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
@@ -223,7 +226,7 @@ def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path, monkeypatch):
         Read(url, subscribe="t", **bounds)
     read = Read(url, subscribe="t", failOnDataLoss="false", **bounds)
     assert read.offsets() == offsets("many-segments-0", 30)
-    assert read.lost == ["t-0: offsets 10 to 30 are gone"]
+    assert read.warnings == ["t-0: offsets 10 to 30 are gone"]
     assert Read(url, subscribe="t").offsets() == offsets("many-segments-0", 30)
     with pytest.raises(DataLoss, match="ends at 177, before offset 500"):
         Read(url, subscribe="t", endingOffsets='{"t": {"0": 500}}')
@@ -235,10 +238,10 @@ def test_lost_rows_fail_the_read_unless_told_otherwise(tmp_path, monkeypatch):
         Read(url, subscribe="t")
     rest = Read(url, subscribe="t", failOnDataLoss="false")
     assert rest.offsets() == offsets("many-segments-0", 30, trimmed.segments[-2].base_offset)
-    assert len(rest.lost) >= 2
+    assert len(rest.warnings) >= 2
 
 
-def test_committed_rows_are_not_read_without_all_that_was_aborted(tmp_path, monkeypatch):
+def test_read_committed_fails_without_the_aborted_transactions(tmp_path, monkeypatch):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "compacted-txn-0"})
@@ -251,19 +254,19 @@ def test_committed_rows_are_not_read_without_all_that_was_aborted(tmp_path, monk
     monkeypatch.setattr(access, "_clients", access._Clients())
     with pytest.raises(DataLoss, match=r"t-0: .*\.indexes.*=read_uncommitted"):
         Read(url, **given)
-    # None is open where the second one ends, so that nothing behind it is asked.
+    # No transaction is open at the end of the second, so that nothing after it is needed.
     before = [offset for offset in committed if offset < third.base_offset]
     assert Read(url, **given, **early).offsets() == before
-    # Of the first one no row is read, so that nothing need be left out of it.
+    # No row of the first is read, so that none of its transactions matters.
     (tmp_path / "away").rename(marks)
     store.delete([first.indexes_key])
     monkeypatch.setattr(access, "_clients", access._Clients())
     rest = Read(url, **given)
     assert rest.offsets() == [offset for offset in committed if offset >= second.base_offset]
-    assert len(rest.lost) == 1
+    assert len(rest.warnings) == 1
 
 
-def test_an_object_with_wrong_bytes_is_never_decoded(tmp_path):
+def test_a_corrupt_object_is_never_decoded(tmp_path):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
@@ -272,31 +275,31 @@ def test_an_object_with_wrong_bytes_is_never_decoded(tmp_path):
     flip(path, 200)
     with pytest.raises(Exception, match=entry.log_key):
         Read(url, subscribe="t")
-    # What the damage is no part of goes on.
+    # The rest is readable.
     later = Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {entry.next_offset}}}}}')
     assert later.offsets() == offsets("many-segments-0", entry.next_offset)
 
 
-def test_columns_are_those_asked_for(url):
+def test_only_the_requested_columns_are_returned(url):
     read = Read(url, subscribe="many", columns=("offset", "partition"))
     assert set(read.rows[0]) == {"offset", "partition"}
     assert read.offsets(0) == offsets("many-segments-0")
 
 
-def test_a_segment_is_skipped_by_time_only_where_its_times_are_known():
-    def held(low, high, first, last):
-        one = entry(0, min_timestamp=low, max_timestamp=high)
-        return may_match(one, RowFilter(start_timestamp=first, last_timestamp=last))
+def test_a_segment_is_skipped_by_time_only_if_its_timestamps_are_known():
+    def may_match_range(low, high, first, last):
+        segment = entry(0, min_timestamp=low, max_timestamp=high)
+        return may_match(segment, RowFilter(start_timestamp=first, last_timestamp=last))
 
-    assert held(10, 20, 20, 30)
-    assert held(10, 20, 0, 10)
-    assert not held(10, 20, 21, 30)
-    assert not held(10, 20, 0, 9)
-    assert held(None, 20, 0, 9)
-    assert held(10, -1, 21, 30)
+    assert may_match_range(10, 20, 20, 30)
+    assert may_match_range(10, 20, 0, 10)
+    assert not may_match_range(10, 20, 21, 30)
+    assert not may_match_range(10, 20, 0, 9)
+    assert may_match_range(None, 20, 0, 9)
+    assert may_match_range(10, -1, 21, 30)
 
 
-def test_a_restore_gap_is_neither_loss_nor_rows(tmp_path):
+def test_a_restore_gap_is_not_data_loss(tmp_path):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
@@ -308,8 +311,8 @@ def test_a_restore_gap_is_neither_loss_nor_rows(tmp_path):
     assert Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end + 77}}}}}').rows == []
 
 
-def test_a_chunk_is_not_written_over_while_it_is_decoded(tmp_path):
-    """Rooms are used again; a chunk that is missing does not upset their turn."""
+def test_a_chunk_is_not_overwritten_while_it_is_decoded(tmp_path):
+    """Buffers alternate, even if a chunk is missing."""
     url = f"file://{tmp_path}"
     put_topic(open_store(url), "many", {0: "many-segments-0"})
     options = parse_options({"store": url, "tier": "cold", "subscribe": "many"}, streaming=False)
@@ -318,8 +321,8 @@ def test_a_chunk_is_not_written_over_while_it_is_decoded(tmp_path):
     gone = next(key for key in keys if key != keys[0] and keys.count(key) % 2)
     (tmp_path / gone).unlink()
     request, lost = ReadRequest(access=options.access, columns=COLUMNS), []
-    rooms = [memoryview(bytearray(1 << 20)) for _ in range(2)]
-    pieces = _cold(split, request, DataLossPolicy(False, lost.append), rooms)
+    buffers = [memoryview(bytearray(1 << 20)) for _ in range(2)]
+    pieces = _cold(split, request, DataLossPolicy(False, lost.append), buffers)
     before = b""
     for number in range(keys.index(gone)):
         decoded = next(pieces)

@@ -1,4 +1,4 @@
-"""Clients are kept for the life of a process, and closed at its end."""
+"""Connections are kept for the life of a process, and closed at its end."""
 
 import subprocess
 import sys
@@ -17,8 +17,8 @@ from tierlog.client import Client
 READER = """
 import atexit, gc, socket, sys
 def still_open():
-    found = [one for one in gc.get_objects() if isinstance(one, socket.socket)]
-    return sum(one.fileno() >= 0 for one in found)
+    found = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
+    return sum(each.fileno() >= 0 for each in found)
 atexit.register(lambda: print(still_open()))  # registered first, called last
 from spark_reader.access import Access, Connections
 broker = Connections(Access(store=sys.argv[1], server=sys.argv[2])).broker
@@ -28,14 +28,14 @@ assert still_open()
 """
 
 
-def test_a_process_that_read_leaves_no_connection_open(tmp_path):
+def test_connections_are_closed_at_exit(tmp_path):
     with two_tiers(tmp_path) as tiers:
         command = [sys.executable, "-c", READER, tiers.store_url, tiers.url]
-        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "0\n", "")
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "0\n", "")
 
 
-def test_the_bucket_is_opened_by_who_would_rather_wait_than_fail():
+def test_readers_without_a_broker_wait_out_an_outage_of_the_store():
     access = Access(store="s3://bucket/prefix", s3=S3Options(region="us-east-1"))
     assert Connections(access).store.read_policy is OUTAGE_POLICY
     command = BucketOptions(store="s3://bucket/prefix", region="us-east-1")
@@ -45,16 +45,18 @@ def test_the_bucket_is_opened_by_who_would_rather_wait_than_fail():
         assert store.read_policy is READ_POLICY, "a broker's"
 
 
-def test_a_token_that_was_renewed_is_the_one_of_the_next_task(tmp_path, monkeypatch):
+def test_a_renewed_token_is_used_by_the_next_task(tmp_path, monkeypatch):
     seen, file = [], tmp_path / "token"
 
-    def answer(request):
+    def respond(request):
         seen.append(request.headers["authorization"])
         is_known = seen[-1] == f"Bearer {file.read_text()}"
         return httpx.Response(200 if is_known else 401, json={"topics": []})
 
-    line = httpx.MockTransport(answer)
-    monkeypatch.setattr(tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=line))
+    transport = httpx.MockTransport(respond)
+    monkeypatch.setattr(
+        tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
+    )
     monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
     for access in (
         Access(server="http://127.0.0.1:1", token_file=str(file)),

@@ -14,14 +14,14 @@ def at(micros):
     return EPOCH + timedelta(microseconds=micros)
 
 
-def taken(*filters):
+def pushed(*filters):
     found, left = push_down(filters)
     assert left == []
     return found
 
 
 @pytest.mark.parametrize(
-    ("one", "start", "end"),
+    ("pushable", "start", "end"),
     [
         (spark.EqualTo(("offset",), 5), 5, 6),
         (spark.GreaterThan(("offset",), 5), 6, I64_MAX),
@@ -30,8 +30,8 @@ def taken(*filters):
         (spark.LessThanOrEqual(("offset",), 5), 0, 6),
     ],
 )
-def test_offset_filters_cut_by_offset(one, start, end):
-    row_filter = taken(one).row_filter
+def test_offset_filters_become_offset_ranges(pushable, start, end):
+    row_filter = pushed(pushable).row_filter
     assert (row_filter.start_offset, row_filter.end_offset) == (start, end)
 
 
@@ -45,16 +45,16 @@ def test_offset_filters_cut_by_offset(one, start, end):
         (spark.LessThanOrEqual, lambda a, b: a <= b),
     ],
 )
-def test_a_time_filter_keeps_exactly_the_milliseconds_that_pass_it(kind, passes):
+def test_a_timestamp_filter_keeps_exactly_the_matching_milliseconds(kind, passes):
     for micros in (-2001, -2000, -1999, 0, 1, 999, 1000, 1001, 123_456_789):
-        row_filter = taken(kind(("timestamp",), at(micros))).row_filter
+        row_filter = pushed(kind(("timestamp",), at(micros))).row_filter
         for ms in range(micros // 1000 - 3, micros // 1000 + 4):
             kept = row_filter.start_timestamp <= ms <= row_filter.last_timestamp
             assert kept == passes(ms * 1000, micros), (ms, micros)
 
 
-def test_partitions_and_topics_are_chosen_by_equality():
-    found = taken(
+def test_equality_filters_select_partitions_and_topics():
+    found = pushed(
         spark.In(("partition",), (1, 2)),
         spark.EqualTo(("partition",), 2),
         spark.EqualTo(("topic",), "a"),
@@ -64,12 +64,12 @@ def test_partitions_and_topics_are_chosen_by_equality():
     assert not found.admits("a", 1)
     assert not found.admits("b", 2)
     assert found.row_filter == RowFilter()
-    assert not taken(spark.EqualTo(("partition",), 1), spark.EqualTo(("partition",), 2)).admits(
+    assert not pushed(spark.EqualTo(("partition",), 1), spark.EqualTo(("partition",), 2)).admits(
         "a", 1
     )
 
 
-def test_what_is_not_ours_is_given_back():
+def test_unsupported_filters_are_left_to_spark():
     others = [
         spark.EqualTo(("key",), b"x"),
         spark.Not(spark.EqualTo(("offset",), 1)),

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-LOOK = """
+CODE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -13,8 +13,8 @@ print(pyspark_tierlog.DefaultSource.name(), pyspark_tierlog.DefaultSource({"toke
 """
 
 
-def test_spark_learns_the_name_without_importing_what_does_the_work():
-    told = subprocess.run(
-        [sys.executable, "-c", LOOK], capture_output=True, text=True, check=True, timeout=60
+def test_registering_the_source_imports_no_optional_package():
+    completed = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60
     )
-    assert told.stdout.split() == ["tierlog", "tierlog"]
+    assert completed.stdout.split() == ["tierlog", "tierlog"]

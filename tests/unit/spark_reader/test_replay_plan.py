@@ -10,7 +10,7 @@ from spark_reader.plan import Split
 from spark_reader.ranges import OffsetRange
 
 
-def asked(partition, start, end):
+def offset_range(partition, start, end):
     facts = PartitionFacts(
         topic="t",
         topic_id="id",
@@ -38,24 +38,24 @@ def splits(partition, *borders):
 
 
 @pytest.mark.parametrize("step_bytes", [1, 100, 200, 350, 10_000])
-def test_steps_together_are_the_range_and_follow_each_other(step_bytes):
-    ranges = [asked(0, 5, 1000), asked(1, 0, 40), asked(2, 7, 7)]
-    cut = [*splits(0, 5, 200, 410, 600, 790, 1000), *splits(1, 0, 40)]
-    steps = split_into_steps(ranges, cut, split_bytes=100, step_bytes=step_bytes)
-    for place in (0, 1):
-        parts = [step["t"][place] for step in steps if place in step["t"]]
-        assert parts[0][0] == ranges[place].start_offset
-        assert parts[-1][1] == ranges[place].end_offset
+def test_steps_are_consecutive_and_cover_the_range(step_bytes):
+    ranges = [offset_range(0, 5, 1000), offset_range(1, 0, 40), offset_range(2, 7, 7)]
+    all_splits = [*splits(0, 5, 200, 410, 600, 790, 1000), *splits(1, 0, 40)]
+    steps = split_into_steps(ranges, all_splits, split_bytes=100, step_bytes=step_bytes)
+    for number in (0, 1):
+        parts = [step["t"][number] for step in steps if number in step["t"]]
+        assert parts[0][0] == ranges[number].start_offset
+        assert parts[-1][1] == ranges[number].end_offset
         assert all(left[1] == right[0] for left, right in pairwise(parts))
     assert not any(2 in step["t"] for step in steps)
     assert len(steps) <= max(1, -(-600 // step_bytes))
 
 
-def test_nothing_to_read_is_no_step():
-    assert split_into_steps([asked(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
+def test_an_empty_range_gives_no_step():
+    assert split_into_steps([offset_range(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
 
 
-def test_a_plan_comes_back_as_it_was_and_a_broken_one_is_refused():
+def test_plans_round_trip_and_invalid_ones_are_refused():
     steps = [{"t": {0: (0, 5), 3: (1, 2)}}]
     plan = ReplayPlan(asked={"subscribe": "t"}, topic_ids={"t": "id"}, steps=steps)
     assert from_json(plan.to_json(), file="plan.json") == plan

@@ -11,12 +11,12 @@ def complete(values, given=None, store="s3://lake/prefix"):
     return S3ASettings(values).complete(given or S3Options(), store)
 
 
-def place(**values):
+def endpoint_and_region(**values):
     found = complete({name.replace("_", "."): value for name, value in values.items()})
     return found.endpoint, found.region
 
 
-def test_a_buckets_settings_go_before_those_of_all():
+def test_settings_of_the_bucket_take_precedence():
     values = KEYS | {
         "endpoint": "http://all:9000",
         "path.style.access": "TRUE",
@@ -38,7 +38,7 @@ def test_a_buckets_settings_go_before_those_of_all():
     assert (other.endpoint, other.path_style) == ("http://all:9000", True)
 
 
-def test_options_go_first_and_credentials_are_never_mixed():
+def test_options_take_precedence_and_credentials_are_never_mixed():
     values = KEYS | {"endpoint": "all:9000", "endpoint.region": "eu-west-1"}
     given = S3Options(
         access_key_id="mine", secret_access_key="my secret", region="r", path_style=False
@@ -59,26 +59,37 @@ def test_options_go_first_and_credentials_are_never_mixed():
         ("org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider", False),
     ],
 )
-def test_keys_are_used_where_s3a_would_use_them(providers, used):
+def test_keys_are_used_only_with_providers_that_use_them(providers, used):
     found = complete(KEYS | {"bucket.lake.aws.credentials.provider": providers})
     assert (found.access_key_id == "AK-all") is used
 
 
-def test_endpoints_are_read_as_s3a_reads_them():
-    assert place(endpoint="minio:9000") == ("https://minio:9000", None)
+def test_endpoints_are_parsed_as_s3a_does():
+    assert endpoint_and_region(endpoint="minio:9000") == ("https://minio:9000", None)
     plain = {"endpoint": "minio:9000", "connection_ssl_enabled": "false"}
-    assert place(**plain) == ("http://minio:9000", None)
-    assert place(endpoint="https://minio", connection_ssl_enabled="false")[0] == "https://minio"
-    assert place(endpoint="s3.amazonaws.com") == (None, None)
-    assert place(endpoint="https://s3.eu-central-1.amazonaws.com") == (None, "eu-central-1")
-    assert place(endpoint="s3-us-gov-west-1.amazonaws.com") == (None, "us-gov-west-1")
-    assert place(endpoint="s3.cn-north-1.amazonaws.com.cn", endpoint_region="x") == (None, "x")
-    assert place(endpoint="b.vpce-1.s3.eu-west-1.vpce.amazonaws.com")[0].startswith("https://b.vpc")
-    assert place(endpoint_region="sdk") == (None, None)
+    assert endpoint_and_region(**plain) == ("http://minio:9000", None)
+    assert (
+        endpoint_and_region(endpoint="https://minio", connection_ssl_enabled="false")[0]
+        == "https://minio"
+    )
+    assert endpoint_and_region(endpoint="s3.amazonaws.com") == (None, None)
+    assert endpoint_and_region(endpoint="https://s3.eu-central-1.amazonaws.com") == (
+        None,
+        "eu-central-1",
+    )
+    assert endpoint_and_region(endpoint="s3-us-gov-west-1.amazonaws.com") == (None, "us-gov-west-1")
+    assert endpoint_and_region(endpoint="s3.cn-north-1.amazonaws.com.cn", endpoint_region="x") == (
+        None,
+        "x",
+    )
+    assert endpoint_and_region(endpoint="b.vpce-1.s3.eu-west-1.vpce.amazonaws.com")[0].startswith(
+        "https://b.vpc"
+    )
+    assert endpoint_and_region(endpoint_region="sdk") == (None, None)
 
 
 class RemoteSession:
-    """What Spark Connect has: settings, and no JVM. Newer servers keep secrets back."""
+    """As of Spark Connect: settings, and no JVM. Newer servers redact secrets."""
 
     class conf:
         getAll = {  # noqa: RUF012
@@ -91,7 +102,7 @@ class RemoteSession:
         }
 
 
-def test_a_session_without_a_jvm_is_asked_for_its_settings():
+def test_settings_are_read_from_a_session_without_a_jvm():
     settings = settings_of(RemoteSession())
     assert set(settings.values) == {"access.key", "secret.key", "bucket.lake.endpoint"}
     given = {"store": "s3://lake", "tier": "cold", "subscribe": "t"}

@@ -26,8 +26,8 @@ def batcher(topic="t", partitions=3, **given):
     )
 
 
-def sent(one, rows):
-    batches = [batch for each in rows for batch in one.add(each)] + list(one.flush())
+def sent(batcher, rows):
+    batches = [batch for each in rows for batch in batcher.add(each)] + list(batcher.flush())
     return [
         (batch.topic_partition, record)
         for batch in batches
@@ -35,36 +35,36 @@ def sent(one, rows):
     ]
 
 
-def test_rows_go_by_partition_then_by_key_then_together():
+def test_a_rows_partition_takes_precedence_over_its_key_and_keyless_rows_stay_together():
     rows = [row(partition=2, key=b"a"), row(key=b"a"), row(), row(b"w")]
     found = sent(batcher(first_sticky=1), rows)
-    places = {(place.partition, record.key, record.value) for place, record in found}
+    sent_rows = {(to.partition, record.key, record.value) for to, record in found}
     by_key = partition_for_key(b"a", 3)
-    assert places == {(2, b"a", b"v"), (by_key, b"a", b"v"), (1, None, b"v"), (1, None, b"w")}
+    assert sent_rows == {(2, b"a", b"v"), (by_key, b"a", b"v"), (1, None, b"v"), (1, None, b"w")}
     assert {record.timestamp for _, record in found} == {77}
 
 
-def test_a_rows_topic_counts_unless_the_option_says_one_for_all():
+def test_the_topic_option_takes_precedence_over_a_rows_topic():
     rows = [row(topic="a"), row(topic="b")]
-    assert {place.topic for place, _ in sent(batcher(topic=None), rows)} == {"a", "b"}
-    assert {place.topic for place, _ in sent(batcher(topic="t"), rows)} == {"t"}
+    assert {to.topic for to, _ in sent(batcher(topic=None), rows)} == {"a", "b"}
+    assert {to.topic for to, _ in sent(batcher(topic="t"), rows)} == {"t"}
     with pytest.raises(InvalidRecord, match="has no topic"):
         sent(batcher(topic=None), [row()])
     with pytest.raises(InvalidRecord, match="t-3, but the topic has 3 partitions"):
         sent(batcher(), [row(partition=3)])
 
 
-def test_batches_are_cut_and_what_waits_is_bounded(monkeypatch):
+def test_batches_and_buffered_bytes_are_limited(monkeypatch):
     monkeypatch.setattr(sink_batches, "BATCH_BYTES", 1000)
     monkeypatch.setattr(sink_batches, "FLUSH_BYTES", 2500)
-    one = batcher(partitions=50)
-    ready = [b for n in range(29) for b in one.add(row(bytes(200), partition=n))]
+    limited = batcher(partitions=50)
+    ready = [b for n in range(29) for b in limited.add(row(bytes(200), partition=n))]
     assert sum(batch.records for batch in ready) == 20
-    full = [b for n in range(8) for b in one.add(row(bytes(500), partition=40))]
+    full = [b for n in range(8) for b in limited.add(row(bytes(500), partition=40))]
     assert {batch.records for batch in full} >= {2}
 
 
-def test_a_batch_overwrites_nothing_and_a_stream_in_complete_mode_appends():
+def test_overwriting_is_refused_and_complete_mode_appends():
     source = TierlogSource({"server": "127.0.0.1:1", "topic": "t"})
     schema = StructType().add("value", BinaryType())
     assert source.streamWriter(schema, overwrite=True)
@@ -89,7 +89,7 @@ def test_arrow_rows_keep_nulls_headers_and_times():
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
-def test_a_header_without_a_key_is_named(header):
+def test_a_header_without_a_key_is_refused(header):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = pa.RecordBatch.from_pydict({"value": [b"v"], "headers": pa.array([[header]], kind)})
     with pytest.raises(InvalidRecord, match="has a header without a key"):

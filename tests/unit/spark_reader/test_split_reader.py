@@ -6,7 +6,7 @@ from spark_reader.plan import Split
 from spark_reader.split_reader import one_ahead, tail_bytes
 
 
-def test_the_next_piece_is_fetched_while_one_is_decoded_and_no_more_than_that():
+def test_exactly_one_piece_is_fetched_ahead():
     begun: queue.Queue[int] = queue.Queue()
 
     def pieces():
@@ -16,12 +16,12 @@ def test_the_next_piece_is_fetched_while_one_is_decoded_and_no_more_than_that():
 
     ahead = one_ahead(pieces())
     assert next(ahead) == 0
-    assert [begun.get(timeout=10) for _ in range(2)] == [0, 1]  # nobody has asked for 1 yet
+    assert [begun.get(timeout=10) for _ in range(2)] == [0, 1]  # 1 was not requested yet
     assert begun.empty()
     assert list(ahead) == [1, 2, 3]
 
 
-def test_what_a_fetch_raises_comes_after_the_pieces_before_it():
+def test_an_error_is_raised_after_the_pieces_before_it():
     def pieces():
         yield 0
         raise OSError("the store went away")
@@ -39,13 +39,15 @@ MIB = 1 << 20
     ("size_bytes", "at", "fetches"),
     [
         (20 * MIB, lambda position: position * 1000 // (20 * MIB), 3),
-        (20 * MIB, lambda position: position * 1000 // (30 * MIB), 8),  # half as much again
-        (20 * MIB, lambda position: 900 + position * 100 // (20 * MIB), 3),  # behind a gap
-        (1, lambda position: position * 1000 // MIB, 16),  # nothing was known
+        (20 * MIB, lambda position: position * 1000 // (30 * MIB), 8),  # half as many bytes again
+        (20 * MIB, lambda position: 900 + position * 100 // (20 * MIB), 3),  # after a gap
+        (1, lambda position: position * 1000 // MIB, 16),  # unknown size
     ],
 )
-def test_a_split_of_the_tail_takes_few_fetches_wherever_its_bytes_lie(size_bytes, at, fetches):
-    """`at`: the offset that lies at a position."""
+def test_a_split_of_the_tail_takes_few_fetches_however_its_bytes_are_distributed(
+    size_bytes, at, fetches
+):
+    """`at`: the offset at a position."""
     split = Split(
         topic="t",
         topic_id="id",

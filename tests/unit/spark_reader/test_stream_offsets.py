@@ -14,7 +14,7 @@ from spark_reader.stream_offsets import (
 )
 
 
-def test_offsets_survive_the_checkpoint():
+def test_offsets_round_trip_through_the_checkpoint():
     offsets = StreamOffsets({"a": "id-a", "b": "id-b"}, {("a", 0): 5, ("a", 11): 7, ("b", 2): 0})
     document = offsets.to_document()
     assert document == {
@@ -30,7 +30,7 @@ def test_offsets_of_another_source_are_refused(document):
         from_document(document)
 
 
-def test_a_limit_is_shared_and_every_partition_moves():
+def test_a_limit_is_shared_and_every_partition_advances():
     rng = random.Random(1)
     for _ in range(100):
         backlogs = []
@@ -39,13 +39,13 @@ def test_a_limit_is_shared_and_every_partition_moves():
             backlogs.append(Backlog(("t", number), start, start + rng.choice((0, 1, 50, 10**9))))
         limit = rng.randrange(1, 200)
         ends = limit_offsets(backlogs, limit)
-        taken = [ends[one.name] - one.start_offset for one in backlogs]
+        taken = [ends[backlog.name] - backlog.start_offset for backlog in backlogs]
         assert sum(taken) <= max(limit, len(backlogs)) + len(backlogs), (backlogs, limit)
-        for one, count in zip(backlogs, taken, strict=True):
-            assert (1 if one.offsets else 0) <= count <= one.offsets, (one, limit)
+        for backlog, count in zip(backlogs, taken, strict=True):
+            assert (1 if backlog.offsets else 0) <= count <= backlog.offsets, (backlog, limit)
 
 
-def test_bytes_become_offsets_by_the_sizes_of_segments():
+def test_byte_limits_become_offsets_by_segment_sizes():
     sizes = [(0, 100, 1000), (100, 200, 10_000), (250, 300, 50)]
     whole = Backlog(("t", 0), 0, 300)
     assert [end_within_bytes(whole, sizes, limit) for limit in (0, 10, 1000, 2000, 10**6)] == [
@@ -54,22 +54,22 @@ def test_bytes_become_offsets_by_the_sizes_of_segments():
     assert end_within_bytes(Backlog(("t", 0), 150, 160), sizes, 500) == 155
 
 
-def test_a_gap_is_stepped_over():
+def test_an_offset_in_a_gap_is_skipped():
     assert [skip_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
 
 
-def test_offsets_of_gaps_are_not_counted():
+def test_offsets_in_gaps_are_not_counted():
     gaps = ((5, 10), (10, 12), (30, 33))
     for start, end in product(range(0, 32, 3), range(0, 40, 3)):
-        there = [n for n in range(start, end) if not any(low <= n < high for low, high in gaps)]
-        assert [n for a, b in ranges_outside(start, end, gaps) for n in range(a, b)] == there
-        assert count_offsets(start, end, gaps) == len(there)
+        expected = [n for n in range(start, end) if not any(low <= n < high for low, high in gaps)]
+        assert [n for a, b in ranges_outside(start, end, gaps) for n in range(a, b)] == expected
+        assert count_offsets(start, end, gaps) == len(expected)
         backlog = Backlog(("t", 0), start, end, gaps)
-        for count in range(1, len(there) + 1):
-            assert [n for n in there if n < backlog.end_of_first(count)] == there[:count]
+        for count in range(1, len(expected) + 1):
+            assert [n for n in expected if n < backlog.end_of_first(count)] == expected[:count]
 
 
-def test_a_gap_ahead_takes_nothing_of_the_limit():
+def test_a_gap_takes_no_share_of_the_limit():
     restored = Backlog(("t", 0), 0, 10**9 + 200, ((100, 10**9 + 100),))
     ends = limit_offsets([restored, Backlog(("t", 1), 0, 200)], 100)
     assert ends == {("t", 0): 50, ("t", 1): 50}

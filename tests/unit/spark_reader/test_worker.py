@@ -1,4 +1,4 @@
-"""What a Python worker carries once it has read: Spark starts one a core and keeps it."""
+"""The memory of a Python worker after a read: Spark starts one per core and keeps it."""
 
 import subprocess
 import sys
@@ -16,19 +16,19 @@ from spark_reader.options import parse_options
 from record_format.arrow_columns import COLUMNS
 given = {"store": sys.argv[1], "tier": "cold", "subscribe": "many"}
 reader = TierlogReader(parse_options(given, streaming=False), COLUMNS[:-1])
-rows = [sum(batch.num_rows for batch in reader.read(one)) for one in reader.partitions()]
+rows = [sum(batch.num_rows for batch in reader.read(part)) for part in reader.partitions()]
 gc.collect()
 print(sum(rows), len(gc.get_objects()), "pandas" in sys.modules)
 """
 
 
-def test_a_worker_imports_no_pandas_and_collects_no_garbage_of_modules(tmp_path):
+def test_a_worker_imports_no_pandas_and_has_few_tracked_objects(tmp_path):
     pytest.importorskip("pandas")
     url = (tmp_path / "bucket").as_uri()
     put_topic(open_store(url), "many", {0: "codec-lz4-0"})
     command = [sys.executable, "-c", WORKER, url]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    rows, objects, has_pandas = told.stdout.split()
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    rows, objects, has_pandas = completed.stdout.split()
     assert (int(rows) > 0, has_pandas) == (True, "False")
-    # The compiled decoder alone brings tens of thousands; Spark's worker collects after every task.
+    # The compiled decoder alone has tens of thousands; Spark's worker collects after every task.
     assert int(objects) < 5_000
