@@ -5,20 +5,20 @@ import pytest
 from tierlog.cli.bench import _threads
 
 
-def test_what_is_not_begun_is_not_waited_for():
-    begun, go_on = [], threading.Event()
+def test_an_interrupt_does_not_wait_for_queued_work():
+    started, release = [], threading.Event()
 
     def work(number):
-        begun.append(number)
-        go_on.wait(5)
+        started.append(number)
+        release.wait(5)
 
     def interrupted():
         with _threads(2) as pool:
             for number in range(1000):
                 pool.submit(work, number)
-            threading.Timer(0.05, go_on.set).start()
+            threading.Timer(0.05, release.set).start()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert len(begun) <= 4
+    assert len(started) <= 4

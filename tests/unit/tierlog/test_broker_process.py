@@ -1,4 +1,4 @@
-"""A broker's process, apart from its broker."""
+"""The set-up of a broker's process."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("found", ["", "native.load = lambda: 1 / 0"])
-def test_the_garbage_collector_never_looks_at_what_was_loaded_for_good(found: str) -> None:
+@pytest.mark.parametrize("patch", ["", "native.load = lambda: 1 / 0"])
+def test_loaded_modules_are_excluded_from_garbage_collection(patch: str) -> None:
     code = f"""
 import gc
 from record_format import native
 from tierlog.cli import broker_process
-{found}
+{patch}
 gc.disable()
 try:
     broker_process.load_kernels()
@@ -24,7 +24,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 10 * len(gc.get_objects()))
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_a_numba_that_cannot_be_imported_is_told_in_a_line_and_done_without(tmp_path) -> None:
+def test_a_failing_import_of_numba_is_logged_and_not_fatal(tmp_path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
     code = f"""
 import sys

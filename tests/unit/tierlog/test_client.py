@@ -1,4 +1,4 @@
-"""The two clients over a scripted server: what they send, read, raise, and send again."""
+"""Both clients against scripted responses: what they send, parse, raise and retry."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ PRODUCED = {
 
 
 class Script:
-    """Answers in turn; the last one for ever. Remembers what was asked."""
+    """Returns or raises one step after another, the last one forever. Records the requests."""
 
     def __init__(self, *steps):
         self.steps, self.requests = list(steps), []
@@ -83,8 +83,8 @@ def test_produce_sends_text_as_strings_and_other_bytes_as_base64():
         None,
     ]
     with client(script) as c:
-        answer = c.produce("my topic", records)
-    assert answer.results[0].base_offset == 5
+        response = c.produce("my topic", records)
+    assert response.results[0].base_offset == 5
     sent = script.requests[0]
     assert sent.url.raw_path == b"/v1/topics/my%20topic/records?acks=all"
     assert b'"value":{"a": 1}' in sent.content
@@ -101,14 +101,14 @@ def test_produce_sends_text_as_strings_and_other_bytes_as_base64():
     ]
 
 
-@pytest.mark.parametrize("one", ["hello", b"hello", tierlog.NewRecord("v", key="k"), {"a": 1}])
-def test_one_record_alone_is_not_taken_apart(one):
+@pytest.mark.parametrize("record", ["hello", b"hello", tierlog.NewRecord("v", key="k"), {"a": 1}])
+def test_a_single_record_in_place_of_a_list_is_refused(record):
     script = Script(ok(PRODUCED))
     with client(script) as c:
         with pytest.raises(TypeError, match="put it in a list"):
-            c.produce("t", one)
+            c.produce("t", record)
         with pytest.raises(TypeError, match="put it in a list"):
-            c.produce_encoded("t", one, partition=0)
+            c.produce_encoded("t", record, partition=0)
     assert not script.requests
 
 
@@ -116,7 +116,7 @@ COMMIT = tierlog.OffsetCommit("t", 0, 5)
 
 
 @pytest.mark.parametrize(
-    ("offsets", "said"),
+    ("offsets", "message"),
     [
         (COMMIT, "not one OffsetCommit; put it in a list"),
         ("t:0=5", "not one str; put it in a list"),
@@ -125,14 +125,14 @@ COMMIT = tierlog.OffsetCommit("t", 0, 5)
         ([5], r"offsets\[0\]: expected an OffsetCommit, not int"),
     ],
 )
-def test_what_is_no_list_of_commits_is_told_before_anything_is_sent(offsets, said):
+def test_an_invalid_list_of_commits_is_refused_before_sending(offsets, message):
     script = Script()
-    with client(script) as c, pytest.raises(TypeError, match=said):
+    with client(script) as c, pytest.raises(TypeError, match=message):
         c.commit_offsets("g", offsets)
     assert not script.requests
 
 
-def test_records_are_written_as_python_has_them():
+def test_python_types_are_converted_to_records():
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     given = [
         tierlog.NewRecord(bytearray(b"\xff"), key=memoryview(b"k"), headers={"a": "b", "n": None}),
@@ -159,7 +159,7 @@ def test_records_are_written_as_python_has_them():
 
 
 @pytest.mark.parametrize(
-    ("record", "named"),
+    ("record", "message"),
     [
         (5, "value: .*int"),
         ({"a": 1}, "value: .*dict"),
@@ -169,16 +169,16 @@ def test_records_are_written_as_python_has_them():
         (tierlog.NewRecord("v", timestamp=1.5), "a time must be .*float"),
     ],
 )
-def test_what_is_no_record_is_named(record, named):
+def test_an_invalid_record_is_refused_with_its_field(record, message):
     script = Script(ok(PRODUCED))
-    with client(script) as c, pytest.raises(TypeError, match=named):
+    with client(script) as c, pytest.raises(TypeError, match=message):
         c.produce("t", [record])
-    with pytest.raises(TypeError, match=named):
+    with pytest.raises(TypeError, match=message):
         to_batches([record], now_ms=7)
     assert not script.requests
 
 
-def test_a_time_that_no_record_has_is_refused_ahead_of_any_record():
+def test_a_timestamp_out_of_range_is_refused_before_sending():
     script = Script(ok(PRODUCED))
     for time in (-2, 2**63):
         record = tierlog.NewRecord("v", timestamp=time)
@@ -189,14 +189,14 @@ def test_a_time_that_no_record_has_is_refused_ahead_of_any_record():
     assert not script.requests
 
 
-def test_a_plain_produce_is_not_repeated_after_a_broken_connection():
+def test_a_plain_produce_is_not_retried_after_a_broken_connection():
     script = Script(httpx.ReadError, ok(PRODUCED))
     with client(script) as c, pytest.raises(AnswerLost):
         c.produce("t", ["a"])
     assert len(script.requests) == 1
 
 
-def test_a_produce_that_never_left_or_was_refused_is_repeated():
+def test_a_produce_that_was_not_sent_or_refused_is_retried():
     script = Script(
         *(httpx.ConnectError, httpx.ProxyError),
         *(problem(503, "starting"), problem(429, "throttled"), problem(507, "disk-full")),
@@ -209,7 +209,7 @@ def test_a_produce_that_never_left_or_was_refused_is_repeated():
     assert len(script.requests) == 6
 
 
-def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
+def test_an_idempotent_produce_is_retried_after_a_broken_connection():
     script = Script(httpx.ReadError, ok(PRODUCED))
     identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
     with client(script) as c:
@@ -228,21 +228,21 @@ def test_an_idempotent_produce_is_repeated_after_a_broken_connection():
         (problem(507, "disk-full", results=[{"partition": 1}]), AppendedInPart),
     ],
 )
-def test_a_write_that_may_have_landed_is_never_repeated(answer, kind):
+def test_a_write_with_an_unknown_outcome_is_never_retried(answer, kind):
     script = Script(answer)
     with client(script) as c, pytest.raises(kind):
         c.produce("t", ["a"])
     assert len(script.requests) == 1
 
 
-def test_reads_are_repeated_until_the_attempts_are_used_up():
+def test_reads_are_retried_up_to_the_number_of_attempts():
     script = Script(httpx.ReadError)
     with client(script) as c, pytest.raises(BrokerUnreachable, match="GET /v1/topics"):
         c.list_topics()
     assert len(script.requests) == 3
 
 
-def test_reads_are_not_repeated_behind_the_deadline():
+def test_reads_are_not_retried_past_the_deadline():
     script, now_s = Script(httpx.ReadTimeout), iter(range(0, 1000, 20))
     policy = RetryPolicy(first_pause_s=0.0, clock=lambda: next(now_s))
     transport = httpx.MockTransport(script)
@@ -251,7 +251,7 @@ def test_reads_are_not_repeated_behind_the_deadline():
     assert len(script.requests) == 2
 
 
-def test_a_long_poll_that_breaks_off_is_repeated_whatever_it_was_to_wait_for():
+def test_an_interrupted_long_poll_is_retried_even_after_the_deadline():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     script = Script(httpx.ReadError, fetched(batch, next_offset=1, high_watermark=1))
     now_s = iter((0.0, 45.0))
@@ -262,17 +262,17 @@ def test_a_long_poll_that_breaks_off_is_repeated_whatever_it_was_to_wait_for():
     assert [record.value for record in found.records] == [b"v"]
 
 
-def test_who_waits_long_is_told_of_it_however_few_the_attempts(caplog):
+def test_long_retries_are_logged_however_few_the_attempts(caplog):
     script, now_s = Script(problem(503, "store-unavailable")), iter((0.0, 4.0, 20.0, 24.0, 29.9))
     policy = RetryPolicy(attempts=4, first_pause_s=0.0, clock=lambda: next(now_s))
     waiting = tierlog.Client(retries=policy, transport=httpx.MockTransport(script))
     with waiting as c, pytest.raises(errors.StoreUnavailable):
         c.offsets("t", 0)
-    told = [one.getMessage().partition(":")[0] for one in caplog.records]
-    assert told == ["still trying after 20 s"]
+    messages = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert messages == ["still trying after 20 s"]
 
 
-def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
+def test_a_retry_after_past_the_deadline_ends_the_retries():
     script = Script(problem(503, "store-unavailable", retry_after="60"))
     with client(script) as c, pytest.raises(errors.StoreUnavailable) as caught:
         c.offsets("t", 0)
@@ -291,7 +291,11 @@ def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
             {"log_start_offset": 3, "high_watermark": 9},
         ),
         (problem(416, "offset-past-end"), errors.OffsetPastEnd, {}),
-        (problem(502, "cold-object-corrupt", object_key="k"), errors.CorruptObject, {"file": "k"}),
+        (
+            problem(502, "cold-object-corrupt", object_key="k"),
+            errors.CorruptObject,
+            {"file": "k"},
+        ),
         (
             problem(500, "corrupt-log", file="t-0/0.log", position=7, detail="t-0/0.log: bad"),
             errors.CorruptDataError,
@@ -303,7 +307,7 @@ def test_a_retry_after_longer_than_the_patience_ends_the_attempts():
         (httpx.Response(502, text="<html>"), UnexpectedAnswer, {}),
     ],
 )
-def test_problem_documents_become_the_errors_they_were(answer, kind, members):
+def test_problem_documents_become_typed_errors(answer, kind, members):
     with client(Script(answer)) as c, pytest.raises(kind) as caught:
         c.offsets("t", 4)
     for name, value in members.items():
@@ -311,19 +315,19 @@ def test_problem_documents_become_the_errors_they_were(answer, kind, members):
 
 
 @pytest.mark.parametrize("status", [200, 302, 307])
-def test_the_page_of_a_proxy_is_no_commit(status):
+def test_a_proxys_page_is_not_a_success(status):
     page = httpx.Response(status, headers={"location": "/login"}, text="<html>")
     with client(Script(page)) as c:
         with pytest.raises(UnexpectedAnswer, match=f"status {status}"):
             c.commit_offsets("g", [tierlog.OffsetCommit("t", 0, 5)])
-        with pytest.raises(UnexpectedAnswer) as told:
+        with pytest.raises(UnexpectedAnswer) as unexpected:
             c.delete_topic("t")
-        assert ("redirecting to /login" in str(told.value)) == (status != 200)
+        assert ("redirecting to /login" in str(unexpected.value)) == (status != 200)
         with pytest.raises(UnexpectedAnswer):
             c.offsets("t", 0)
 
 
-def test_an_answer_that_cannot_be_expanded_is_a_broken_one():
+def test_an_undecodable_response_is_a_broken_connection():
     def garbled(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"cut")
 
@@ -334,7 +338,7 @@ def test_an_answer_that_cannot_be_expanded_is_a_broken_one():
             c.produce("t", ["a"])
 
 
-def test_a_conditional_append_tells_both_offsets():
+def test_an_offset_mismatch_has_both_offsets():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     script = Script(problem(412, "offset-mismatch", log_end_offset=12))
     with client(script) as c, pytest.raises(errors.OffsetMismatch) as caught:
@@ -343,7 +347,7 @@ def test_a_conditional_append_tells_both_offsets():
     assert script.requests[0].headers["if-offset-match"] == "10"
 
 
-def test_every_field_error_of_a_refusal_is_in_the_message():
+def test_field_errors_are_part_of_the_message():
     answer = problem(400, "invalid-record", errors=[{"loc": "records[3].key_base64", "msg": "bad"}])
     with client(Script(answer)) as c, pytest.raises(errors.InvalidRecord) as caught:
         c.produce("t", ["a"])
@@ -351,7 +355,7 @@ def test_every_field_error_of_a_refusal_is_in_the_message():
     assert caught.value.problems[0].loc == "records[3].key_base64"
 
 
-def test_fetch_leaves_out_what_lies_before_the_offset_and_checks_the_bytes():
+def test_fetch_starts_at_its_offset_or_timestamp_and_verifies_checksums():
     batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 30, 20], base_offset=4)
     page = fetched(bytes(batch), next_offset=7, high_watermark=7)
     with client(Script(page)) as c:
@@ -370,7 +374,7 @@ def test_fetch_leaves_out_what_lies_before_the_offset_and_checks_the_bytes():
 
 
 class NumpyNumber:
-    """As numpy's are: no int, compared as one, and `min` hands them on."""
+    """Like numpy's: not an int, but compares as one, and `min` returns it unchanged."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -389,19 +393,19 @@ class NumpyNumber:
 
 
 @pytest.mark.parametrize("number", [NumpyNumber, str])
-def test_an_offset_is_a_number_of_whatever_kind(number):
+def test_an_offset_may_be_any_integer_type_or_text(number):
     batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 30, 20], base_offset=4)
     script = Script(fetched(bytes(batch), next_offset=7, high_watermark=7))
     with client(script) as c:
         assert [r.value for r in c.fetch("t", 0, offset=number(5)).records] == [b"b", b"c"]
         for offset in (number(5), {0: number(5)}):
-            asked = c.consume("t", partitions=[0], offset=offset, end_offset=NumpyNumber(6))
-            assert [r.value for r in asked] == [b"b"]
+            records = c.consume("t", partitions=[0], offset=offset, end_offset=NumpyNumber(6))
+            assert [r.value for r in records] == [b"b"]
         with pytest.raises(TypeError):
             c.fetch("t", 0, offset=5.0)
 
 
-def test_consume_ends_where_the_high_watermark_was_when_it_began():
+def test_consume_ends_at_the_high_watermark_of_its_start():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(4)]
     script = Script(
         fetched(batches[0] + batches[1], next_offset=2, high_watermark=3),
@@ -413,19 +417,19 @@ def test_consume_ends_where_the_high_watermark_was_when_it_began():
     assert [r.url.params["offset"] for r in script.requests] == ["earliest", "2"]
 
 
-def test_a_commit_that_was_broken_off_is_made_once_more():
-    """As by a task that is cancelled while it commits: what it had read was never said again."""
+def test_an_interrupted_commit_is_repeated():
+    """As by a cancelled task: otherwise its offsets would never be committed."""
     progress = GroupProgress("g", "t", timestamp=None, now_s=0.0)
     progress.consumed_before(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
-    broken_off = progress.commit()
-    made = progress.commit()
-    assert made is not None
-    assert made.request == broken_off.request
-    made.read(Response(204, {}, b""))
+    interrupted = progress.commit()
+    repeated = progress.commit()
+    assert repeated is not None
+    assert repeated.request == interrupted.request
+    repeated.read(Response(204, {}, b""))
     assert progress.commit() is None
 
 
-def test_a_follower_that_is_up_to_date_waits_in_the_broker():
+def test_an_up_to_date_follower_long_polls():
     empty = fetched(b"", next_offset=0, high_watermark=0)
     news = fetched(bytes(encode_batch([b"v"], timestamps=[1])), next_offset=1, high_watermark=1)
     script = Script(empty, news)
@@ -435,7 +439,7 @@ def test_a_follower_that_is_up_to_date_waits_in_the_broker():
     assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
 
 
-def test_a_follower_that_was_answered_asks_on_and_another_does_not():
+def test_a_follower_retries_without_limit_only_after_a_first_response():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     first = fetched(b"", next_offset=0, high_watermark=0)
     gone = [httpx.ConnectError] * 1500 + [httpx.Response(502), problem(503, "starting")]
@@ -451,7 +455,7 @@ def test_a_follower_that_was_answered_asks_on_and_another_does_not():
 
 
 def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list[float]:
-    """Of a call to which a gateway gives one answer for ever, or for an hour at least."""
+    """The pauses, within an hour, of a call to which a gateway always returns the same response."""
     page = Response(503, {"retry-after": retry_after}, b"<html>maintenance")
     steps, outcome, found = exchange(calls.list_topics(), policy), None, []
     try:
@@ -467,7 +471,7 @@ def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list
 
 
 @pytest.mark.parametrize(
-    ("policy", "told", "waited"),
+    ("policy", "retry_after", "waited"),
     [
         (RetryPolicy(), "10", []),
         (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=25), "10", [10, 10, 5]),
@@ -476,17 +480,15 @@ def pauses(policy: RetryPolicy, *, retry_after: str, now_s: list[float]) -> list
         (RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=inf), "9" * 400, [86_400]),
     ],
 )
-def test_who_asks_on_waits_as_long_as_a_gateway_says_and_not_beyond_its_deadline(
-    policy, told, waited, caplog
-):
+def test_a_gateways_retry_after_is_honored_up_to_the_deadline(policy, retry_after, waited, caplog):
     now_s = [0.0]
     policy = replace(policy, clock=lambda: now_s[0])
-    assert pauses(policy, retry_after=told, now_s=now_s) == waited
-    assert len(caplog.records) == len(waited), "and says so"
+    assert pauses(policy, retry_after=retry_after, now_s=now_s) == waited
+    assert len(caplog.records) == len(waited), "each pause is logged"
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_what_a_gateway_says_is_a_broken_connection(status):
+def test_a_gateway_error_counts_as_a_broken_connection(status):
     script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
     with client(script) as c, pytest.raises(AnswerLost, match=f"{status} from a gateway"):
         c.produce("t", ["a"])
@@ -496,7 +498,7 @@ def test_what_a_gateway_says_is_a_broken_connection(status):
         assert c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9)).topic == "t"
 
 
-def test_a_time_behind_the_end_gives_nothing_that_is_older():
+def test_a_timestamp_past_the_end_offset_returns_no_older_records():
     batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 20, 30])
     with client(Script(fetched(bytes(batch), next_offset=3, high_watermark=3))) as c:
         assert list(c.consume("t", partitions=[0], timestamp=30, end_offset=2)) == []
@@ -504,7 +506,7 @@ def test_a_time_behind_the_end_gives_nothing_that_is_older():
     assert record.value == b"b"
 
 
-def test_an_end_that_is_not_written_yet_is_waited_for_in_the_broker():
+def test_consume_long_polls_for_an_end_offset_not_written_yet():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(3)]
     script = Script(
         fetched(batches[0], next_offset=1, high_watermark=1),
@@ -517,7 +519,7 @@ def test_an_end_that_is_not_written_yet_is_waited_for_in_the_broker():
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_behind_the_last_stable_offset_nobody_asks_without_waiting(follow):
+def test_at_the_last_stable_offset_a_follower_long_polls(follow):
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     script = Script(
         fetched(batch, next_offset=1, high_watermark=5),
@@ -532,25 +534,25 @@ def test_behind_the_last_stable_offset_nobody_asks_without_waiting(follow):
         with pytest.raises(errors.OffsetTrimmed if follow else StopIteration):
             next(records)
     waits = [r.url.params.get("wait_ms") for r in script.requests]
-    asks_whose_it_is = [None]  # which the script refuses as well
-    followed = [None, None, "10000", "10000", *asks_whose_it_is]
+    topic_lookup = [None]  # which the script refuses as well
+    followed = [None, None, "10000", "10000", *topic_lookup]
     assert waits == (followed if follow else [None, None])
 
 
-def test_readiness_is_an_answer_also_when_it_is_no():
+def test_readiness_returns_the_reasons_of_a_broker_that_is_not_ready():
     with client(Script(httpx.Response(503, json={"reasons": ["t-0: starting"]}))) as c:
         assert c.readiness() == (False, ("t-0: starting",), ())
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_a_path_would_swallow_is_refused_before_it_is_sent(name):
+def test_a_topic_name_that_is_a_path_segment_is_refused_before_sending(name):
     script = Script(ok({}))
     with client(script) as c, pytest.raises(errors.InvalidTopicName):
         c.delete_topic(name)
     assert script.requests == []
 
 
-def test_the_asynchronous_client_speaks_the_same_calls():
+def test_the_asynchronous_client_makes_the_same_calls():
     script = Script(
         problem(503, "starting"),
         fetched(bytes(encode_batch([b"v"], timestamps=[1])), next_offset=1, high_watermark=1),
@@ -563,69 +565,69 @@ def test_the_asynchronous_client_speaks_the_same_calls():
     assert asyncio.run(read()) == [b"v"]
 
 
-def test_an_asynchronous_client_is_of_one_event_loop():
-    """Another would find connections, and locks, that belong to one that may be gone."""
+def test_an_asynchronous_client_belongs_to_one_event_loop():
+    """Its connections and locks belong to the first loop, which may have been closed."""
     c = tierlog.AsyncClient(transport=httpx.MockTransport(Script(ok({"topics": []}))))
     assert asyncio.run(c.list_topics()) == ()
     with pytest.raises(RuntimeError, match="another event loop: create one client per"):
         asyncio.run(c.list_topics())
 
 
-def test_of_many_tasks_a_few_have_a_request_under_way():
-    """httpx's pool takes time in proportion to all that wait for it, at each answer."""
-    under_way, most = [], []
+def test_concurrent_requests_are_limited():
+    """With each response, httpx's pool takes time in proportion to its waiting requests."""
+    in_flight, counts = [], []
 
-    async def answer(request: httpx.Request) -> httpx.Response:
-        under_way.append(request)
-        most.append(len(under_way))
+    async def respond(request: httpx.Request) -> httpx.Response:
+        in_flight.append(request)
+        counts.append(len(in_flight))
         await asyncio.sleep(0)
-        under_way.remove(request)
+        in_flight.remove(request)
         return httpx.Response(200, json={"topics": []})
 
-    async def ask() -> None:
-        async with tierlog.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+    async def list_topics() -> None:
+        async with tierlog.AsyncClient(transport=httpx.MockTransport(respond)) as client:
             await asyncio.gather(*(client.list_topics() for _ in range(500)))
 
-    asyncio.run(ask())
-    assert (len(most), max(most)) == (500, 32)
+    asyncio.run(list_topics())
+    assert (len(counts), max(counts)) == (500, 32)
 
 
 @pytest.mark.parametrize("status", [None, 502, 200])
-def test_whether_a_broker_is_alive_is_an_answer(status):
-    def answer(request: httpx.Request) -> httpx.Response:
+def test_is_alive_is_true_only_for_a_response_of_the_broker(status):
+    def respond(request: httpx.Request) -> httpx.Response:
         if status is None:
             raise httpx.ConnectError("refused", request=request)
         return httpx.Response(status, json={})
 
-    async def ask() -> bool:
-        async with tierlog.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+    async def is_alive() -> bool:
+        async with tierlog.AsyncClient(transport=httpx.MockTransport(respond)) as client:
             return await client.is_alive()
 
-    with tierlog.Client(transport=httpx.MockTransport(answer)) as client:
+    with tierlog.Client(transport=httpx.MockTransport(respond)) as client:
         assert client.is_alive() is (status == 200)
-    assert asyncio.run(ask()) is (status == 200)
+    assert asyncio.run(is_alive()) is (status == 200)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_behind_a_fork_nothing_of_the_other_side_is_used_or_closed(tmp_path):
-    class Theirs(httpx.MockTransport):
+def test_after_a_fork_the_parents_connections_are_neither_used_nor_closed(tmp_path):
+    class ParentsTransport(httpx.MockTransport):
         def close(self):
-            if os.getpid() != made_by:
+            if os.getpid() != parent_pid:
                 os._exit(7)
 
     def send() -> None:
         c.list_topics()
-        if os.getpid() != made_by:
+        if os.getpid() != parent_pid:
             os._exit(8)
 
-    made_by, file = os.getpid(), tmp_path / "token"
-    file.write_text("secret")
-    transport = Theirs(Script(ok({"topics": []})))
-    with tierlog.Client(token_file=file, transport=transport) as c:
+    parent_pid, token_file = os.getpid(), tmp_path / "token"
+    token_file.write_text("secret")
+    transport = ParentsTransport(Script(ok({"topics": []})))
+    with tierlog.Client(token_file=token_file, transport=transport) as c:
         child = os.fork()
         if not child:
             try:
-                file.unlink()  # so that it cannot connect
+                token_file.unlink()  # so that the child cannot connect
                 for _ in range(2):
                     with pytest.raises(errors.ConfigurationError):
                         send()
@@ -636,19 +638,19 @@ def test_behind_a_fork_nothing_of_the_other_side_is_used_or_closed(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_no_records_are_no_batches():
+def test_an_empty_list_of_records_is_refused():
     with tierlog.Client() as client, pytest.raises(errors.InvalidRecord, match="has no records"):
         client.produce_encoded("t", [], partition=0)
 
 
-def test_batches_made_here_are_cut_at_the_limit():
+def test_client_side_batches_respect_the_size_limit():
     batches = to_batches([b"x" * 600] * 10, now_ms=1, max_bytes=2000)
     assert len(batches) > 6000
     with pytest.raises(errors.RecordTooLarge):
         to_batches([b"x" * 3000], now_ms=1, max_bytes=2000)
 
 
-def test_encoded_records_are_cut_as_the_topic_takes_them():
+def test_encoded_records_respect_the_topics_message_limit():
     records = [b"x" * (1 << 20)] * 3
     with pytest.raises(errors.RecordTooLarge):
         calls.produce_encoded("t", records, partition=0)

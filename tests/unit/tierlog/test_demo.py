@@ -1,4 +1,4 @@
-"""What `tierlog demo` started ends with it."""
+"""Processes started by `tierlog demo` end with it."""
 
 import os
 import signal
@@ -28,8 +28,8 @@ def test_a_process_whose_start_was_interrupted_is_stopped(tmp_path: Path) -> Non
         os.kill(child.pid, 0)
 
 
-def test_an_impatient_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
-    found = signal.getsignal(signal.SIGINT)
+def test_a_second_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
+    previous_handler = signal.getsignal(signal.SIGINT)
     stage = demo.Stage(tmp_path, {}, s3_server=started(tmp_path))
     stage.spark = SimpleNamespace(stop=lambda: signal.raise_signal(signal.SIGINT))
     try:
@@ -38,4 +38,4 @@ def test_an_impatient_interrupt_leaves_no_process_running(tmp_path: Path) -> Non
             os.kill(stage.s3_server.pid, 0)
     finally:
         stage.s3_server.stop()
-        signal.signal(signal.SIGINT, found)
+        signal.signal(signal.SIGINT, previous_handler)

@@ -1,4 +1,4 @@
-"""`dump --verify` finds nothing in what Kafka wrote, and everything that was then damaged."""
+"""`dump --verify` finds no problem in Kafka's files, and every damage."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ FILES = sorted(
 )
 
 
-def test_verify_finds_nothing_in_what_kafka_wrote():
+def test_verify_finds_no_problem_in_kafkas_files():
     assert len(FILES) > 400
     assert [problem for file in FILES for problem in find_problems(file)] == []
 
@@ -42,7 +42,7 @@ def damage(path: Path, position: int, *, size: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "position", "said"),
+    ("name", "position", "message"),
     [
         ("00000000000000000000.log", 100, "checksum"),
         ("00000000000000000000.log", 443, "magic"),
@@ -53,15 +53,15 @@ def damage(path: Path, position: int, *, size: int = 1) -> None:
         ("leader-epoch-checkpoint", 0, "not a number"),
     ],
 )
-def test_verify_finds_a_changed_byte(folder, name, position, said):
+def test_verify_finds_a_flipped_byte(folder, name, position, message):
     damage(folder / name, position)
     problems = list(find_problems(folder / name))
     assert problems
-    assert said in problems[0].detail
+    assert message in problems[0].detail
     assert problems[0].file == name
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_a_problem_and_no_signal(tmp_path):
+def test_a_file_truncated_while_it_is_read_is_a_problem_and_no_sigbus(tmp_path):
     source = (FIXTURES / "big-batch-0" / f"{0:020d}.log").read_bytes()
     log = tmp_path / f"{0:020d}.log"
     log.write_bytes(source * (1 + (4 << 20) // len(source)))
@@ -73,26 +73,26 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_problem_and_no_signal(tmp_path
     assert "invalid bytes at the end" in last.detail
 
 
-def test_verify_finds_a_torn_tail(folder):
+def test_verify_finds_a_truncated_tail(folder):
     log = folder / "00000000000000000000.log"
     log.write_bytes(log.read_bytes()[:-5])
     assert "invalid bytes at the end" in next(find_problems(log)).detail
 
 
 @pytest.mark.parametrize(
-    ("tail", "said"),
+    ("tail", "message"),
     [
         (b"\0\0\0", "3 bytes of a partial entry at the end"),
         (bytes(24) + b"\1" * 12, "after the entries"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_verify_finds_what_is_no_entry_behind_those_of_an_index(folder, suffix, tail, said):
+def test_verify_finds_garbage_after_the_entries_of_an_index(folder, suffix, tail, message):
     index = folder / f"{0:020d}{suffix}"
     index.write_bytes(index.read_bytes() + bytes(24))  # as preallocated
     assert list(find_problems(index)) == []
     index.write_bytes(index.read_bytes()[:-24] + tail)
-    assert any(said in problem.detail for problem in find_problems(index))
+    assert any(message in problem.detail for problem in find_problems(index))
 
 
 def test_verify_finds_entries_past_the_end_of_the_log(folder):

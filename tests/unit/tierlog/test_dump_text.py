@@ -1,4 +1,4 @@
-"""The dump says what Kafka's DumpLogSegments said of the same files, to the letter."""
+"""The dump prints exactly what Kafka's DumpLogSegments prints of the same files."""
 
 import re
 
@@ -20,11 +20,13 @@ def test_dump_prints_what_kafka_prints():
 
 
 def comparable(text: str) -> str:
-    """Java makes another number of replacement characters of bytes that are no UTF-8, and raises a
-    false alarm about the first record of a log; the fixtures lost blanks at their end."""
+    """Without known differences: Java decodes invalid UTF-8 to another number of replacement
+    characters, and Kafka's tool reports a false gap at the start of a log. The fixtures lost
+    trailing blanks.
+    """
     text = re.sub("\N{REPLACEMENT CHARACTER}+", "\N{REPLACEMENT CHARACTER}", text)
     text = text.replace(" \n", "\n").rstrip()
-    text = text.partition("\nFound timestamp mismatch")[0]  # with a batch without records: false
+    text = text.partition("\nFound timestamp mismatch")[0]  # false, of a batch without records
     text = re.sub(r"\n  -1 is followed by \d+", "", text)
     return re.sub(r"\nNon-consecutive offsets in \S+\Z", "", text)
 
@@ -59,9 +61,7 @@ def comparable(text: str) -> str:
         ),
     ],
 )
-def test_files_that_kafka_s_tool_does_not_know_are_printed_in_its_manner(
-    tmp_path, name, content, lines
-):
+def test_files_unknown_to_kafkas_tool_are_printed_in_its_style(tmp_path, name, content, lines):
     (tmp_path / name).write_bytes(content)
     shown = [to_text(item) for item in read_items(tmp_path / name)]
     assert shown == [f"Dumping {name}", *lines]

@@ -1,4 +1,4 @@
-"""Without an extra: one line that says what to install, never a traceback."""
+"""Without an extra, one line says what to install, never a traceback."""
 
 import subprocess
 import sys
@@ -41,21 +41,21 @@ def run_without(names: set[str], code: str) -> subprocess.CompletedProcess:
         ),
     ],
 )
-def test_a_command_says_what_it_lacks(arguments, hint):
-    ran = run_without(
+def test_a_command_names_the_missing_extra(arguments, hint):
+    completed = run_without(
         set(OPTIONAL_PACKAGES), f"from tierlog.cli.program import run\nsys.exit(run({arguments!r}))"
     )
-    assert (ran.returncode, ran.stderr) == (1, f"tierlog: {hint}\n")
+    assert (completed.returncode, completed.stderr) == (1, f"tierlog: {hint}\n")
 
 
-def test_read_arrow_says_what_it_lacks():
-    ran = run_without(set(OPTIONAL_PACKAGES), "import tierlog\ntierlog.read_arrow")
-    assert ran.stderr.splitlines()[-1].startswith(
+def test_read_arrow_names_the_missing_extra():
+    completed = run_without(set(OPTIONAL_PACKAGES), "import tierlog\ntierlog.read_arrow")
+    assert completed.stderr.splitlines()[-1].startswith(
         "ModuleNotFoundError: tierlog.read_arrow: pyarrow is not installed: pip install"
     )
 
 
-def test_every_optional_package_is_of_the_extra_that_is_named():
+def test_every_optional_package_is_in_its_extra():
     declared = requires("tierlog")
     for name, (_, extra) in OPTIONAL_PACKAGES.items():
         assert any(line.startswith(name) and f"extra == '{extra}'" in line for line in declared), (

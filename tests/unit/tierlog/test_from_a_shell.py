@@ -1,4 +1,4 @@
-"""`import tierlog` as one tries it at a prompt: what is completed, shown, and refused."""
+"""`import tierlog` at an interactive prompt: completion, reprs, signatures, refusals."""
 
 import asyncio
 import inspect
@@ -15,12 +15,12 @@ from tierlog.cli.program import COMMANDS, load_command
 from tierlog.client import calls
 
 
-def test_names_that_are_not_loaded_yet_are_completed():
+def test_names_not_loaded_yet_are_completed():
     assert set(tierlog.__all__) <= set(dir(tierlog))
     assert set(client_module.__all__) <= set(dir(client_module))
 
 
-def test_a_type_checker_knows_a_name_that_is_not_there(tmp_path):
+def test_a_type_checker_reports_a_name_that_does_not_exist(tmp_path):
     (tmp_path / "user.py").write_text(
         "import tierlog.client\ntierlog.Client, tierlog.UnknownTopic\n"
         "tierlog.client.Client, tierlog.client.Nothing\n"
@@ -28,8 +28,8 @@ def test_a_type_checker_knows_a_name_that_is_not_there(tmp_path):
     options = ("--config-file=", "--cache-dir=/dev/null", "--follow-imports=skip")
     packages = (tierlog.__file__, client_module.__file__)
     command = [sys.executable, "-m", "mypy", *options, *packages, "user.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    first, second, _ = ended.stdout.splitlines()
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    first, second, _ = completed.stdout.splitlines()
     assert first.startswith("user.py:2: error:")
     assert "UnknownTopic" in first
     assert second.startswith("user.py:3: error:")
@@ -37,11 +37,11 @@ def test_a_type_checker_knows_a_name_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", tierlog.__all__)
-def test_every_name_is_there(name):
+def test_every_public_name_can_be_loaded(name):
     assert getattr(tierlog, name) is not None
 
 
-def test_every_error_of_a_client_is_in_one_place():
+def test_tierlog_errors_has_every_error_of_the_client():
     for name in client_module.__all__:
         found = getattr(client_module, name)
         if isinstance(found, type) and issubclass(found, Exception):
@@ -50,28 +50,28 @@ def test_every_error_of_a_client_is_in_one_place():
 
 
 @pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
-def test_a_client_shows_its_server_and_no_secret(kind):
+def test_the_repr_of_a_client_has_its_server_and_no_secret(kind):
     shown = repr(kind("http://me:secret@localhost:8641/", token="hidden"))
     assert shown == f"<tierlog.{kind.__name__} http://localhost:8641>"
 
 
 @pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
-def test_a_method_shows_what_it_takes_and_gives(kind):
-    taken = "topic: 'str', partition: 'int', *, before_offset: 'int'"
-    assert str(inspect.signature(kind.trim)) == f"(self, /, {taken}) -> 'int'"
-    assert str(inspect.signature(kind().trim)) == f"({taken}) -> 'int'"
+def test_methods_have_their_signature_and_docstring(kind):
+    parameters = "topic: 'str', partition: 'int', *, before_offset: 'int'"
+    assert str(inspect.signature(kind.trim)) == f"(self, /, {parameters}) -> 'int'"
+    assert str(inspect.signature(kind().trim)) == f"({parameters}) -> 'int'"
     assert "Kafka's DeleteRecords" in kind.trim.__doc__
 
 
-def test_files_are_given_as_text_too(tmp_path):
+def test_files_may_be_given_as_text(tmp_path):
     (tmp_path / "token").write_text(" abc\n")
     sent = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
         sent.append(request.headers["authorization"])
         return httpx.Response(200, json={"topics": []})
 
-    transport = httpx.MockTransport(answer)
+    transport = httpx.MockTransport(respond)
     with tierlog.Client(token_file=str(tmp_path / "token"), transport=transport) as client:
         client.list_topics()
     assert sent == ["Bearer abc"]
@@ -81,18 +81,18 @@ def test_files_are_given_as_text_too(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
-def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatch):
+def test_arguments_default_to_the_environment(kind, tmp_path, monkeypatch):
     def sent(**given):
-        asked = []
+        authorizations = []
 
-        def answer(request: httpx.Request) -> httpx.Response:
-            asked.append(request.headers.get("authorization"))
+        def respond(request: httpx.Request) -> httpx.Response:
+            authorizations.append(request.headers.get("authorization"))
             return httpx.Response(200, json={"topics": []})
 
-        client = kind(transport=httpx.MockTransport(answer), **given)
+        client = kind(transport=httpx.MockTransport(respond), **given)
         if asyncio.iscoroutine(listing := client.list_topics()):
             asyncio.run(listing)
-        return repr(client).split()[1][:-1], *asked
+        return repr(client).split()[1][:-1], *authorizations
 
     for name in ("SERVER", "TOKEN", "TOKEN_FILE", "CA_FILE"):
         monkeypatch.delenv(f"TIERLOG_{name}", raising=False)
@@ -105,14 +105,14 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
     assert sent() == ("http://broker:1", "Bearer of-the-environment")
     assert sent(server="other:2") == ("http://other:2", "Bearer of-the-environment")
     assert sent(token="given") == ("http://broker:1", "Bearer given")
-    assert sent(token_file=file)[1] == "Bearer of-the-file", "it was given"
+    assert sent(token_file=file)[1] == "Bearer of-the-file", "an argument takes precedence"
     assert sent(token="")[1] is None
     monkeypatch.delenv("TIERLOG_TOKEN")
     monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
     assert sent()[1] == "Bearer of-the-file"
     for name in ("SERVER", "TOKEN", "TOKEN_FILE", "CA_FILE"):
         monkeypatch.setenv(f"TIERLOG_{name}", "")
-    assert sent() == ("http://127.0.0.1:8640", None), "an empty one says nothing"
+    assert sent() == ("http://127.0.0.1:8640", None), "an empty variable is ignored"
     monkeypatch.setenv("TIERLOG_CA_FILE", "/none")
     with pytest.raises(tierlog.errors.ConfigurationError, match="CA file /none"):
         kind()
@@ -120,7 +120,7 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("kind", [tierlog.Client, tierlog.AsyncClient])
 @pytest.mark.parametrize(
-    ("server", "variable", "value", "said"),
+    ("server", "variable", "value", "message"),
     [
         ("http://broker:1", "ALL_PROXY", "socks5://proxy:1", "the environment's proxy: .*socksio"),
         ("http://broker:1", "HTTP_PROXY", "ftp://proxy:1", "the environment's proxy: Unknown"),
@@ -130,19 +130,19 @@ def test_what_is_not_given_is_as_the_environment_says(kind, tmp_path, monkeypatc
         ("http://broker:1/?a=b", "NO_PROXY", "", "expected http://HOST:PORT"),
     ],
 )
-def test_what_the_environment_makes_impossible_is_told(
-    kind, server, variable, value, said, monkeypatch
+def test_an_unusable_environment_is_a_configuration_error(
+    kind, server, variable, value, message, monkeypatch
 ):
     for name in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv(variable, value)
-    with pytest.raises(tierlog.errors.ConfigurationError, match=said):
+    with pytest.raises(tierlog.errors.ConfigurationError, match=message):
         kind(server)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_takes_a_variable_for_a_flag_that_the_client_reads_in_an_order(name):
+def test_no_command_reads_the_token_variables_itself(name):
     commands = [load_command(name)]
     for command in commands:
         commands.extend(getattr(command, "commands", {}).values())
@@ -151,20 +151,20 @@ def test_no_command_takes_a_variable_for_a_flag_that_the_client_reads_in_an_orde
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_what_the_environment_said_at_first_stays_also_behind_a_fork(monkeypatch):
-    def answer(request: httpx.Request) -> httpx.Response:
-        if os.getpid() != made_by:
+def test_a_client_keeps_its_first_environment_even_after_a_fork(monkeypatch):
+    def respond(request: httpx.Request) -> httpx.Response:
+        if os.getpid() != parent_pid:
             os._exit(7 if request.headers.get("authorization") == "Bearer of-then" else 8)
         return httpx.Response(200, json={"topics": []})
 
-    made_by = os.getpid()
+    parent_pid = os.getpid()
     monkeypatch.setenv("TIERLOG_SERVER", "broker:1")
     monkeypatch.setenv("TIERLOG_TOKEN", "of-then")
-    with tierlog.Client(transport=httpx.MockTransport(answer)) as client:
+    with tierlog.Client(transport=httpx.MockTransport(respond)) as client:
         monkeypatch.delenv("TIERLOG_SERVER")
         monkeypatch.delenv("TIERLOG_TOKEN")
         assert repr(client) == "<tierlog.Client http://broker:1>"
-        assert "of-then" not in repr(vars(client)), "as a traceback with variables shows it"
+        assert "of-then" not in repr(vars(client)), "tracebacks may show variables"
         child = os.fork()
         if not child:
             try:
@@ -182,13 +182,13 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(token):
 
 
 def test_the_program_runs_as_a_module():
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "tierlog", "--version"], capture_output=True, text=True, check=True
     )
-    assert told.stdout == f"tierlog {tierlog.__version__}\n"
+    assert completed.stdout == f"tierlog {tierlog.__version__}\n"
 
 
-def test_one_partition_alone_is_told_how_to_be_written():
+def test_a_single_partition_in_place_of_a_list_is_refused():
     with (
         tierlog.Client() as client,
         pytest.raises(TypeError, match=r"partitions: expected a list of numbers, as in \[3\]"),
@@ -196,9 +196,9 @@ def test_one_partition_alone_is_told_how_to_be_written():
         next(client.consume("t", partitions=3))
 
 
-def test_acks_are_checked_before_anything_is_sent():
-    asked = calls.produce("t", ["v"], partition=None, acks=1).request.query
-    assert ("acks", "1") in asked
+def test_acks_are_validated_before_sending():
+    query = calls.produce("t", ["v"], partition=None, acks=1).request.query
+    assert ("acks", "1") in query
     for acks in ("2", -1, "ALL"):
         with pytest.raises(tierlog.errors.InvalidRequest, match="acks must be one of 0, 1, all"):
             calls.produce("t", ["v"], partition=None, acks=acks)
@@ -208,7 +208,7 @@ def test_acks_are_checked_before_anything_is_sent():
         tierlog.Batching(acks=0)
 
 
-def test_a_producer_shows_its_broker():
+def test_the_repr_of_a_producer_has_its_client():
     async def shown() -> str:
         async with tierlog.AsyncClient("http://broker:1") as client:
             return repr(client.producer())

@@ -1,4 +1,4 @@
-"""Help in a terminal of the usual width."""
+"""Help texts in a terminal 80 columns wide."""
 
 import pytest
 
@@ -16,27 +16,27 @@ def commands():
             yield pytest.param([name], command, id=name)
 
 
-def typed(parameter):
-    """What of an option is typed as it stands."""
-    yield from (one for one in parameter.opts if one.startswith("-"))
+def words_to_type(parameter):
+    """The parts of an option that users type literally."""
+    yield from (name for name in parameter.opts if name.startswith("-"))
     yield from parameter.secondary_opts
     if parameter.envvar and parameter.show_envvar:
         yield parameter.envvar
 
 
 @pytest.mark.parametrize(("path", "command"), list(commands()))
-def test_nothing_that_is_typed_is_cut_or_broken(path, command, capsys, monkeypatch):
+def test_option_names_are_neither_truncated_nor_wrapped(path, command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     assert run([*path, "--help"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= WIDTH
     assert "…" not in shown.replace("s3://…", "").replace("file:///…", "")
     for parameter in command.params:
-        for word in typed(parameter):
+        for word in words_to_type(parameter):
             assert word in shown
 
 
-def test_a_choice_is_not_broken(capsys, monkeypatch):
+def test_choices_are_not_wrapped(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     assert run(["consume", "--help"]) == 0
     assert "<read_uncommitted|read_committed>" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a broker's process writes to stderr, seen from outside: on a pipe and on a terminal."""
+"""What a broker's process writes to stderr, to a pipe and to a terminal."""
 
 import json
 import os
@@ -21,7 +21,7 @@ for log in (structlog.get_logger(), logging.getLogger("asyncio")):
 """
 
 
-def test_every_line_is_json_and_no_traceback_shows_what_variables_held():
+def test_every_line_is_json_and_tracebacks_show_no_variables():
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
@@ -44,13 +44,13 @@ def shown_on_a_terminal(**environment: str) -> bytes:
     try:
         while piece := os.read(ours, 65536):
             shown += piece
-    except OSError:  # how Linux says that the other side is closed
+    except OSError:  # on Linux: the other side is closed
         pass
     os.close(ours)
     return shown
 
 
-def test_a_terminal_does_not_show_it_either():
+def test_tracebacks_on_a_terminal_show_no_variables():
     shown = shown_on_a_terminal(NO_COLOR="")
     assert shown.count(b"ValueError: a bug") == 2
     assert b"secret" not in shown

@@ -19,8 +19,8 @@ main()
 """
 
 
-def test_ctrl_c_while_modules_load_is_quiet():
-    ran = subprocess.run(
+def test_an_interrupt_during_imports_prints_nothing():
+    completed = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, cwd=ROOT, capture_output=True
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, b"", b"")

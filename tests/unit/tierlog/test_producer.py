@@ -1,4 +1,4 @@
-"""The producers over a broker of a few lines: order, sequences, repeats, room."""
+"""The producers against a minimal broker: order, sequences, retries, buffer limits."""
 
 import asyncio
 import gc
@@ -41,10 +41,10 @@ QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 
 
 class TinyBroker:
-    """Two partitions; knows repeats by producer, epoch and sequence, as the real one does.
+    """Two partitions; recognises duplicates by producer and sequence, like the real one.
 
-    `faults`: for each produce in turn, what is raised or answered instead of it, or
-    (`lost`, `cut`) after it.
+    `faults`: for each produce in turn, None, a response to return instead of it, or "lost" or
+    "shutdown": the batch is appended, but the connection breaks or the broker stops.
     """
 
     def __init__(self, *faults) -> None:
@@ -58,16 +58,16 @@ class TinyBroker:
                 200, json={"producer_id": 2**33 + self.identities, "producer_epoch": 0}
             )
         if request.method == "GET":
-            return httpx.Response(200, json=described())
+            return httpx.Response(200, json=description())
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, httpx.Response):
             return fault
-        answer = self.append(int(request.url.path.split("/")[5]), request.content)
+        response = self.append(int(request.url.path.split("/")[5]), request.content)
         if fault == "lost":
             raise httpx.ReadError("gone", request=request)
-        if fault == "cut":  # by the broker's stop
+        if fault == "shutdown":
             return httpx.Response(503, json={"code": "shutting-down", "outcome": "unknown"})
-        return answer
+        return response
 
     def append(self, partition: int, body: bytes) -> httpx.Response:
         (header,) = iter_headers(body)
@@ -89,7 +89,7 @@ class TinyBroker:
         return httpx.Response(200, json={"topic": "t", "results": [result], "warnings": []})
 
 
-def described(*numbers, damaged=(), name="t"):
+def description(*numbers, damaged=(), name="t"):
     zeros = dict.fromkeys(responses.PartitionDescription.__struct_fields__, 0)
     return {
         "name": name,
@@ -102,11 +102,11 @@ def described(*numbers, damaged=(), name="t"):
 
 
 def topic(name, count):
-    return msgspec.convert(described(*range(count), name=name), responses.TopicDescription)
+    return msgspec.convert(description(*range(count), name=name), responses.TopicDescription)
 
 
 def refused(status: int, code: str) -> httpx.Response:
-    """Without a code by a gateway."""
+    """A problem document, or without a `code` a gateway's response."""
     return httpx.Response(status, json={"code": code, "detail": code} if code else {})
 
 
@@ -114,7 +114,7 @@ def client(broker: TinyBroker) -> tierlog.Client:
     return tierlog.Client(retries=QUICK, transport=httpx.MockTransport(broker))
 
 
-def test_records_arrive_in_order_and_futures_tell_where():
+def test_records_arrive_in_order_and_futures_have_their_offsets():
     broker = TinyBroker()
     with client(broker) as c, c.producer(Batching(batch_bytes=400)) as producer:
         futures = [producer.send("t", f"v{n}", partition=1) for n in range(100)]
@@ -123,7 +123,7 @@ def test_records_arrive_in_order_and_futures_tell_where():
     assert len(broker.seen) > 2
 
 
-def test_an_answer_that_was_lost_does_not_duplicate():
+def test_lost_responses_do_not_duplicate_records():
     broker = TinyBroker("lost", "lost", None, refused(503, "starting"), "lost")
     with client(broker) as c, c.producer(Batching(batch_bytes=300)) as producer:
         for n in range(50):
@@ -132,7 +132,7 @@ def test_an_answer_that_was_lost_does_not_duplicate():
     assert broker.identities == 1
 
 
-def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
+def test_a_refused_batch_fails_alone_and_its_sequence_is_reused(caplog):
     broker = TinyBroker(refused(413, "record-too-large"))
     with client(broker) as c, c.producer() as producer:
         first = producer.send("t", "too large", partition=0)
@@ -145,7 +145,7 @@ def test_a_refused_batch_fails_alone_and_its_sequence_is_used_again(caplog):
     assert broker.identities == 1
 
 
-def test_a_broker_that_was_there_is_waited_for():
+def test_a_broker_that_responded_before_is_waited_for():
     broker = TinyBroker(None, *["lost"] * 20, refused(502, ""), refused(503, "starting"))
     with client(broker) as c, c.producer() as producer:
         for n in range(3):
@@ -155,15 +155,15 @@ def test_a_broker_that_was_there_is_waited_for():
     assert broker.identities == 1
 
 
-@pytest.mark.parametrize("try_s", [0.5, 30])
-def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_old(try_s):
-    """A try takes long where the broker is frozen: it is counted by time, not by tries."""
+@pytest.mark.parametrize("attempt_s", [0.5, 30])
+def test_a_batch_is_retried_until_its_delivery_timeout(attempt_s):
+    """By time, not by attempts: with a frozen broker an attempt takes long."""
     broker, now_s, all_sent = TinyBroker(None, *["lost"] * 1000), [0.0], threading.Event()
 
     def timed(request: httpx.Request) -> httpx.Response:
         if broker.faults[0]:
-            assert all_sent.wait(60), "they are all as old"
-            now_s[0] += try_s
+            assert all_sent.wait(60), "all records have the same age"
+            now_s[0] += attempt_s
         return broker(request)
 
     policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
@@ -173,17 +173,17 @@ def test_a_broker_that_does_not_come_back_is_waited_for_until_the_batch_is_too_o
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(6)]
         all_sent.set()
         assert producer.flush()
-        assert 120 <= now_s[0] <= 120 + try_s
+        assert 120 <= now_s[0] <= 120 + attempt_s
         del broker.faults[:-1]
         broker.faults[0] = None
-        sent.append(producer.send("t", b"anew", partition=0))
+        sent.append(producer.send("t", b"later", partition=0))
         producer.close()
-    kinds = [type(one.exception(0)).__name__ for one in sent]
+    kinds = [type(delivery.exception(0)).__name__ for delivery in sent]
     assert kinds == ["NoneType", "AnswerLost", *["BrokerUnreachable"] * 4, "NoneType"]
     assert "not sent" in str(sent[2].exception(0))
 
 
-def test_a_batch_that_grew_old_behind_a_slow_broker_is_asked_for_again():
+def test_a_batch_aged_by_a_slow_broker_is_still_sent():
     now_s, slow = [0.0], refused(429, "throttled")
     broker = TinyBroker(None, slow, slow, None, slow, slow)
 
@@ -196,10 +196,10 @@ def test_a_batch_that_grew_old_behind_a_slow_broker_is_asked_for_again():
         producer = Producer(c, Batching(batch_bytes=100), clock=lambda: int(now_s[0] * 1000))
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(3)]
         producer.close()
-    assert [one.result(0).offset for one in sent] == [0, 1, 2]
+    assert [delivery.result(0).offset for delivery in sent] == [0, 1, 2]
 
 
-def test_a_batch_that_is_too_large_for_its_topic_goes_in_parts():
+def test_a_batch_too_large_for_its_topic_is_split():
     too_large = {"code": "record-too-large", "limit_bytes": 500, "size_bytes": 1500}
     broker = TinyBroker()
 
@@ -214,12 +214,12 @@ def test_a_batch_that_is_too_large_for_its_topic_goes_in_parts():
     with pytest.raises(errors.RecordTooLarge):
         sent.pop(17).result(0)
     assert broker.logs[0] == values[:17] + values[18:]
-    assert [one.result(0).offset for one in sent] == list(range(39))
+    assert [delivery.result(0).offset for delivery in sent] == list(range(39))
     assert broker.identities == 1
 
 
 @pytest.mark.parametrize("faults", [("lost", "lost", "lost"), (refused(409, "producer-fenced"),)])
-def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
+def test_an_unknown_outcome_makes_the_producer_take_a_new_id(faults):
     broker = TinyBroker(*faults)
     with client(broker) as c, c.producer() as producer:
         first = producer.send("t", "a", partition=0)
@@ -232,82 +232,84 @@ def test_where_the_outcome_is_unknown_the_identity_is_given_up(faults):
 
 
 @pytest.mark.parametrize("refusal", [(401, "unauthorized"), (413, "record-too-large")])
-@pytest.mark.parametrize("fault", ["lost", "cut"])
-def test_a_sequence_whose_repeat_is_refused_is_not_used_again(fault, refusal):
+@pytest.mark.parametrize("fault", ["lost", "shutdown"])
+def test_a_sequence_whose_retry_is_refused_is_not_reused(fault, refusal):
     broker = TinyBroker(fault, refused(*refusal))
     with client(broker) as c, c.producer(Batching(linger_ms=10_000)) as producer:
         first = [producer.send("t", value, partition=0) for value in "ab"]
         producer.flush()
         second = [producer.send("t", value, partition=0) for value in "cd"]
-    assert all(isinstance(one.exception(0), AnswerLost) for one in first), "they were appended"
+    assert all(isinstance(delivery.exception(0), AnswerLost) for delivery in first), (
+        "they were appended"
+    )
     assert refusal[1] in str(first[0].exception(0))
-    assert [one.result(0).offset for one in second] == [2, 3]
+    assert [delivery.result(0).offset for delivery in second] == [2, 3]
     assert broker.logs[0] == [b"a", b"b", b"c", b"d"]
     assert broker.identities == 2
 
 
-def test_a_batch_that_never_left_may_be_sent_again():
-    def nobody(request: httpx.Request) -> httpx.Response:
+def test_a_batch_that_was_never_sent_fails_with_broker_unreachable():
+    def no_producer_ids(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/producers":
             raise httpx.ReadError("gone", request=request)
-        return httpx.Response(200, json=described())
+        return httpx.Response(200, json=description())
 
-    with client(nobody) as c, c.producer() as producer:
+    with client(no_producer_ids) as c, c.producer() as producer:
         sent = producer.send("t", "a")
     assert isinstance(sent.exception(0), BrokerUnreachable)
 
 
-def test_a_broker_that_stops_in_the_middle_of_a_batch_is_asked_again():
-    broker = TinyBroker("cut")
+def test_a_batch_interrupted_by_a_shutdown_is_retried():
+    broker = TinyBroker("shutdown")
     with client(broker) as c, c.producer() as producer:
         sent = producer.send("t", "a", partition=0)
     assert sent.result(0).offset == 0
     assert broker.logs[0] == [b"a"]
 
 
-def test_keys_go_where_kafka_sends_them_and_others_stay_together():
+def test_records_with_a_key_share_its_partition_and_others_fill_batches():
     partitioner = Partitioner(batch_bytes=10_000)
     partitioner.update(topic("t", 12), now_ms=0)
     keyed = [partitioner.choose("t", record(b"v", key=b"k")) for _ in range(5)]
     assert len(set(keyed)) == 1
-    loose = [partitioner.choose("t", record(b"v" * 100)) for _ in range(500)]
-    assert sum(a != b for a, b in pairwise(loose)) <= 6
-    assert len(set(loose)) > 3
+    keyless = [partitioner.choose("t", record(b"v" * 100)) for _ in range(500)]
+    assert sum(a != b for a, b in pairwise(keyless)) <= 6
+    assert len(set(keyless)) > 3
 
 
-def test_keys_stay_where_they_were_while_a_partition_is_damaged():
+def test_a_damaged_partition_does_not_change_the_partition_of_a_key():
     partitioner, found = Partitioner(batch_bytes=100), []
-    for shape in (described(0, 1, 2, 3), described(0, 3, damaged=(1, 2))):
+    for shape in (description(0, 1, 2, 3), description(0, 3, damaged=(1, 2))):
         partitioner.update(msgspec.convert(shape, responses.TopicDescription), now_ms=0)
         found.append([partitioner.choose("t", record(b"", key=b"%d" % n)) for n in range(50)])
     assert found[0] == found[1]
-    loose = {partitioner.choose("t", record(b"v" * 100)) for _ in range(9)}
-    assert loose == {0, 3}
+    keyless = {partitioner.choose("t", record(b"v" * 100)) for _ in range(9)}
+    assert keyless == {0, 3}
 
 
 @pytest.mark.parametrize("fault", [(503, "starting"), (502, "")])
-def test_a_topic_that_grew_is_seen_after_a_while(fault):
-    now_ms, broker = [0], Growing()
+def test_new_partitions_are_found_after_a_refresh(fault):
+    now_ms, broker = [0], GrowingBroker()
     broker.fault = fault
     with client(broker) as c, Producer(c, clock=lambda: now_ms[0]) as producer:
 
-        def places():
+        def partitions_used():
             sent = [producer.send("t", "v", key=str(n)) for n in range(20)]
             producer.flush()
-            return {one.result(0).partition for one in sent}
+            return {delivery.result(0).partition for delivery in sent}
 
-        assert places() == {0}
+        assert partitions_used() == {0}
         broker.partitions = (0, 1)
-        assert places() == {0}
+        assert partitions_used() == {0}
         now_ms[0] += 300_000
-        broker.partitions = None  # not to be had now: what was known goes on
-        assert places() == {0}
+        broker.partitions = None  # cannot be loaded now: the known ones are used
+        assert partitions_used() == {0}
         now_ms[0] += 300_000
         broker.partitions = (0, 1)
-        assert places() == {0, 1}
+        assert partitions_used() == {0, 1}
 
 
-def test_of_many_that_send_one_looks_again():
+def test_only_one_of_many_senders_refreshes_a_topic():
     partitioner = Partitioner(batch_bytes=100)
     assert all(partitioner.claim_refresh("t", now_ms=0) for _ in range(2))
     partitioner.update(topic("t", 2), now_ms=0)
@@ -319,7 +321,7 @@ def test_of_many_that_send_one_looks_again():
     ]
 
 
-class Growing(TinyBroker):
+class GrowingBroker(TinyBroker):
     partitions = (0,)
     fault = (503, "starting")
 
@@ -328,10 +330,10 @@ class Growing(TinyBroker):
             return super().__call__(request)
         if self.partitions is None:
             return refused(*self.fault)
-        return httpx.Response(200, json=described(*self.partitions))
+        return httpx.Response(200, json=description(*self.partitions))
 
 
-def test_producers_that_send_little_do_not_fill_one_partition():
+def test_many_small_producers_spread_over_all_partitions():
     first = []
     for number in range(200):
         partitioner = Partitioner(batch_bytes=10_000)
@@ -340,7 +342,7 @@ def test_producers_that_send_little_do_not_fill_one_partition():
     assert set(first) == {0, 1, 2, 3}
 
 
-def test_each_topic_begins_where_chance_has_it_and_goes_round():
+def test_each_topic_starts_at_a_random_partition_and_takes_turns():
     partitioner = Partitioner(batch_bytes=100, first=lambda count: count - 1)
     for name, count in (("t", 3), ("u", 5)):
         partitioner.update(topic(name, count), now_ms=0)
@@ -348,7 +350,7 @@ def test_each_topic_begins_where_chance_has_it_and_goes_round():
         assert filled == [count - 1, *range(count - 1)]
 
 
-def test_a_full_buffer_makes_the_sender_wait():
+def test_a_full_buffer_blocks_send_until_its_timeout():
     release = threading.Event()
     broker = TinyBroker()
 
@@ -369,7 +371,7 @@ def test_a_full_buffer_makes_the_sender_wait():
     assert 15 <= len(broker.logs[0]) <= 20
 
 
-def test_a_loop_that_sends_lets_all_else_run():
+def test_a_sending_loop_yields_to_other_tasks():
     broker = TinyBroker()
 
     async def send() -> int:
@@ -382,65 +384,63 @@ def test_a_loop_that_sends_lets_all_else_run():
                 await producer.send("t", b"x", partition=0)
             return len(broker.logs[0])
 
-    assert asyncio.run(send()) > 0, "sent while there was room for all"
+    assert asyncio.run(send()) > 0, "batches were sent during the loop"
     assert len(broker.logs[0]) == 20_000
 
 
-def test_a_callback_may_send_and_is_told_that_it_cannot_wait():
-    broker, told = TinyBroker(), []
+def test_a_callback_may_send_but_not_wait():
+    broker, results = TinyBroker(), []
 
-    def go_on(placed) -> None:
-        told.append(producer.send("t", "second", partition=1))
+    def callback(delivery) -> None:
+        results.append(producer.send("t", "second", partition=1))
         for wait in (producer.flush, producer.close):
             with pytest.raises(RuntimeError, match="future's callback"):
                 wait()
-            told.append(wait)
-        told.append(producer in producers._open_producers)
+            results.append(wait)
+        results.append(producer in producers._open_producers)
 
     with client(broker) as c, c.producer() as producer:
-        producer.send("t", "first", partition=0).add_done_callback(go_on)
-    assert told[0].result(10).partition == 1
-    assert told[1:] == [producer.flush, producer.close, True], (
-        "it is flushed at the end all the same"
-    )
+        producer.send("t", "first", partition=0).add_done_callback(callback)
+    assert results[0].result(10).partition == 1
+    assert results[1:] == [producer.flush, producer.close, True], "it is still flushed at exit"
     assert producer not in producers._open_producers
 
 
-class TellingCondition(threading.Condition):
+class ObservedCondition(threading.Condition):
     def __init__(self) -> None:
         super().__init__()
-        self.waited_for = threading.Event()
+        self.wait_called = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.waited_for.set()
+        self.wait_called.set()
         return super().wait(timeout)
 
 
-def test_who_waits_for_a_record_is_not_sent_away_by_its_neighbours():
-    """The records of a batch share a condition, and the parts of one are settled one by one."""
-    condition, found = TellingCondition(), []
+def test_waiting_for_a_record_is_not_ended_by_another_of_its_batch():
+    """The records of a batch share a condition, and are completed one by one."""
+    condition, found = ObservedCondition(), []
     first, second = Delivery(condition), Delivery(condition)
     waiter = threading.Thread(target=lambda: found.append(second.result(10)))
     waiter.start()
     for delivery, offset in ((first, 5), (second, 6)):
-        assert condition.waited_for.wait(10), "not for this one yet, or not any more"
-        condition.waited_for.clear()
+        assert condition.wait_called.wait(10), "the waiter is not waiting"
+        condition.wait_called.clear()
         delivery.set_result(RecordMetadata("t", 0, offset))
     waiter.join(10)
     assert found == [RecordMetadata("t", 0, 6)]
 
 
-def test_a_records_future_is_one_of_the_standard_library():
+def test_a_delivery_is_a_future_of_the_standard_library():
     new = Delivery.factory_for_batch()
     first, second, late = new(), new(), new()
     first.set_result(RecordMetadata("t", 0, 5))
     second.set_exception(ValueError("no"))
-    done, waiting = futures.wait([first, second, late], return_when=futures.FIRST_EXCEPTION)
-    assert (done, waiting) == ({first, second}, {late})
+    done, not_done = futures.wait([first, second, late], return_when=futures.FIRST_EXCEPTION)
+    assert (done, not_done) == ({first, second}, {late})
     assert set(futures.as_completed([first, second], timeout=10)) == {first, second}
-    for give_up in (late.result, late.exception):
+    for wait_briefly in (late.result, late.exception):
         with pytest.raises(TimeoutError):
-            give_up(0.001)
+            wait_briefly(0.001)
     assert not late.cancel()
     assert not late.done()
 
@@ -450,7 +450,7 @@ def test_a_records_future_is_one_of_the_standard_library():
     assert asyncio.run(wait()) == 5
 
 
-def test_a_future_that_was_cancelled_keeps_its_batch_from_nothing():
+def test_a_cancelled_future_does_not_affect_its_batch():
     broker = TinyBroker()
 
     async def send() -> int:
@@ -465,39 +465,39 @@ def test_a_future_that_was_cancelled_keeps_its_batch_from_nothing():
     assert broker.logs[0] == [b"dropped", b"kept"]
 
 
-def test_only_one_batch_of_a_partition_is_under_way():
-    waiting = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch)
+def test_only_one_batch_of_a_partition_is_in_flight():
+    accumulator = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch)
     for _ in range(4):
-        waiting.add(("t", 0), record(b"v" * 100), now_ms=0)
-    first = waiting.take_due(now_ms=0)
+        accumulator.add(("t", 0), record(b"v" * 100), now_ms=0)
+    first = accumulator.take_due(now_ms=0)
     assert first is not None
-    assert waiting.take_due(now_ms=100) is None
-    waiting.finish(first)
-    second = waiting.take_due(now_ms=0, flushing=True)
+    assert accumulator.take_due(now_ms=100) is None
+    accumulator.finish(first)
+    second = accumulator.take_due(now_ms=0, flushing=True)
     assert second is not None
-    waiting.finish(second)
-    while (more := waiting.take_due(now_ms=0, flushing=True)) is not None:
-        waiting.finish(more)
-    assert waiting.is_empty
-    assert waiting.buffered_bytes == 0
+    accumulator.finish(second)
+    while (more := accumulator.take_due(now_ms=0, flushing=True)) is not None:
+        accumulator.finish(more)
+    assert accumulator.is_empty
+    assert accumulator.buffered_bytes == 0
 
 
-def test_a_partition_that_is_always_full_keeps_no_other_waiting():
-    waiting, sent = (
+def test_a_partition_that_is_always_full_does_not_starve_others():
+    accumulator, sent = (
         Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch),
         [],
     )
-    waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
-    waiting.add(("t", 1), record(b"v"), now_ms=0)
+    accumulator.add(("t", 0), record(b"v" * 200), now_ms=0)
+    accumulator.add(("t", 1), record(b"v"), now_ms=0)
     for _ in range(4):
-        waiting.add(("t", 0), record(b"v" * 200), now_ms=0)
-        pending = waiting.take_due(now_ms=20)
+        accumulator.add(("t", 0), record(b"v" * 200), now_ms=0)
+        pending = accumulator.take_due(now_ms=20)
         sent.append(pending.topic_partition[1])
-        waiting.finish(pending)
+        accumulator.finish(pending)
     assert sent == [0, 1, 0, 0]
 
 
-def test_a_clock_that_is_set_back_keeps_no_record_waiting(monkeypatch):
+def test_a_clock_set_back_does_not_delay_records(monkeypatch):
     broker = TinyBroker()
     with client(broker) as c, c.producer(Batching(linger_ms=1)) as producer:
         sent = []
@@ -507,15 +507,15 @@ def test_a_clock_that_is_set_back_keeps_no_record_waiting(monkeypatch):
         assert sent[1].result(10).offset == 1
 
 
-def test_lingering_ends():
-    waiting = Accumulator(Batching(linger_ms=10), Delivery.factory_for_batch)
-    waiting.add(("t", 0), record(b"v"), now_ms=5)
-    assert waiting.take_due(now_ms=14) is None
-    assert waiting.next_due_ms() == 15
-    assert waiting.take_due(now_ms=15) is not None
+def test_a_batch_is_due_after_its_linger_time():
+    accumulator = Accumulator(Batching(linger_ms=10), Delivery.factory_for_batch)
+    accumulator.add(("t", 0), record(b"v"), now_ms=5)
+    assert accumulator.take_due(now_ms=14) is None
+    assert accumulator.next_due_ms() == 15
+    assert accumulator.take_due(now_ms=15) is not None
 
 
-def test_the_asynchronous_producer_does_the_same():
+def test_the_asynchronous_producer_behaves_the_same():
     broker = TinyBroker("lost")
 
     async def send() -> list[int]:
@@ -532,7 +532,7 @@ def test_the_asynchronous_producer_does_the_same():
     assert broker.logs[0] == [b"v%d" % n for n in range(30)]
 
 
-def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
+def test_send_refuses_an_invalid_record_and_others_are_delivered():
     broker = TinyBroker()
     with client(broker) as c, c.producer() as producer:
         before = producer.send("t", "before", partition=0, headers={"a": "b"})
@@ -550,31 +550,33 @@ def test_what_is_no_record_is_refused_where_it_is_sent_and_the_others_go_on():
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("arguments", "message"),
     [
         ({"partition": "0"}, "partition: expected a number or None, not str"),
         ({"topic": b"t", "partition": 0}, "topic: expected text, not bytes"),
     ],
 )
-def test_a_partition_has_one_name(place, said):
-    """Under another it would count its sequences apart, and a record be taken for a repeat."""
-    given = {"topic": "t", "value": "second"} | place
+def test_topic_and_partition_must_have_their_types(arguments, message):
+    """Another type would be another partition with its own sequences, and a record be lost as a
+    duplicate.
+    """
+    given = {"topic": "t", "value": "second"} | arguments
     broker = TinyBroker()
     with client(broker) as c, c.producer() as producer:
         producer.send("t", "first", partition=0).result(10)
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match=message):
             producer.send(**given)
 
     async def send() -> None:
         async with tierlog.AsyncClient() as c, c.producer() as producer:
             await producer.send(**given)
 
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=message):
         asyncio.run(send())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_producer_behind_a_fork_says_so_whoever_held_its_lock():
+def test_a_producer_refuses_to_work_after_a_fork_even_with_its_lock_held():
     broker, held, forked = TinyBroker(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -604,7 +606,7 @@ def test_a_producer_behind_a_fork_says_so_whoever_held_its_lock():
     assert broker.logs[0] == [b"of the parent"]
 
 
-def test_who_stops_waiting_for_one_record_stops_nothing_else():
+def test_giving_up_on_one_record_does_not_affect_others():
     broker = TinyBroker()
     with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
         first, second = (producer.send("t", value, partition=0) for value in "ab")
@@ -621,27 +623,27 @@ def test_who_stops_waiting_for_one_record_stops_nothing_else():
             await producer.flush()
             after = await producer.send("t", "c", partition=0)
             await producer.flush()
-            return [(await one).offset for one in (second, after)]
+            return [(await delivery).offset for delivery in (second, after)]
 
     assert broker.logs[0] == [b"a", b"b"]
     assert asyncio.run(send()) == [1, 2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_producer_whose_client_was_closed_lets_nobody_wait():
+def test_closing_the_client_fails_waiting_records():
     c = client(TinyBroker())
     producer = c.producer(Batching(linger_ms=60_000))
     sent = [producer.send("t", "v", partition=partition) for partition in (0, 1)]
     c.close()
     assert producer.flush(timeout_s=10)
-    for one in sent:
-        assert isinstance(one.exception(10), RuntimeError)
+    for delivery in sent:
+        assert isinstance(delivery.exception(10), RuntimeError)
     with pytest.raises(RuntimeError, match="create a new one"):
         producer.send("t", "v", partition=0)
     producer.close()
 
 
-def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
+def test_closing_the_asynchronous_client_fails_waiting_records():
     async def send() -> list[BaseException | None]:
         c = tierlog.AsyncClient(retries=QUICK, transport=httpx.MockTransport(TinyBroker()))
         producer = c.producer(Batching(linger_ms=60_000))
@@ -654,24 +656,24 @@ def test_an_asynchronous_producer_whose_client_was_closed_lets_nobody_wait():
             await producer.aclose()
         return list(await asyncio.gather(*sent, return_exceptions=True))
 
-    async def within() -> list[BaseException | None]:
+    async def send_within_10_s() -> list[BaseException | None]:
         async with asyncio.timeout(10):
             return await send()
 
-    assert all(isinstance(one, RuntimeError) for one in asyncio.run(within()))
+    assert all(isinstance(error, RuntimeError) for error in asyncio.run(send_within_10_s()))
 
 
 @pytest.fixture
 def ctrl_c(monkeypatch):
-    """`with ctrl_c(after_s=…)`: a signal that comes then, and raises what Ctrl-C does.
+    """`with ctrl_c(after_s=…)`: a signal that raises KeyboardInterrupt after that time.
 
-    Python drops what is raised in a destructor or a garbage collector's callback: no fault of ours.
+    Python ignores what is raised in destructors and garbage collector callbacks; so do we.
     """
-    told = sys.unraisablehook
+    original_hook = sys.unraisablehook
 
-    def unless_interrupted(unraisable):
+    def ignore_interrupts(unraisable):
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-            told(unraisable)
+            original_hook(unraisable)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -684,27 +686,27 @@ def ctrl_c(monkeypatch):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    monkeypatch.setattr(sys, "unraisablehook", unless_interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", ignore_interrupts)
     before = signal.signal(signal.SIGALRM, interrupt)
     yield interrupted
     signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("linger_ms", [0, 2])
-def test_ctrl_c_in_the_middle_of_send_loses_no_record_and_close_returns(ctrl_c, linger_ms):
-    """As in a notebook, whose cell is interrupted and whose producer is used again."""
+def test_an_interrupt_in_send_loses_no_record_and_close_returns(ctrl_c, linger_ms):
+    """As in a notebook: a cell is interrupted, and the producer is used again."""
     random, numbers, sent = Random(linger_ms), itertools.count(), {}
     broker = TinyBroker()
     with client(broker) as c:
         producer = c.producer(Batching(linger_ms=linger_ms))
         for _ in range(400):
             with suppress(KeyboardInterrupt), ctrl_c(after_s=random.uniform(30e-6, 300e-6)):
-                # Not for ever: an interrupt that Python drops does not end it.
+                # Limited, because Python may ignore the interrupt.
                 for n in itertools.islice(numbers, 5_000):
                     sent[n] = producer.send("t", f"{n}", partition=0)
             n = next(numbers)
             sent[n] = producer.send("t", f"{n}", partition=0)
-            sent[n].result(10)  # sent by itself: nobody flushes
+            sent[n].result(10)  # sent without a flush
         closing = threading.Thread(target=producer.close, daemon=True)
         closing.start()
         closing.join(10)
@@ -715,44 +717,44 @@ def test_ctrl_c_in_the_middle_of_send_loses_no_record_and_close_returns(ctrl_c, 
     assert {n: arrived[sent[n].result(0).offset] for n in sent} == {n: n for n in sent}
 
 
-def test_the_error_of_a_batch_is_as_long_for_its_last_record_as_for_its_first():
+def test_the_shared_error_of_a_batch_does_not_grow_when_raised_again():
     broker = TinyBroker(refused(403, "forbidden"))
     with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
         sent = [producer.send("t", "v", partition=0) for _ in range(3)]
-    told = []
+    lengths = []
     for delivery in sent:
         with pytest.raises(errors.RequestError) as raised:
             delivery.result(0)
-        told.append(len(traceback.format_exception(raised.value)))
-    assert len(set(told)) == 1
+        lengths.append(len(traceback.format_exception(raised.value)))
+    assert len(set(lengths)) == 1
 
 
-def test_a_producer_whose_close_is_cancelled_sends_what_it_has_and_ends():
+def test_a_cancelled_close_still_sends_everything():
     broker = TinyBroker()
 
     async def run():
-        let_go = asyncio.Event()
+        release = asyncio.Event()
 
         async def slow(request):
-            await let_go.wait()
+            await release.wait()
             return broker(request)
 
         transport = httpx.MockTransport(slow)
         async with tierlog.AsyncClient(retries=QUICK, transport=transport) as c:
             producer = c.producer()
-            placed = [await producer.send("t", f"{n}", partition=0) for n in range(3)]
+            deliveries = [await producer.send("t", f"{n}", partition=0) for n in range(3)]
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await producer.aclose()
-            let_go.set()
-            assert [(await one).offset for one in placed] == [0, 1, 2]
+            release.set()
+            assert [(await delivery).offset for delivery in deliveries] == [0, 1, 2]
             await asyncio.wait_for(asyncio.shield(producer._task), 10)
 
     asyncio.run(run())
     assert broker.logs[0] == [b"0", b"1", b"2"]
 
 
-def test_who_waits_for_a_producer_whose_task_is_cancelled_is_told():
+def test_cancelling_the_producers_task_fails_a_waiting_send():
     async def send() -> None:
         client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
         producer = client.producer(Batching(linger_ms=60_000, buffer_bytes=1000))
@@ -761,17 +763,18 @@ def test_who_waits_for_a_producer_whose_task_is_cancelled_is_told():
         asyncio.get_running_loop().call_soon(task.cancel)
         with pytest.raises(RuntimeError, match="create a new one"):
             async with asyncio.timeout(10):
-                await producer.send("t", b"for which there is no room" * 40, partition=0)
+                await producer.send("t", b"larger than the free buffer" * 40, partition=0)
 
     asyncio.run(send())
 
 
-def test_asyncio_does_not_tell_of_each_record_that_nobody_awaits(caplog):
-    caplog.set_level(logging.CRITICAL)  # a line that tells of the batch would hold the futures
-    told = []
+def test_unawaited_failures_are_not_reported_by_asyncio(caplog):
+    # A log record of the failed batch would keep the futures alive.
+    caplog.set_level(logging.CRITICAL)
+    reports = []
 
     async def send() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
         transport = httpx.MockTransport(TinyBroker(refused(404, "unknown-topic")))
         async with tierlog.AsyncClient(transport=transport) as c, c.producer() as producer:
             for _ in range(3):
@@ -779,10 +782,10 @@ def test_asyncio_does_not_tell_of_each_record_that_nobody_awaits(caplog):
 
     asyncio.run(send())
     gc.collect()
-    assert not told
+    assert not reports
 
 
-def test_options_that_promise_nothing_are_refused():
+def test_unsupported_options_are_refused():
     with pytest.raises(errors.InvalidRequest, match="brotli"):
         Batching(compression="brotli")
     with pytest.raises(errors.InvalidRequest, match="acks=0"):
@@ -790,12 +793,12 @@ def test_options_that_promise_nothing_are_refused():
     assert Batching().codec == 0
 
 
-def test_what_a_cancelled_producer_held_is_said(caplog):
+def test_records_lost_with_a_cancelled_producer_are_logged(caplog):
     async def leave_open():
         client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
         producer = client.producer(Batching(linger_ms=60_000))
         return await producer.send("t", b"v", partition=0)
 
-    placed = asyncio.run(leave_open())
+    delivery = asyncio.run(leave_open())
     assert "1 records of a producer were not sent" in caplog.text
-    assert placed.cancelled() or placed.exception() is not None
+    assert delivery.cancelled() or delivery.exception() is not None

@@ -1,4 +1,4 @@
-"""What docs/reference says is what the tables say, and pages hang together."""
+"""docs/reference is generated from the tables of the code, and links between pages work."""
 
 import re
 import runpy
@@ -47,10 +47,10 @@ def test_every_problem_is_in_the_reference_with_its_members():
     assert "| 431 |" in lines["header-too-large"]
     assert "`limit_bytes`, `size_bytes`" in lines["header-too-large"]
     assert "| `file`, `position` |" in lines["corrupt-log"]
-    assert lines["disk-full"].endswith("| yes |"), "it has Retry-After"
+    assert lines["disk-full"].endswith("| yes |"), "sent with Retry-After"
 
 
-def test_a_decision_has_a_number_of_its_own_and_says_it_and_the_index_has_them_all():
+def test_decisions_have_unique_numbers_and_are_all_in_the_index():
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"^- \[(\d+\. .+)\]\((.+)\)$", (folder / "README.md").read_text(), re.M)
     found = []
@@ -62,7 +62,7 @@ def test_a_decision_has_a_number_of_its_own_and_says_it_and_the_index_has_them_a
     assert len({name[:4] for _, name in found}) == len(found)
 
 
-def test_what_a_page_points_to_is_there():
+def test_links_between_pages_work():
     pages = (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"))
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):

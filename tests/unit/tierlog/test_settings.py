@@ -1,4 +1,4 @@
-"""Flags over environment over file; every refusal names the setting, the value and the limit."""
+"""Flags over environment over file; every error names the setting, the value and the limit."""
 
 import dataclasses
 import subprocess
@@ -18,7 +18,7 @@ from tierlog.setting_table import TABLE, Kind, Part
 DATA = {"data.dir": Path("d")}
 
 
-def test_flags_win_over_variables_and_those_over_the_file(tmp_path):
+def test_flags_take_precedence_over_variables_and_those_over_the_file(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[cache]\nbytes = 1\n[gc]\ngrace.ms = 5\n[http]\nrecords.max = 7\n")
     environment = {"TIERLOG_CACHE_BYTES": "2", "TIERLOG_GC_GRACE_MS": "6", "HOME": "/"}
@@ -29,14 +29,14 @@ def test_flags_win_over_variables_and_those_over_the_file(tmp_path):
     assert loaded.sources["cache.bytes"] == "--cache-bytes"
 
 
-def test_a_topics_setting_in_the_file_is_told_where_it_belongs(tmp_path):
+def test_a_topic_setting_in_the_file_is_refused_with_a_hint(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[offload]\nmax.lag.ms = 60000\n")
     with pytest.raises(ConfigurationError, match="is a topic setting: tierlog topic alter"):
         settings.load(DATA, {}, file)
 
 
-def test_defaults_are_those_of_the_rooms():
+def test_defaults_are_those_of_the_settings_classes():
     loaded = settings.load(DATA, {}, None)
     assert loaded.broker == BrokerSettings(data_dir=Path("d"))
     assert loaded.http.body_max_bytes == HttpSettings().body_max_bytes
@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_rooms():
 
 
 @pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)
-def test_every_row_fills_a_field_that_exists(setting):
+def test_every_row_of_the_table_sets_an_existing_field(setting):
     owner = {
         Part.BROKER: BrokerSettings,
         Part.HTTP: HttpSettings,
@@ -52,20 +52,20 @@ def test_every_row_fills_a_field_that_exists(setting):
         Part.PRICE: PriceTable,
     }
     if setting.part in owner and setting.name != "store":
-        assert setting.field in {one.name for one in dataclasses.fields(owner[setting.part])}
+        assert setting.field in {field.name for field in dataclasses.fields(owner[setting.part])}
     default = settings.default_of(setting)
     if isinstance(default, int) and not isinstance(default, bool):
         assert setting.least <= default <= setting.most
 
 
-def test_every_field_of_the_broker_has_a_row():
+def test_every_field_of_the_broker_settings_has_a_row():
     rows = {setting.field for setting in TABLE if setting.part is Part.BROKER}
-    assert rows | {"prices"} == {one.name for one in dataclasses.fields(BrokerSettings)}
+    assert rows | {"prices"} == {field.name for field in dataclasses.fields(BrokerSettings)}
     prices = {setting.field for setting in TABLE if setting.part is Part.PRICE}
-    assert prices == {one.name for one in dataclasses.fields(PriceTable)}
+    assert prices == {field.name for field in dataclasses.fields(PriceTable)}
 
 
-def test_prices_are_dollars(tmp_path):
+def test_prices_are_parsed_as_dollars(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[price]\nput.per.1000 = 0.01\nstored.per.gb.month = 1\n")
     prices = settings.load(DATA | {"price.get.per.1000": "0.0005"}, {}, file).broker.prices
@@ -76,11 +76,13 @@ def test_prices_are_dollars(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["file:///srv/bucket", "memory://bucket"])
-def test_a_store_on_this_machine_costs_what_was_told_and_else_nothing(url):
-    untold = settings.load(DATA | {"store": url}, {}, None).broker.prices
-    assert set(dataclasses.astuple(untold)) == {0.0}
-    told = settings.load(DATA | {"store": url, "price.put.per.1000": "2"}, {}, None).broker.prices
-    assert told == dataclasses.replace(untold, put_per_1000=2.0)
+def test_a_local_store_costs_nothing_by_default(url):
+    default = settings.load(DATA | {"store": url}, {}, None).broker.prices
+    assert set(dataclasses.astuple(default)) == {0.0}
+    configured = settings.load(
+        DATA | {"store": url, "price.put.per.1000": "2"}, {}, None
+    ).broker.prices
+    assert configured == dataclasses.replace(default, put_per_1000=2.0)
     s3 = settings.load(DATA | {"store": "s3://bucket/prefix"}, {}, None).broker.prices
     assert s3 == PriceTable()
 
@@ -95,13 +97,13 @@ def test_a_store_on_this_machine_costs_what_was_told_and_else_nothing(url):
         ("retention.check.interval.ms", "500ms", 500),
     ],
 )
-def test_sizes_and_times_are_read_as_people_write_them(name, raw, value):
+def test_sizes_and_durations_may_have_units(name, raw, value):
     loaded = settings.load(DATA | {name: raw}, {}, None)
     assert getattr(loaded.broker, name.replace(".", "_")) == value
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({}, "--data-dir"),
         (DATA | {"cache.bytes": "-1"}, "cache.bytes must be between 0"),
@@ -112,8 +114,8 @@ def test_sizes_and_times_are_read_as_people_write_them(name, raw, value):
         (DATA | {"listen": "example.org:80"}, "insecure-no-auth"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(flags, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_an_invalid_value_is_refused_by_name(flags, message):
+    with pytest.raises(ConfigurationError, match=message):
         settings.load(flags, {}, None)
 
 
@@ -129,13 +131,13 @@ def test_unknown_names_are_refused(tmp_path):
         settings.load(DATA, {}, file)
 
 
-def test_an_open_address_is_taken_when_one_insists():
+def test_a_public_address_is_allowed_with_insecure_no_auth():
     flags = DATA | {"listen": "[::]:9", "insecure.no.auth": True}
     loaded = settings.load(flags, {}, None)
     assert (loaded.host, loaded.port, loaded.http.check_host) == ("::", 9, False)
 
 
-def test_an_open_address_is_taken_where_there_are_tokens(tmp_path):
+def test_a_public_address_is_allowed_with_tokens(tmp_path):
     flags = {"data.dir": tmp_path, "listen": "0.0.0.0:9"}
     with pytest.raises(ConfigurationError, match="tierlog token create"):
         settings.load(flags, {}, None)
@@ -147,7 +149,7 @@ def test_an_open_address_is_taken_where_there_are_tokens(tmp_path):
     assert not settings.load({"data.dir": tmp_path}, {}, None).http.tokens_required
 
 
-def test_a_tokens_file_that_is_named_must_be_there(tmp_path):
+def test_a_configured_tokens_file_must_exist(tmp_path):
     other = tmp_path / "other.json"
     flags = DATA | {"tokens.file": str(other)}
     with pytest.raises(ConfigurationError, match=r"other\.json"):
@@ -156,13 +158,13 @@ def test_a_tokens_file_that_is_named_must_be_there(tmp_path):
     assert settings.load(flags, {}, None).http.tokens_file == other
 
 
-def test_names_flags_and_variables_are_unique():
+def test_setting_names_and_flags_are_unique():
     assert len({setting.name for setting in TABLE}) == len(TABLE)
     assert len({setting.flag_name for setting in TABLE}) == len(TABLE)
     assert all(setting.kind is not Kind.SECONDS for setting in TABLE)
 
 
-def test_the_file_is_utf_8_whatever_the_locale_says(tmp_path):
+def test_the_file_is_utf_8_in_any_locale(tmp_path):
     file = tmp_path / "t.toml"
     file.write_bytes('data.dir = "Müller"'.encode())
     code = """

@@ -1,4 +1,4 @@
-"""What a command on Spark asks of the session that it starts."""
+"""The configuration of the session that a Spark command starts."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,26 +10,26 @@ from tierlog.cli.spark_options import job
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def session_config(monkeypatch):
     pytest.importorskip("pyspark")
-    asked = {}
+    session_config = {}
 
     @contextmanager
     def job_session(name, *, master, config):
-        asked.update(config)
+        session_config.update(config)
         yield
 
     monkeypatch.setattr("spark_reader.jobs.session.job_session", job_session)
-    return asked
+    return session_config
 
 
-def test_sparks_log_goes_nowhere(asked):
+def test_sparks_log_is_discarded_by_default(session_config):
     with job("tierlog stats", master=None, conf=None):
-        option, file = asked["spark.driver.extraJavaOptions"].split("=")
+        option, file = session_config["spark.driver.extraJavaOptions"].split("=")
     assert option == "-Dlog4j2.configurationFile"
     assert "Null" in Path(url2pathname(file.removeprefix("file://"))).read_text()
 
 
-def test_who_asks_for_sparks_log_gets_it(asked):
+def test_a_log_level_in_conf_keeps_sparks_log(session_config):
     with job("tierlog stats", master=None, conf=["spark.log.level=WARN"]):
-        assert asked == {"spark.log.level": "WARN"}
+        assert session_config == {"spark.log.level": "WARN"}

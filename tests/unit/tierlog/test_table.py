@@ -4,7 +4,7 @@ COLUMNS = ("topic", "high watermark", "size")
 ROWS = [("orders", 117_014, "79.1 KiB"), ("a", None, "0 B")]
 
 
-def test_numbers_stand_to_the_right_and_nothing_trails() -> None:
+def test_numbers_are_right_aligned_without_trailing_blanks() -> None:
     assert lay_out(COLUMNS, ROWS, width=80) == (
         ["topic   high watermark  size"],
         [
@@ -14,7 +14,7 @@ def test_numbers_stand_to_the_right_and_nothing_trails() -> None:
     )
 
 
-def test_a_narrow_window_wraps_headings_and_cuts_nothing() -> None:
+def test_a_narrow_window_wraps_headings_first() -> None:
     narrow = lay_out(COLUMNS, ROWS, width=30)
     assert narrow == (
         [
@@ -28,7 +28,7 @@ def test_a_narrow_window_wraps_headings_and_cuts_nothing() -> None:
     )
 
 
-def test_text_folds_at_its_seams_where_headings_were_not_enough() -> None:
+def test_text_wraps_at_separators_if_headings_are_not_enough() -> None:
     rows = [("orders-of-the-year.2026", 117_014, "2026-11-25T20:49:41Z", "79.1 KiB")]
     assert lay_out(("topic", "end", "to", "size"), rows, width=43) == (
         ["topic          end  to           size"],
@@ -40,13 +40,13 @@ def test_text_folds_at_its_seams_where_headings_were_not_enough() -> None:
     )
 
 
-def test_an_id_without_a_seam_is_broken_and_whole() -> None:
+def test_text_without_separators_is_wrapped_completely() -> None:
     rows = lay_out(("topic", "id"), [("a", "x" * 70)], width=40).rows
     assert max(map(len, rows)) <= 40
     assert "".join(row.removeprefix("a").strip() for row in rows) == "x" * 70
 
 
-def test_what_fits_no_table_is_names_and_values() -> None:
+def test_rows_too_wide_for_a_table_are_lists_of_names_and_values() -> None:
     assert lay_out(("high watermark", "log end"), [(10**15, 10**15), (1, 2)], width=32) == (
         [],
         [
@@ -66,10 +66,10 @@ def test_wide_characters_take_two_columns() -> None:
     ]
 
 
-def test_members_have_no_heading_and_no_rows_are_no_table() -> None:
+def test_members_have_no_heading_and_no_rows_give_only_the_heading() -> None:
     assert lay_out(("", ""), [("store", "s3://bucket")], width=80) == ([], ["store  s3://bucket"])
     assert lay_out(("group", "lag"), [], width=80) == (["group  lag"], [])
 
 
-def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
+def test_control_characters_and_markup_are_escaped() -> None:
     assert cell("\x1b[31mred\x1b[0m [bold]\n") == "\\x1b[31mred\\x1b[0m [bold]\\n"

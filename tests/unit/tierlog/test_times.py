@@ -1,4 +1,4 @@
-"""Times as the client takes them: text as the broker reads it."""
+"""The client parses times like the broker."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tierlog.client.times import to_ms
         "2016-12-31 15:59:60.5-08:00",
     ],
 )
-def test_the_client_reads_a_time_as_the_broker_does(text):
+def test_the_client_parses_times_like_the_broker(text):
     assert to_ms(text) == parse_time(text)
 
 
@@ -32,6 +32,6 @@ def test_the_client_reads_a_time_as_the_broker_does(text):
         "9999-12-31T23:59:60Z",
     ],
 )
-def test_a_leap_second_ends_a_day_of_utc(text):
+def test_a_leap_second_is_accepted_only_at_the_end_of_a_utc_day(text):
     with pytest.raises(InvalidRequest):
         to_ms(text)

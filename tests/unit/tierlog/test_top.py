@@ -1,4 +1,4 @@
-"""`tierlog top`: rates out of two readings of /metrics."""
+"""`tierlog top`: rates from two samples of /metrics."""
 
 import httpx
 import pytest
@@ -49,7 +49,7 @@ def between(before: str, now: str):
     return load_between(read(before, at_s=10.0), read(now, at_s=12.0))
 
 
-def test_rates_are_differences_over_time():
+def test_rates_are_differences_divided_by_time():
     load = between(BEFORE, NOW)
     assert load.produced_records_per_s == 200
     assert (load.hot_fetched_bytes_per_s, load.cold_fetched_bytes_per_s) == (100, 25)
@@ -61,11 +61,11 @@ def test_rates_are_differences_over_time():
     assert (new.topic, new.offsets_per_s) == ("new", 0)
 
 
-def test_a_counter_that_fell_counts_from_zero():
+def test_a_reset_counter_counts_from_zero():
     assert between(NOW, BEFORE).produced_records_per_s == 500
 
 
-def test_what_is_wrong_stands_in_the_picture():
+def test_problems_are_shown():
     console = Console(width=120, record=True)
     console.print(picture(between(BEFORE, NOW), rows=1))
     shown = console.export_text()
@@ -74,19 +74,19 @@ def test_what_is_wrong_stands_in_the_picture():
     assert "1 more not shown" in shown
 
 
-def test_a_page_of_something_else_is_no_reading():
+def test_a_page_of_another_server_is_refused():
     with pytest.raises(UnexpectedAnswer, match="is that a tierlog broker"):
         read("<html>{not even} close</html>", at_s=0.0)
 
 
-def test_a_restart_of_the_broker_is_waited_for():
-    looks = [BEFORE, None, NOW]
+def test_top_waits_for_a_restarting_broker():
+    pages = [BEFORE, None, NOW]
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if (text := looks.pop(0)) is None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if (text := pages.pop(0)) is None:
             raise httpx.ConnectError("refused", request=request)
         return httpx.Response(200, text=text)
 
-    with Client(retries=NO_RETRIES, transport=httpx.MockTransport(answer)) as client:
+    with Client(retries=NO_RETRIES, transport=httpx.MockTransport(respond)) as client:
         (load,) = _loads(client, every=0.0, looks=1)
     assert load.topics
