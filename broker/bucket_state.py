@@ -34,7 +34,7 @@ OwnerEpochs = frozenset[tuple[str, int]]
 
 
 def has_bucket(data_dir: Path) -> bool:
-    """Whether the data folder has ever seen a manifest in a bucket."""
+    """Whether the data folder has recorded a manifest of any partition."""
     return any((data_dir / "tierlog" / "manifests").glob("*.json"))
 
 

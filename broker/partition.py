@@ -178,7 +178,7 @@ class Partition:
         if committed and offset < now.local_log_start_offset:
             return None  # the aborted transactions are in the bucket's indexes
         try:
-            return self._read(offset, now, max_bytes=max_bytes, committed=committed, waits=False)
+            return self._read(offset, now, max_bytes=max_bytes, committed=committed, blocking=False)
         except BlockingIOError:
             return None
         except OffsetTrimmed:
@@ -190,19 +190,19 @@ class Partition:
             raise
 
     def _read(
-        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, waits: bool = True
+        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, blocking: bool = True
     ) -> Fetched:
-        """Raises BlockingIOError if it would have to wait and `waits` is False."""
+        """Raises BlockingIOError if it would have to wait and `blocking` is False."""
         self.check_leadership()
         generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices, next_offset, tier, hot_offset = self._read_tiers(
-            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, waits=waits
+            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, blocking=blocking
         )
         aborted: tuple[AbortedTxn, ...] = ()
         if committed and slices:
-            aborted = self._aborted(offset, next_offset, now, waits=waits)
+            aborted = self._aborted(offset, next_offset, now, blocking=blocking)
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
         if self.is_deleted:  # files found by name may belong to the next topic of that name
@@ -223,7 +223,7 @@ class Partition:
         )
 
     def _read_tiers(
-        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, waits: bool
+        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, blocking: bool
     ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
         """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
         slices: tuple[FileSlice, ...] = ()
@@ -231,14 +231,16 @@ class Partition:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, waits=waits)
+            cold = self._read_cold(
+                offset, max_bytes=max_bytes, end_offset=cold_end, blocking=blocking
+            )
             slices, next_offset = cold.slices, cold.next_offset
         hot_has_more = now.local_log_start_offset <= next_offset < end_offset
         if hot_has_more:
             max_bytes -= sum([piece.size_bytes for piece in slices])
         if hot_has_more and (max_bytes > 0 or not slices):
             hot = self.log.read(
-                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=waits
+                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=blocking
             )
             # The hot tier returns at least one batch, whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
@@ -246,13 +248,15 @@ class Partition:
                 slices, next_offset = slices + hot.slices, hot.next_offset
         return slices, next_offset, tier, hot_offset
 
-    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, waits: bool) -> TierRead:
+    def _read_cold(
+        self, offset: int, *, max_bytes: int, end_offset: int, blocking: bool
+    ) -> TierRead:
         if self.cold is not None:
-            read = self.cold.read if waits else self.cold.try_read
+            read = self.cold.read if blocking else self.cold.try_read
             cold = read(offset, max_bytes=max_bytes, end_offset=end_offset)
             if cold is not None and (cold.slices or cold.next_offset > offset):
                 return cold
-        if not waits:
+        if not blocking:
             raise BlockingIOError(errno.EAGAIN, "not all of it is cached")
         _check_range(offset, self.offsets())
         raise CorruptDataError(
@@ -266,14 +270,14 @@ class Partition:
         return self.log.sealed.swap_sequence, self.log.first_local_offset
 
     def _aborted(
-        self, offset: int, next_offset: int, now: Offsets, *, waits: bool
+        self, offset: int, next_offset: int, now: Offsets, *, blocking: bool
     ) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with records in [offset, next_offset), in either tier."""
         found: list[AbortedTxn] = []
         if offset < now.local_log_start_offset and self.cold is not None:
             found += self.cold.aborted_transactions(offset, next_offset)
         # Even if the read ended in the cold tier: the marker may have been written much later.
-        found += self.log.aborted_transactions(offset, next_offset, blocking=waits)
+        found += self.log.aborted_transactions(offset, next_offset, blocking=blocking)
         return tuple(dict.fromkeys(found))
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:

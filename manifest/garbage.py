@@ -125,7 +125,7 @@ class Collector:
         self._manifests = manifests
         self._pins = pins
         self._policy = policy
-        self._is_under_way = is_uploading
+        self._is_base_uploading = is_uploading
 
     def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
         """What would be deleted now; changes nothing. `manifest` is the one in force."""
@@ -156,7 +156,7 @@ class Collector:
 
     def _is_uploading(self, key: str) -> bool:
         base_offset = base_offset_of(key)
-        return base_offset is not None and self._is_under_way(base_offset)
+        return base_offset is not None and self._is_base_uploading(base_offset)
 
     def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
         found = []

@@ -261,9 +261,8 @@ class ManifestStore:
             for _ in range(COMMIT_ATTEMPTS):
                 before = self.load(at_least=at_least)
                 if before is not None and before.nonce == self._sent:
-                    return (
-                        before  # our PUT succeeded after all, although reading it back had failed
-                    )
+                    # Our PUT succeeded after all, although reading it back had failed.
+                    return before
                 if before is None:
                     self.check_never_existed()
                     after = create(self.keys, claim=claim, log_start_offset=log_start_offset)
@@ -302,13 +301,13 @@ class ManifestStore:
             return False
         if in_force.version - seen.version <= UNRECORDED_COMMITS_MAX:
             return False
-        unnoted = 1  # the one in force
+        unrecorded = 1  # the one in force
         for version in range(in_force.version - 1, seen.version, -1):
             is_same_claim = self._is_same_claim(version, in_force)
             if is_same_claim is False:
                 return False
-            unnoted += is_same_claim is True
-            if unnoted > UNRECORDED_COMMITS_MAX:
+            unrecorded += is_same_claim is True
+            if unrecorded > UNRECORDED_COMMITS_MAX:
                 return True
         return False
 
@@ -405,9 +404,8 @@ class ManifestStore:
                 f"is in force, not {base.leader_epoch} of {base.owner}: another data folder "
                 f"took the partition over; {TAKE_OVER}"
             )
-        return (
-            base if current == base else current
-        )  # the same object: versions above it may be void
+        # The same object if nothing is newer: there may be void versions above `base`.
+        return base if current == base else current
 
     def _is_fresh(self, base: Manifest) -> bool:
         """Whether `base` was the newest within half of the version retention, by both clocks."""

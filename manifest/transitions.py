@@ -333,7 +333,7 @@ def merge_pages(
 
 
 def record_gap(manifest: Manifest, *, end_offset: int) -> Manifest:
-    """Record that a restore skips the offsets from the end of the cold tier to `end_offset`."""
+    """Record that no offset from the end of the cold tier to `end_offset` has a record."""
     require(manifest)
     if end_offset <= manifest.end_offset:
         raise InvalidTransition(

@@ -90,7 +90,7 @@ class Copier:
         store_is_reachable: Callable[[], bool],
     ) -> None:
         self._partitions, self._holes = partitions, holes
-        self._store_answers = store_is_reachable
+        self._store_is_reachable = store_is_reachable
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -193,7 +193,7 @@ class Copier:
     def _is_store_down(self) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""
         try:
-            return not self._store_answers()
+            return not self._store_is_reachable()
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 

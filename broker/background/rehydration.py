@@ -69,7 +69,7 @@ class Rehydrator:
     ) -> bool:
         if entry.next_offset > partition.log.first_local_offset:
             raise CorruptDataError(
-                f"ends in offset {entry.last_offset}, but the local log begins at "
+                f"ends at offset {entry.last_offset}, but the local log begins at "
                 f"{partition.log.first_local_offset}",
                 file=entry.log_key,
             )

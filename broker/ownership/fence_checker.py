@@ -53,7 +53,9 @@ def _check(partitions: Iterable[Partition], *, threads: int, timeout_s: float = 
             while time.monotonic() <= deadline and _check_one(waiting.get_nowait()):
                 pass
 
-    workers = [Thread(target=check_waiting, name="fences", daemon=True) for _ in range(threads)]
+    workers = [
+        Thread(target=check_waiting, name="fence-checker", daemon=True) for _ in range(threads)
+    ]
     for thread in workers:
         thread.start()
     for thread in workers:

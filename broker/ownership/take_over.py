@@ -177,8 +177,7 @@ class TakeOver:
         opened.close()
         recovery_point = opened.log_end_offset
         if plan.diverged_from is not None:
-            split = self._set_aside(folder, plan.diverged_from, epoch)
-            recovery_point = min(recovery_point, split)
+            recovery_point = min(recovery_point, self._set_aside(folder, plan.diverged_from, epoch))
         if plan.start_at is not None:
             snapshot = self._cold.producers_at_end(self.manifest)
             closed_log.replace_with_empty(folder, plan.start_at, snapshot=snapshot)
@@ -198,8 +197,8 @@ class TakeOver:
         return opened
 
     def _set_aside(self, folder: Path, offset: int, epoch: int) -> int:
-        """Move the records from `offset` on out of the partition; the offset of the split."""
-        split = closed_log.split_at(folder, offset)
+        """Move the records from `offset` on out of the partition; the rest's recovery point."""
+        recovery_point = closed_log.split_at(folder, offset)
         target = _folder_for(folder, epoch)
         closed_log.move_segments(folder, offset, target)
         log.warning(
@@ -209,7 +208,7 @@ class TakeOver:
             offset=offset,
             folder=str(target),
         )
-        return split
+        return recovery_point
 
     def next_offset(self, opened: PartitionLog) -> int:
         """The first offset to be assigned after the claim."""

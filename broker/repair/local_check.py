@@ -82,7 +82,7 @@ def _check_borders(
             found.add(kind, detail, file=str(left.path), base_offset=left.base_offset)
     local_start, covered = views[0].base_offset, partition.log.log_start_offset
     if partition.cold is not None:
-        # The latest: segments that left the disk since `manifest` was loaded were uploaded later.
+        # The latest one: it has every segment that left the disk since `manifest` was loaded.
         manifest = partition.cold.manifest or manifest
     if manifest is not None:
         covered = max(manifest.end_offset, covered)

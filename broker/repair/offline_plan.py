@@ -43,7 +43,7 @@ def plan_repair(
     Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
     """
     data_dir = settings.data_dir
-    with closing(store) if store else nullcontext(), stand_in(data_dir, topic) as place:
+    with closing(store) if store else nullcontext(), overlay(data_dir, topic) as place:
         if store is not None:
             _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
         broker = Broker.open_idle(
@@ -85,7 +85,7 @@ class ReadOnlyStore:
 
 
 @contextmanager
-def stand_in(data_dir: Path, topic: str) -> Iterator[Path]:
+def overlay(data_dir: Path, topic: str) -> Iterator[Path]:
     """A temporary folder to open in place of `data_dir`, with only that topic. Raises
     ConfigurationError if a broker has the folder open, or a take-over has begun.
     """
