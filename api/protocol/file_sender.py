@@ -35,7 +35,6 @@ class FileSender:
         "_scheduler",
         "_sock",
         "_threads",
-        "_turn",
         "_turn_bytes",
         "_watching",
     )

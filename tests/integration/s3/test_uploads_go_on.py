@@ -156,8 +156,8 @@ def test_a_killed_broker_goes_on_with_its_upload(broker, line, s3, options, pref
     (note,) = (broker.root / "data" / "tierlog" / "uploads").iterdir()
     left = json.loads(note.read_bytes())
     with closing(S3Store(s3["BUCKET"], prefix, options)) as store:
-        at = store._at(left["log_key"])
-        parts = store._client.list_parts(**at, UploadId=left["upload_id"])["Parts"]
+        target = store._target(left["log_key"])
+        parts = store._client.list_parts(**target, UploadId=left["upload_id"])["Parts"]
         stored = {part["PartNumber"] for part in parts}
     line.mend()
     line.see = second = SeenParts(last=-1, then=line.cut)
