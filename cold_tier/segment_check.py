@@ -4,8 +4,8 @@
 |---------|------------------------------------|----------------------------------------------|
 | shallow | HEAD of both, the `.indexes` whole | sizes, the store's own CRC-32C; CRC-32C and  |
 |         |                                    | sections of the `.indexes`                   |
-| deep    | every byte of the `.log` too       | CRC of each chunk and batch, and of the whole|
-|         |                                    | offsets, counts and times of each chunk      |
+| deep    | every byte of the `.log` too       | CRC-32C of each batch, each chunk and the    |
+|         |                                    | whole; each chunk's offsets, counts, times   |
 
 * Every discrepancy becomes a problem, and the check continues with what can still be checked. Only
   errors that are not findings are raised: a store that does not respond.

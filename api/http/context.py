@@ -4,7 +4,7 @@
   `read_cold` for those that may wait for the bucket, `write` for writes to disk (topics, groups),
   `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute` for
   decoding and encoding large bodies. Each has its own threads, so that a bucket that does not
-  answer blocks neither local reads nor `/metrics`.
+  respond blocks neither local reads nor `/metrics`.
 * Everything else here is used only on the event loop and needs no lock.
 """
 

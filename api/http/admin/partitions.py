@@ -67,7 +67,7 @@ _TRIM: Final = msgspec.json.Decoder(Trim)
 async def get_offsets(context: Context, exchange: Exchange) -> Response:
     query = strict_json.parse_query(exchange.scope["query_string"], OffsetsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    partition.check_leadership()  # else the ends told are those from before it was taken over
+    partition.check_leadership()  # once taken over, this log is out of date
     if isinstance(query.timestamp, UnsetType):
         return json_response(OffsetsState(**partition.offsets()._asdict()))
     timestamp = parse_timestamp(query.timestamp, loc="timestamp")

@@ -1,8 +1,8 @@
-"""`POST /v1/fetch`: many partitions in wanted long poll.
+"""`POST /v1/fetch`: many partitions in one long poll.
 
-* A partition that fails has its problem in its fetch; the others are unaffected.
-* A request waits once, not per partition, for a store that does not answer or for room in the chunk
-  cache: after that, partitions that need the store fail like the first.
+* A partition that cannot be read has its problem in its place; the others are unaffected.
+* A request waits once, not per partition, for a store that does not respond or for space in the
+  chunk cache: after that, partitions that need the store fail like the first.
 * A partition requested without an offset and trimmed meanwhile is read from its new start.
 * The request's `max_bytes` is spent in the order of the partitions, both on what is read from the
   log and on the records in the response: a partition for which nothing is left gets no records, at
