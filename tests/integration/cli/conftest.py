@@ -1,4 +1,4 @@
-"""One broker for a module's tests, and the program that speaks to it."""
+"""One broker per module, and the program as its client."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.fakes.command_line import Program, RunningBroker
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """`tierlog dev` on any port."""
+    """`tierlog dev` on a free port."""
     folder = tmp_path_factory.mktemp("dev")
     running = RunningBroker("dev", "--port", "0", cwd=folder)
     running.folder = folder

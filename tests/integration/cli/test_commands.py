@@ -23,15 +23,15 @@ def lines_of(output: bytes) -> list[bytes]:
     return output.splitlines()
 
 
-HALF = b'{"value": 1}\n{"val'  # an input of which one record can be taken
+HALF = b'{"value": 1}\n{"val'  # one valid record, then a truncated one
 
 
 def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
-    made = json.loads(tierlog.ok("topic", "create", "t1", "--partitions", "2"))
-    assert [one["partition"] for one in made["partitions"]] == [0, 1]
+    created = json.loads(tierlog.ok("topic", "create", "t1", "--partitions", "2"))
+    assert [partition["partition"] for partition in created["partitions"]] == [0, 1]
     listed = json.loads(tierlog.ok("topic", "list", "--prefix", "t1"))
     assert listed["topics"] == [
-        {"name": "t1", "topic_id": made["topic_id"], "partitions": 2, "config": {}}
+        {"name": "t1", "topic_id": created["topic_id"], "partitions": 2, "config": {}}
     ]
     altered = json.loads(tierlog.ok("topic", "alter", "t1", "--config", "retention.ms=5000000"))
     assert altered["config"] == {"retention.ms": 5000000}
@@ -41,19 +41,21 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
         len(json.loads(tierlog.ok("topic", "alter", "t1", "--partitions", "3"))["partitions"]) == 3
     )
     tierlog.ok("topic", "alter", "t1", "--config", "remote.storage.enable=false")
-    for shown in (("list",), ("describe", "t1")):
-        assert b"false" in tierlog.ok("topic", *shown, "--output", "text"), "as --config takes it"
+    for command in (("list",), ("describe", "t1")):
+        assert b"false" in tierlog.ok("topic", *command, "--output", "text"), (
+            "spelled as --config takes it"
+        )
     assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
     assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
-    code, said = tierlog.asked("n", "topic", "delete", "t1")
-    assert (code, "nothing was deleted" in said) == (1, True)
-    assert "this deletes all records of t1, hot and cold. Continue? [y/N]" in said
+    code, shown = tierlog.asked("n", "topic", "delete", "t1")
+    assert (code, "nothing was deleted" in shown) == (1, True)
+    assert "this deletes all records of t1, hot and cold. Continue? [y/N]" in shown
     tierlog.ok("topic", "describe", "t1")
     assert tierlog.asked("y", "topic", "delete", "t1")[0] == 0
     assert "no topic 't1'" in tierlog.fails(1, "topic", "describe", "t1")
 
 
-def test_lines_come_back_as_they_were_also_bytes_that_are_no_text(tierlog):
+def test_lines_round_trip_including_invalid_utf8(tierlog):
     tierlog.ok("topic", "create", "lines")
     sent = [b"one", b"", b"\xff\xfe", "zwölf".encode()]
     report = json.loads(tierlog.ok("produce", "lines", stdin=b"\n".join(sent) + b"\n"))
@@ -62,7 +64,7 @@ def test_lines_come_back_as_they_were_also_bytes_that_are_no_text(tierlog):
     shown = [
         json.loads(line) for line in lines_of(tierlog.ok("consume", "lines", "--format", "json"))
     ]
-    assert [one.get("value") for one in shown] == ["one", "", None, "zwölf"]
+    assert [record.get("value") for record in shown] == ["one", "", None, "zwölf"]
     assert shown[2]["value_base64"] == "//4="
     assert lines_of(tierlog.ok("consume", "lines", "--offset", "1", "-n", "2")) == sent[1:3]
 
@@ -81,13 +83,13 @@ def test_keys_decide_the_partition(tierlog):
         "b": ["2", "4"],
     }
     assert all(len({p for p, _ in found}) == 1 for found in by_key.values())
-    said = tierlog.fails(1, "produce", "keyed", "--key-separator", ":", stdin=b"nothing\n")
-    assert "line 1" in said
+    error = tierlog.fails(1, "produce", "keyed", "--key-separator", ":", stdin=b"nothing\n")
+    assert "line 1" in error
 
 
-def test_formats_are_read_as_what_they_are(tierlog, tmp_path):
+def test_csv_ndjson_and_envelope_inputs_become_records(tierlog, tmp_path):
     tierlog.ok("topic", "create", "formats")
-    # With the mark that spreadsheets begin a file with.
+    # With a byte order mark, as spreadsheets write.
     (tmp_path / "rows.csv").write_text("name,city\nanna,Köln\nben,\n", "utf-8-sig")
     tierlog.ok("produce", "formats", tmp_path / "rows.csv")
     tierlog.ok("produce", "formats", "--format", "ndjson", stdin=b'{"a": 1.50}\n\n[1,\t2]\n')
@@ -109,29 +111,29 @@ def test_formats_are_read_as_what_they_are(tierlog, tmp_path):
     last = json.loads(tierlog.ok("consume", "formats", "--offset", "4", "--format", "json"))
     assert (last["key"], last["timestamp"]) == ("k", 1704067200000)
     assert last["headers"] == [{"name": "h", "value": "x"}]
-    said = tierlog.fails(1, "produce", "formats", "--format", "ndjson", stdin=b"{}\n{broken\n")
-    assert "line 2" in said
+    error = tierlog.fails(1, "produce", "formats", "--format", "ndjson", stdin=b"{}\n{broken\n")
+    assert "line 2" in error
 
 
-def test_rows_of_csv_are_taken_as_others_write_them(tierlog):
+def test_csv_from_pandas_and_windows_is_accepted(tierlog):
     def produce(text: str):
         return ("produce", "csv", "--format", "csv"), {"stdin": text.encode()}
 
     tierlog.ok("topic", "create", "csv")
     large = "x" * 200_000
-    # pandas writes its index as a column without a name; Windows ends lines in its own way.
-    arguments, given = produce(f",a\r\n0,{large}\r\n")
-    tierlog.ok(*arguments, **given)
+    # pandas writes its index as an unnamed column; Windows ends lines with CR LF.
+    arguments, kwargs = produce(f",a\r\n0,{large}\r\n")
+    tierlog.ok(*arguments, **kwargs)
     assert lines_of(tierlog.ok("consume", "csv")) == [f'{{"":"0","a":"{large}"}}'.encode()]
-    for text, said in (
+    for text, expected in (
         ("a,b,a\n1,2,3\n", "more than one column is named 'a'"),
         (",a\n1,2,3\n", "line 2: more cells than the first row has columns"),
     ):
-        arguments, given = produce(text)
-        assert said in tierlog.fails(1, *arguments, **given)
+        arguments, kwargs = produce(text)
+        assert expected in tierlog.fails(1, *arguments, **kwargs)
 
 
-def test_a_column_is_the_key_too(tierlog, tmp_path):
+def test_key_column_sets_the_key(tierlog, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "rows.csv").write_text("city,n\nKöln,1\n,2\n")
@@ -141,7 +143,7 @@ def test_a_column_is_the_key_too(tierlog, tmp_path):
     for file, column in (("csv", "city"), ("parquet", "n"), ("parquet", "b")):
         tierlog.ok("produce", "columns", tmp_path / f"rows.{file}", "--key-column", column)
     found = tierlog.ok("consume", "columns", "--format", "json").splitlines()
-    keys = [(one.get("key"), one.get("key_base64")) for one in map(json.loads, found)]
+    keys = [(record.get("key"), record.get("key_base64")) for record in map(json.loads, found)]
     assert [key for key, _ in keys] == ["Köln", None, "7", None, None, "x"]
     assert keys[4][1] == "/w=="
     parquet = (tmp_path / "rows.parquet", "--key-column")
@@ -163,7 +165,7 @@ def test_parquet_rows_become_json(tierlog, tmp_path):
     assert values == [{"n": 1, "x": 0.5, "s": "a"}, {"n": 2, "x": None, "s": None}]
 
 
-def test_times_of_parquet_are_told_alike_and_those_of_no_calendar_in_one_line(tierlog, tmp_path):
+def test_parquet_timestamps_become_iso_8601_or_a_one_line_error(tierlog, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     tierlog.ok("topic", "create", "times")
@@ -174,31 +176,31 @@ def test_times_of_parquet_are_told_alike_and_those_of_no_calendar_in_one_line(ti
     assert {datetime.fromisoformat(text) for text in row.values()} == {
         datetime(1970, 1, 1, tzinfo=UTC)
     }
-    assert all("T" in text for text in row.values()), "also by pandas, where that is there"
+    assert all("T" in text for text in row.values()), "with pandas installed as well"
     pq.write_table(
         pa.table({"t": pa.array([10**18], pa.timestamp("ms"))}), tmp_path / "far.parquet"
     )
-    said = tierlog.fails(1, "produce", "times", tmp_path / "far.parquet")
-    assert "far.parquet: " in said
+    error = tierlog.fails(1, "produce", "times", tmp_path / "far.parquet")
+    assert "far.parquet: " in error
     mars = pa.table({"t": pa.array([0], pa.timestamp("us", "Mars/Olympus"))})
     pq.write_table(mars, tmp_path / "mars.parquet")
-    said = tierlog.fails(1, "produce", "times", tmp_path / "mars.parquet")
-    assert "time zone" in said
-    assert "Mars/Olympus" in said
+    error = tierlog.fails(1, "produce", "times", tmp_path / "mars.parquet")
+    assert "time zone" in error
+    assert "Mars/Olympus" in error
 
 
-def test_batches_go_from_one_topic_to_another_as_they_are(tierlog):
+def test_batches_are_copied_between_topics_unchanged(tierlog):
     tierlog.ok("topic", "create", "from")
     tierlog.ok("topic", "create", "to")
     tierlog.ok("produce", "from", "--batch-records", "2", stdin=b"a\nb\nc\nd\ne\n")
     batches = tierlog.ok("consume", "from", "-p", "0", "--format", "batches")
     tierlog.ok("produce", "to", "-p", "0", "--format", "batches", stdin=batches)
     assert tierlog.ok("consume", "to", "-p", "0", "--format", "batches") == batches
-    cut = tierlog.run("produce", "to", "-p", "0", "--format", "batches", stdin=batches[:-1])
-    assert cut.returncode == 2
-    before, said = cut.stderr.decode().splitlines()
-    assert "before that: to: 4 records" in before
-    assert "the last batch" in said
+    truncated = tierlog.run("produce", "to", "-p", "0", "--format", "batches", stdin=batches[:-1])
+    assert truncated.returncode == 2
+    progress, error = truncated.stderr.decode().splitlines()
+    assert "before that: to: 4 records" in progress
+    assert "the last batch" in error
     assert "--partition" in tierlog.fails(2, "consume", "from", "--format", "batches")
 
 
@@ -206,8 +208,8 @@ def test_both_tiers_read_as_one(tierlog, broker):
     tierlog.ok("topic", "create", "tiers", *SMALL)
     sent = [b"record number %d" % number for number in range(5000)]
     tierlog.ok("produce", "tiers", "--batch-records", "1000", stdin=b"\n".join(sent))
-    done = json.loads(tierlog.ok("storage", "offload", "tiers"))
-    assert done["remaining_segments"] == 0
+    result = json.loads(tierlog.ok("storage", "offload", "tiers"))
+    assert result["remaining_segments"] == 0
     segments = json.loads(tierlog.ok("storage", "segments", "tiers"))["partitions"][0]["segments"]
     deadline = time.monotonic() + 30
     while segments[0]["tier"] != "cold":
@@ -221,22 +223,22 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert len(manifest["segments"]) == len([s for s in segments if s["tier"] != "hot"])
     report = json.loads(tierlog.ok("storage", "report"))
     assert report["cold_bytes"] > 0
-    asked = sum(use["requests"] for use in report["store_requests"])
-    assert (asked > 0, report["cost_dollars"]) == (True, 0), "a folder sends no bill"
+    requests = sum(use["requests"] for use in report["store_requests"])
+    assert (requests > 0, report["cost_dollars"]) == (True, 0), "a local store costs nothing"
     assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
     assert b"cold_bytes" in tierlog.ok("storage", "report", "--output", "text")
     assert b"version" in tierlog.ok("storage", "manifest", "tiers", "--output", "text")
-    compare_with_the_bucket_alone(tierlog, broker, segments, manifest)
+    compare_with_the_bucket(tierlog, broker, segments, manifest)
     folder = broker.folder / ".tierlog" / "data" / "tiers-0"
     assert tierlog.run("dump", folder, "--verify").returncode == 0
-    dump_the_bucket_s_objects(tierlog, folder, manifest["segments"][0])
+    dump_objects(tierlog, folder, manifest["segments"][0])
     shown = json.loads(
         tierlog.ok("storage", "segments", "tiers", "--cache", "--data-dir", folder.parent)
     )["partitions"][0]
     assert len(shown["segments"]) >= len(manifest["segments"])
     for segment, cached in zip(shown["segments"], shown["cached_bytes"], strict=True):
         assert cached is None or segment["tier"] != "cold", segment
-        assert cached is None or cached <= segment["size_bytes"], "as much as the kernel kept"
+        assert cached is None or cached <= segment["size_bytes"], "what the page cache holds of it"
     assert shown["cached_bytes"][-1] is not None, "the active segment is on the disk"
     assert "--data-dir" in tierlog.fails(2, "storage", "segments", "tiers", "--cache")
     assert "'--partition'" in tierlog.fails(2, "storage", "trim", "tiers", "--before", "100")
@@ -245,8 +247,8 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert lines_of(tierlog.ok("consume", "tiers", "-n", "1")) == [sent[100]]
 
 
-def dump_the_bucket_s_objects(tierlog, folder, segment):
-    """What the tool says of an object is what it says of the file that was uploaded."""
+def dump_objects(tierlog, folder, segment):
+    """An object is dumped like the local file that was uploaded."""
     url = Path(segment["object_key"]).as_uri()
     name = f"{segment['base_offset']:020d}"
     bundle = url.removesuffix("log") + "indexes"
@@ -259,14 +261,14 @@ def dump_the_bucket_s_objects(tierlog, folder, segment):
         if local.exists():
             assert tierlog.ok("dump", local).decode().partition("\n")[2] in indexes
     assert tierlog.run("dump", url, bundle, "--verify").returncode == 0
-    told = tierlog.ok("dump", url, bundle, "--batches-only", "--output", "json")
-    places = {json.loads(line)["file"] for line in lines_of(told)}
+    dumped = tierlog.ok("dump", url, bundle, "--batches-only", "--output", "json")
+    places = {json.loads(line)["file"] for line in lines_of(dumped)}
     assert places >= {url, f"{url[:-4]}.index", f"{url[:-4]}.timeindex"}
-    assert all(place.startswith(url[:-4]) for place in places), "told by where it lies"
+    assert all(place.startswith(url[:-4]) for place in places), "each names its object"
     assert "no such object" in tierlog.fails(1, "dump", url[:-5] + "x.log")
 
 
-def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
+def compare_with_the_bucket(tierlog, broker, segments, manifest):
     store = ("--store", (broker.folder / ".tierlog" / "bucket").as_uri())
     offline = json.loads(tierlog.ok("storage", "segments", "tiers", *store))
     members = ("base_offset", "last_offset", "size_bytes", "crc32c", "object_key")
@@ -274,17 +276,17 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
     assert [[s[m] for m in members] for s in offline["partitions"][0]["segments"]] == [
         [s[m] for m in members] for s in cold
     ]
-    alone = json.loads(tierlog.ok("storage", "manifest", "tiers", *store))
-    assert alone["version"] >= manifest["version"]
-    assert len(alone["segments"]) == len(manifest["segments"])
+    latest = json.loads(tierlog.ok("storage", "manifest", "tiers", *store))
+    assert latest["version"] >= manifest["version"]
+    assert len(latest["segments"]) == len(manifest["segments"])
     kept = json.loads(tierlog.ok("storage", "manifest", "tiers", "--history", *store))["versions"]
-    assert kept[-1]["version"] == alone["version"]
+    assert kept[-1]["version"] == latest["version"]
     versions = [str(kept[0]["version"]), str(kept[-1]["version"])]
-    for where in ((), store):
-        found = tierlog.ok("storage", "manifest", "tiers", "--diff", *versions, *where)
+    for source in ((), store):
+        found = tierlog.ok("storage", "manifest", "tiers", "--diff", *versions, *source)
         diff = json.loads(found)
-        assert diff["changed"]["version"] == [int(one) for one in versions]
-        assert diff["added"] == alone["segments"] if where else manifest["segments"]
+        assert diff["changed"]["version"] == [int(version) for version in versions]
+        assert diff["added"] == latest["segments"] if source else manifest["segments"]
         assert diff["removed"] == []
     text = tierlog.ok("storage", "manifest", "tiers", "--diff", *versions, "--output", "text")
     assert b"added" in text
@@ -292,14 +294,14 @@ def compare_with_the_bucket_alone(tierlog, broker, segments, manifest):
     assert "no manifest version 99" in tierlog.fails(
         1, "storage", "manifest", "tiers", "--diff", "1", "99"
     )
-    alone = Program("http://[is-not-asked")
-    near = alone.fails(1, "storage", "segments", "tires", *store)
-    assert near.startswith("tierlog: there is no topic 'tires' in file://"), near
+    unreachable = Program("http://[is-not-asked")
+    error = unreachable.fails(1, "storage", "segments", "tires", *store)
+    assert error.startswith("tierlog: there is no topic 'tires' in file://"), error
     assert "--store" in tierlog.fails(2, "storage", "manifest", "tiers", "--history")
     assert b"object key" in tierlog.ok("storage", "manifest", "tiers", *store, "--output", "text")
 
 
-def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
+def test_errors_are_one_line(tierlog, tmp_path):
     assert "no topic 'missing'; `tierlog topic list`" in tierlog.fails(1, "consume", "missing")
     assert "no topic 'missing'" in tierlog.fails(1, "produce", "missing", stdin=b"")
     assert "segment.bytes" in tierlog.fails(
@@ -308,7 +310,7 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "KEY=VALUE" in tierlog.fails(2, "topic", "create", "bad", "--config", "nothing")
     assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
-    thousands = "9" * 5000  # of digits, which Python refuses to read
+    thousands = "9" * 5000  # more digits than Python converts
     assert "--timestamp" in tierlog.fails(2, "consume", "missing", "--timestamp", thousands)
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", thousands)
     both = ("--offset", "1", "--timestamp", "1")
@@ -318,73 +320,75 @@ def test_what_is_wrong_is_said_in_one_line(tierlog, tmp_path):
     assert "did you mean 'retention.ms'?" in tierlog.fails(
         1, "topic", "create", "bad", "--config", "retention.mss=1"
     )
-    done = tierlog.run("produce", "short", "--format", "ndjson", "--batch-records", "1", stdin=HALF)
-    assert done.returncode == 1
-    assert "before that: short: 1 records (partition 0: 0 to 0)" in done.stderr.decode()
+    result = tierlog.run(
+        "produce", "short", "--format", "ndjson", "--batch-records", "1", stdin=HALF
+    )
+    assert result.returncode == 1
+    assert "before that: short: 1 records (partition 0: 0 to 0)" in result.stderr.decode()
     tierlog.ok("storage", "trim", "short", "-p", "0", "--before", "1")
     assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")
 
 
-def test_what_comes_in_slowly_is_not_held_until_it_is_much(tierlog):
+def test_slow_input_is_produced_without_waiting_for_more(tierlog):
     tierlog.ok("topic", "create", "slow")
-    with tierlog.begun("produce", "slow") as (given, ended):
-        given.write(b"one\nhalf a ")
+    with tierlog.begun("produce", "slow") as (stdin, finish):
+        stdin.write(b"one\nhalf a ")
         with Client(tierlog.server) as client:
             got = client.fetch("slow", 0, limits=Limits(wait_ms=30_000))
         assert [record.value for record in got.records] == [b"one"]
-        given.write(b"line\n")
-        assert ended().returncode == 0
+        stdin.write(b"line\n")
+        assert finish().returncode == 0
     assert lines_of(tierlog.ok("consume", "slow")) == [b"one", b"half a line"]
 
 
-def test_a_pipe_outlives_a_restart_of_the_broker(tmp_path):
+def test_produce_survives_a_broker_restart(tmp_path):
     process = BrokerProcess(tmp_path).start()
     tierlog = Program(process.url)
     tierlog.ok("topic", "create", "followed")
-    with tierlog.begun("produce", "followed") as (given, ended):
-        given.write(b"before\n")
+    with tierlog.begun("produce", "followed") as (stdin, finish):
+        stdin.write(b"before\n")
         with Client(process.url) as client:
             client.fetch("followed", 0, limits=Limits(wait_ms=30_000))
         assert process.stop() == 0
-        given.write(b"while it is down\n")
-        given.close()
+        stdin.write(b"while it is down\n")
+        stdin.close()
         process.start()
-        assert b'"records":2' in ended().stdout
+        assert b'"records":2' in finish().stdout
     assert lines_of(tierlog.ok("consume", "followed")) == [b"before", b"while it is down"]
     assert process.stop() == 0
 
 
-@pytest.mark.parametrize("shape", ["value", "json", "dump"])
-def test_records_give_a_terminal_no_orders(tierlog, broker, shape):
-    topic = f"orders-{shape}"
+@pytest.mark.parametrize("form", ["value", "json", "dump"])
+def test_control_characters_in_records_are_escaped_on_a_terminal(tierlog, broker, form):
+    topic = f"orders-{form}"
     tierlog.ok("topic", "create", topic)
     value = b"\x1b]0;title\x07 \xff \xc2\x9b31m zw\xc3\xb6lf\ttab"
     tierlog.ok("produce", topic, stdin=value)
-    ours, its = os.openpty()
-    arguments = ["consume", topic, "--format", shape]
-    if shape == "dump":
+    ours, theirs = os.openpty()
+    arguments = ["consume", topic, "--format", form]
+    if form == "dump":
         (log,) = (broker.folder / ".tierlog" / "data" / f"{topic}-0").glob("*.log")
         arguments = ["dump", str(log), "--print-data-log"]
-    program = Forked(arguments, stdout=its, stderr=its, env=tierlog.environment)
+    program = Forked(arguments, stdout=theirs, stderr=theirs, env=tierlog.environment)
     assert program.wait(30) == 0
-    os.close(its)
+    os.close(theirs)
     shown = os.read(ours, 10_000)
     os.close(ours)
-    assert shape == "json" or "zwölf".encode() in shown
+    assert form == "json" or "zwölf".encode() in shown
     assert not any(byte < 0x20 and byte not in b"\t\r\n" for byte in shown)
     assert b"\xc2\x9b" not in shown
-    if shape == "value":
+    if form == "value":
         assert shown == "\\x1b]0;title\\x07 \\xff \\x9b31m zwölf\ttab\r\n".encode()
-    assert lines_of(tierlog.ok("consume", topic)) == [value], "a pipe gets it as it is"
+    assert lines_of(tierlog.ok("consume", topic)) == [value], "a pipe gets the raw bytes"
 
 
-def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
+def test_a_refused_record_is_located_in_the_input(tierlog):
     tierlog.ok("topic", "create", "places")
     large = b"a\n" * 1500 + b"x" * 1_500_000
-    done = tierlog.run("produce", "places", stdin=large)
-    assert b"tierlog: record 1501 makes a batch of 1500074 bytes; max." in done.stderr
+    result = tierlog.run("produce", "places", stdin=large)
+    assert b"tierlog: record 1501 makes a batch of 1500074 bytes; max." in result.stderr
     envelope = ("produce", "places", "--format", "envelope")
-    for line, said in {
+    for line, expected in {
         b'{"partition": 7}': "line 3.partition: topic 'places' has no partition 7",
         b'{"value": "a", "value_base64": "YQ=="}': "line 3.value_base64: give value or",
         b'{"key": "a", "key_base64": "YQ=="}': "line 3.key_base64: give key or",
@@ -395,40 +399,40 @@ def test_a_record_that_is_refused_is_told_by_its_place_in_the_input(tierlog):
         b'{"value": \xff}': "line 3: the body is not UTF-8",
         b"{broken": "line 3: ",
     }.items():
-        assert said in tierlog.fails(1, *envelope, stdin=b"{}\n\n" + line), line
+        assert expected in tierlog.fails(1, *envelope, stdin=b"{}\n\n" + line), line
 
 
-def test_a_number_out_of_range_is_told_with_the_limit(tierlog):
+def test_an_invalid_number_is_reported_with_its_option(tierlog):
     for arguments in (
         ("produce", "t", "--batch-records", "1000001"),
         ("topic", "create", "t", "--partitions", "many"),
     ):
-        said = tierlog.fails(2, *arguments)
-        assert arguments[-2] in said
-        assert arguments[-1] in said
+        error = tierlog.fails(2, *arguments)
+        assert arguments[-2] in error
+        assert arguments[-1] in error
 
 
-def test_it_runs_without_standard_files(tierlog):
+def test_the_program_runs_with_standard_streams_closed(tierlog):
     command = f'"{sys.executable}" -m tierlog topic list <&- >&- 2>&-'
-    done = subprocess.run(["bash", "-c", command], env=tierlog.environment, check=False)
-    assert done.returncode == 0
+    result = subprocess.run(["bash", "-c", command], env=tierlog.environment, check=False)
+    assert result.returncode == 0
 
 
-def test_what_an_encoding_lacks_is_told_by_its_number(tierlog):
+def test_unencodable_characters_are_escaped(tierlog):
     tierlog.ok("topic", "create", "latin")
     tierlog.ok("group", "set", "gr\u03b1\u00df", "latin:0=0")
     listing = [sys.executable, "-m", "tierlog", "group", "list", "--output", "text"]
-    spoken = tierlog.environment | {"PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(listing, env=spoken, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"gr\\u03b1\xdf" in done.stdout
+    environment = tierlog.environment | {"PYTHONIOENCODING": "latin-1"}
+    result = subprocess.run(listing, env=environment, capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"gr\\u03b1\xdf" in result.stdout
 
 
-def test_bench_counts_what_it_produced_and_fetched_and_leaves_no_topic(tierlog):
+def test_bench_reports_its_phases_and_deletes_its_topic(tierlog):
     before = tierlog.ok("topic", "list")
     arguments = ("--records", "2500", "--record-bytes", "50", "--batch", "500", "--partitions", "2")
     phases = json.loads(tierlog.ok("bench", *arguments))["phases"]
-    assert [(one["phase"], one["records"]) for one in phases] == [
+    assert [(phase["phase"], phase["records"]) for phase in phases] == [
         ("produce", 2500),
         ("fetch", 2500),
     ]
@@ -437,27 +441,27 @@ def test_bench_counts_what_it_produced_and_fetched_and_leaves_no_topic(tierlog):
     assert "--acks must be all or 1" in tierlog.fails(2, "bench", "--acks", "2")
 
 
-def test_top_tells_what_the_broker_does(tierlog):
+def test_top_reports_the_load_of_the_broker(tierlog):
     tierlog.ok("topic", "create", "watched")
     tierlog.ok("produce", "watched", stdin=b"x\n" * 100)
     load = json.loads(tierlog.ok("top", "--every", "0.1"))
     assert load["store_available"] is True
     assert load["partitions"]["serving"] >= 1
-    (watched,) = [one for one in load["topics"] if one["topic"] == "watched"]
+    (watched,) = [topic for topic in load["topics"] if topic["topic"] == "watched"]
     assert watched["hot_bytes"] > 0
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
-def test_on_a_terminal_the_last_look_stays(tierlog, terminal):
-    ours, its = os.openpty()
+def test_top_leaves_its_last_screen_on_the_terminal(tierlog, terminal):
+    ours, theirs = os.openpty()
     arguments = ("top", "--every", "0.1", "--looks", "1")
-    spoken = tierlog.environment | {"TERM": terminal}
-    program = Forked(arguments, stdout=its, stderr=its, env=spoken)
-    os.close(its)
+    environment = tierlog.environment | {"TERM": terminal}
+    program = Forked(arguments, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
     with open(ours, "rb", 0) as screen:
-        said = b""
-        with contextlib.suppress(OSError):  # so a terminal ends
+        output = b""
+        with contextlib.suppress(OSError):  # how a pty reports its end
             while more := screen.read(1 << 16):
-                said += more
+                output += more
     assert program.wait(30) == 0
-    assert b"serving" in said.rpartition(b"\x1b[?1049l")[2]
+    assert b"serving" in output.rpartition(b"\x1b[?1049l")[2]

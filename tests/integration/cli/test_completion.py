@@ -1,4 +1,4 @@
-"""What a shell offers after Tab: the broker's names, and nothing if it cannot be asked."""
+"""Shell completion: names from the broker, and nothing if it cannot be reached."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.command_line import Program, RunningBroker
 
 
-def completed(server: str, line: str) -> list[str]:
+def complete(server: str, line: str) -> list[str]:
     program = Program(server)
     program.environment |= {
         "_TIERLOG_COMPLETE": "complete_bash",
@@ -30,7 +30,7 @@ def broker(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"),
+    ("line", "expected"),
     [
         ("tierlog consume or", ["orders", "orders-eu"]),
         ("tierlog topic describe pay", ["payments"]),
@@ -40,18 +40,18 @@ def broker(tmp_path_factory):
         ("tierlog consume orders --group b", ["billing"]),
     ],
 )
-def test_names_come_from_the_broker(broker, line, offered):
-    assert completed(broker.server, line) == offered
+def test_topics_and_groups_are_completed_from_the_broker(broker, line, expected):
+    assert complete(broker.server, line) == expected
 
 
-def test_the_command_lines_broker_is_asked(broker):
+def test_completion_uses_the_server_option(broker):
     line = f"tierlog consume --server {broker.server} pay"
-    assert completed("http://127.0.0.1:1", line) == ["payments"]
+    assert complete("http://127.0.0.1:1", line) == ["payments"]
 
 
-def test_without_a_broker_nothing_is_offered():
+def test_nothing_is_completed_without_a_broker():
     with socket.socket() as sock:  # bound, but not listening
         sock.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        assert completed(server, "tierlog consume or") == []
-        assert completed("ftp://wrong", "tierlog consume or") == []
+        assert complete(server, "tierlog consume or") == []
+        assert complete("ftp://wrong", "tierlog consume or") == []

@@ -25,23 +25,23 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     assert "my group" in tierlog.fails(1, "group", "describe", "my group")
 
 
-def test_an_offset_outside_the_log_becomes_its_border_and_is_told(tierlog):
+def test_group_set_clamps_offsets_to_the_log_with_a_warning(tierlog):
     tierlog.ok("topic", "create", "bordered")
     tierlog.ok("produce", "bordered", stdin=b"a\nb\nc\n")
     tierlog.ok("storage", "trim", "bordered", "--partition", "0", "--before", "1")
-    for given, becomes in (("7", 3), ("0", 1), ("3", 3), ("1", 1)):
-        done = tierlog.run("group", "set", "bounds", f"bordered:0={given}")
-        assert json.loads(done.stdout)["offsets"][0]["offset"] == becomes
-        said = f"bordered-0 has offsets 1 to 3: {given} becomes {becomes}".encode()
-        assert (said in done.stderr) == (int(given) != becomes)
+    for offset, expected in (("7", 3), ("0", 1), ("3", 3), ("1", 1)):
+        result = tierlog.run("group", "set", "bounds", f"bordered:0={offset}")
+        assert json.loads(result.stdout)["offsets"][0]["offset"] == expected
+        warning = f"bordered-0 has offsets 1 to 3: {offset} becomes {expected}".encode()
+        assert (warning in result.stderr) == (int(offset) != expected)
 
 
-def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
+def test_consume_resumes_a_group_after_the_last_printed_record(tierlog):
     tierlog.ok("topic", "create", "for-a-group")
     tierlog.ok("produce", "for-a-group", stdin=b"a\nb\nc\nd\n")
 
-    def consume(*more):
-        return tierlog.ok("consume", "for-a-group", "--group", "readers", *more).split()
+    def consume(*options):
+        return tierlog.ok("consume", "for-a-group", "--group", "readers", *options).split()
 
     assert consume("--max-records", "2") == [b"a", b"b"]
     assert consume("-n", "1") == [b"c"]
@@ -49,24 +49,24 @@ def test_consume_goes_on_for_a_group_behind_what_it_printed(tierlog):
     assert consume() == []
     shown = json.loads(tierlog.ok("group", "describe", "readers"))
     assert [one["offset"] for one in shown["offsets"]] == [4]
-    for other in (["--timestamp", "0"], ["--partition", "0", "--format", "batches"]):
-        assert "--group" in tierlog.fails(2, "consume", "for-a-group", "-g", "readers", *other)
+    for options in (["--timestamp", "0"], ["--partition", "0", "--format", "batches"]):
+        assert "--group" in tierlog.fails(2, "consume", "for-a-group", "-g", "readers", *options)
 
 
-@pytest.mark.parametrize("place", ["t", "t:0", "t=0", "t:x=0", ":0=0", "t:0=", "t:0=soon"])
-def test_a_place_that_is_none_is_a_wrong_usage(tierlog, place):
-    assert place.split("=")[-1] in tierlog.fails(2, "group", "set", "g", place)
+@pytest.mark.parametrize("position", ["t", "t:0", "t=0", "t:x=0", ":0=0", "t:0=", "t:0=soon"])
+def test_an_invalid_group_position_is_a_usage_error(tierlog, position):
+    assert position.split("=")[-1] in tierlog.fails(2, "group", "set", "g", position)
 
 
-def test_tokens_are_made_listed_revoked_and_asked_for(tmp_path):
+def test_tokens_are_created_listed_revoked_and_required(tmp_path):
     offline = Program()
     data = tmp_path / "data"
 
-    def make(*arguments: str) -> str:
+    def create(*arguments: str) -> str:
         return json.loads(offline.ok("token", "create", *arguments, "--data-dir", data))["token"]
 
-    admin = make("ops", "--scope", "admin")
-    reader = make("reader", "--scope", "read", "--topics", "orders.")
+    admin = create("ops", "--scope", "admin")
+    reader = create("reader", "--scope", "read", "--topics", "orders.")
     listed = json.loads(offline.ok("token", "list", "--data-dir", data))["tokens"]
     assert [(one["name"], one["scopes"], one["topics"]) for one in listed] == [
         ("ops", ["admin"], None),
@@ -76,16 +76,16 @@ def test_tokens_are_made_listed_revoked_and_asked_for(tmp_path):
     broker = RunningBroker("serve", "--data-dir", data, "--listen", "0.0.0.0:0", cwd=tmp_path)
     try:
         program = Program(broker.server.replace("0.0.0.0", "127.0.0.1"))
-        said = program.fails(1, "topic", "list")
-        assert "TIERLOG_TOKEN" in said
-        assert "--token-file" in said
+        error = program.fails(1, "topic", "list")
+        assert "TIERLOG_TOKEN" in error
+        assert "--token-file" in error
         program.environment["TIERLOG_TOKEN"] = admin
         program.ok("topic", "create", "orders.eu")
         (tmp_path / "token").write_text(reader + "\n")
-        told = program.ok("topic", "list", "--token-file", tmp_path / "token")
-        assert json.loads(told)["topics"][0]["name"] == "orders.eu"
-        said = program.fails(1, "topic", "create", "orders.us", "--token-file", tmp_path / "token")
-        assert "admin" in said, "the flag wins over the variable"
+        topics = program.ok("topic", "list", "--token-file", tmp_path / "token")
+        assert json.loads(topics)["topics"][0]["name"] == "orders.eu"
+        error = program.fails(1, "topic", "create", "orders.us", "--token-file", tmp_path / "token")
+        assert "admin" in error, "the option overrides the variable"
         del program.environment["TIERLOG_TOKEN"]
         program.environment["TIERLOG_TOKEN_FILE"] = str(tmp_path / "token")
         program.ok("topic", "list")
@@ -96,15 +96,15 @@ def test_tokens_are_made_listed_revoked_and_asked_for(tmp_path):
         assert broker.stop() == 0
 
 
-def test_a_broker_does_not_listen_openly_without_tokens(tmp_path):
+def test_serve_refuses_a_public_address_without_tokens(tmp_path):
     offline = Program()
-    said = offline.fails(2, "serve", "--data-dir", tmp_path / "d", "--listen", "0.0.0.0:0")
-    assert "tierlog token create" in said
-    assert "--insecure-no-auth" in said
-    said = offline.fails(
+    error = offline.fails(2, "serve", "--data-dir", tmp_path / "d", "--listen", "0.0.0.0:0")
+    assert "tierlog token create" in error
+    assert "--insecure-no-auth" in error
+    error = offline.fails(
         2, "serve", "--data-dir", tmp_path / "d", "--tokens-file", tmp_path / "none.json"
     )
-    assert "none.json" in said
+    assert "none.json" in error
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_a_broker_does_not_listen_openly_without_tokens(tmp_path):
         (1, ["revoke", "nobody"]),
     ],
 )
-def test_wrong_tokens_are_refused(tmp_path, code, arguments):
+def test_invalid_token_arguments_are_refused(tmp_path, code, arguments):
     Program().fails(code, "token", *arguments, "--data-dir", tmp_path)
 
 
-def test_a_token_is_made_once_under_a_name(tmp_path):
+def test_a_token_name_is_unique(tmp_path):
     arguments = ("token", "create", "a", "--scope", "read", "--tokens-file", tmp_path / "t.json")
     text = Program().ok(*arguments, "--output", "text").decode().strip()
     assert text.startswith("tierlog_")
     assert "revoke" in Program().fails(1, *arguments)
 
 
-def test_tokens_need_a_broker_to_be_for():
+def test_token_commands_require_a_data_folder():
     assert "--data-dir" in Program().fails(2, "token", "list")

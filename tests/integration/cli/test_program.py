@@ -1,4 +1,4 @@
-"""The program by itself: help, usage, exit codes, starting and stopping a broker."""
+"""The program itself: help, usage errors, exit codes, starting and stopping a broker."""
 
 import json
 import os
@@ -36,16 +36,16 @@ def test_help_names_every_command(offline):
         "doctor",
     ):
         assert f" {command} " in shown
-        of_command = offline.ok(command, "--help").decode()
-        assert "Usage" in of_command
-        assert "completion" not in of_command, "that is the program's"
+        command_help = offline.ok(command, "--help").decode()
+        assert "Usage" in command_help
+        assert "completion" not in command_help, "an option of the program only"
     serve = offline.ok("serve", "--help").decode()
     for default in ("127.0.0.1:8640", "8MiB", "(86400000)", "(30)"):
         assert default in serve
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments", "said"),
+    ("code", "arguments", "expected"),
     [
         (2, ("nope",), "nope"),
         (2, ("consme", "t"), "did you mean 'consume'?"),
@@ -84,25 +84,25 @@ def test_help_names_every_command(offline):
         (1, ("dump", str(FIXTURES)), "has no log files; the folder of a partition is"),
     ],
 )
-def test_wrong_usage_is_one_line(offline, code, arguments, said):
-    assert said in offline.fails(code, *arguments)
+def test_a_usage_error_is_one_line(offline, code, arguments, expected):
+    assert expected in offline.fails(code, *arguments)
 
 
-def test_what_an_error_quotes_gives_a_terminal_no_orders(offline):
-    said = offline.fails(1, "dump", "\x1b]0;title\x07")
-    assert "\\x1b]0;title\\x07: no such file" in said
+def test_control_characters_in_errors_are_escaped(offline):
+    error = offline.fails(1, "dump", "\x1b]0;title\x07")
+    assert "\\x1b]0;title\\x07: no such file" in error
 
 
-def test_no_broker_is_one_line():
+def test_an_unreachable_broker_is_one_line():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        said = Program(server).fails(1, "topic", "list")
-        assert "cannot reach the broker" in said
-        assert "`tierlog dev` starts a broker" in said
+        error = Program(server).fails(1, "topic", "list")
+        assert "cannot reach the broker" in error
+        assert "`tierlog dev` starts a broker" in error
 
 
-def test_a_follower_ends_when_nobody_reads_it_any_more(tmp_path):
+def test_consume_follow_ends_when_its_pipe_is_closed(tmp_path):
     broker = RunningBroker("dev", "--port", "0", cwd=tmp_path)
     program = Program(broker.server)
     program.ok("topic", "create", "t")
@@ -113,21 +113,23 @@ def test_a_follower_ends_when_nobody_reads_it_any_more(tmp_path):
     os.close(writing)
     with os.fdopen(reading, "rb") as lines:
         assert [lines.readline(), lines.readline()] == [b"a\n", b"b\n"]
-    assert follower.wait(20) == 0, "with nothing more to be written"
+    assert follower.wait(20) == 0, "without another write"
     assert broker.stop() == 0
 
 
-def test_a_process_that_a_test_left_ends_with_the_test_run(tmp_path):
-    left = f"Forked(['dev', '--port', '0'], stdout=2, stderr=2, cwd={str(tmp_path)!r}, env=environ)"
-    code = f"from os import environ; from tests.fakes.forked import Forked; print({left}.pid)"
+def test_a_forked_process_ends_with_its_parent(tmp_path):
+    forked = (
+        f"Forked(['dev', '--port', '0'], stdout=2, stderr=2, cwd={str(tmp_path)!r}, env=environ)"
+    )
+    code = f"from os import environ; from tests.fakes.forked import Forked; print({forked}.pid)"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
+    until(lambda: not Path(f"/proc/{int(result.stdout)}").exists())
 
 
-def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
+def test_dump_verify_exits_3_for_a_damaged_log(offline, tmp_path):
     folder = Path(shutil.copytree(FIXTURES / "txn-0", tmp_path / "txn-0"))
     assert offline.run("dump", folder, "--verify").returncode == 0
     shown = offline.ok("dump", folder / "00000000000000000000.index").decode()
@@ -135,40 +137,40 @@ def test_dump_verifies_and_says_so_by_its_exit_code(offline, tmp_path):
     assert b'"kind":"batch"' in offline.ok("dump", folder, "--output", "json")
     log = folder / "00000000000000000000.log"
     log.write_bytes(log.read_bytes()[:-3])
-    done = offline.run("dump", folder, "--verify")
-    assert done.returncode == 3
-    assert b"invalid bytes at the end" in done.stdout
+    result = offline.run("dump", folder, "--verify")
+    assert result.returncode == 3
+    assert b"invalid bytes at the end" in result.stdout
     assert "no such file" in offline.fails(1, "dump", tmp_path / "00000000000000000001.log")
     assert "no such file" in offline.fails(1, "dump", tmp_path / "t-0")
     (tmp_path / "notes.txt").touch()
     assert "is not a log file" in offline.fails(1, "dump", tmp_path / "notes.txt")
 
 
-def test_doctor_says_what_is_there_and_what_is_not(offline, tmp_path):
+def test_doctor_reports_each_check_and_exits_3_on_a_problem(offline, tmp_path):
     report = json.loads(offline.ok("doctor", "--data-dir", tmp_path / "not" / "yet"))
-    assert {"Python", "Java", "disk", "fdatasync"} <= {one["check"] for one in report["checks"]}
+    assert {"Python", "Java", "disk", "fdatasync"} <= {check["check"] for check in report["checks"]}
     assert list(tmp_path.iterdir()) == []
-    done = offline.run("doctor", "--server", "http://127.0.0.1:1", "--output", "text")
-    assert done.returncode == 3
-    assert "cannot reach the broker" in done.stdout.decode()
-    done = offline.run("doctor", "--data-dir", __file__, "--output", "text")
-    assert done.returncode == 3
-    assert "is a file, not a folder" in done.stdout.decode()
+    result = offline.run("doctor", "--server", "http://127.0.0.1:1", "--output", "text")
+    assert result.returncode == 3
+    assert "cannot reach the broker" in result.stdout.decode()
+    result = offline.run("doctor", "--data-dir", __file__, "--output", "text")
+    assert result.returncode == 3
+    assert "is a file, not a folder" in result.stdout.decode()
 
 
-def test_a_reader_that_has_enough_is_no_failure():
+def test_a_closed_output_pipe_is_not_a_failure():
     file = FIXTURES / "compacted-codec-0" / "00000000000000000000.log"
     dump = f'"{sys.executable}" -m tierlog.cli.main dump "{file}" "{file}" "{file}"'
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {dump} | head -n 1"],
         env=ENVIRONMENT,
         capture_output=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path):
+def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
     flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
@@ -179,8 +181,8 @@ def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path)
         program.ok("produce", topic, stdin=b"a\nb\n")
         assert broker.stop(number) == 0
         log = tmp_path / "broker.log"
-        lines = [json.loads(one) for one in log.read_text().splitlines() if one.startswith("{")]
-        assert [one["event"] for one in lines[-2:]] == ["stopping", "stopped"]
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        assert [line["event"] for line in lines[-2:]] == ["stopping", "stopped"]
         assert lines[-2]["signal"] == ("SIGINT" if topic == "SIGINT" else "SIGTERM")
         log.unlink()
     last = RunningBroker(*flags, cwd=tmp_path)
@@ -193,33 +195,35 @@ def test_a_broker_stops_with_exit_0_and_has_everything_when_it_is_back(tmp_path)
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_a_verbose_broker_logs_each_request_and_each_to_the_store(tmp_path, verbose):
+def test_a_verbose_broker_logs_http_and_store_requests(tmp_path, verbose):
     (tmp_path / "bucket").mkdir()
     flags = ("--data-dir", "data", "--store", (tmp_path / "bucket").as_uri())
-    more = ("--verbose",) * verbose
-    broker = RunningBroker("serve", *flags, "--listen", "127.0.0.1:0", *more, cwd=tmp_path)
-    named = {"x-request-id": "mine"}
+    verbosity = ("--verbose",) * verbose
+    broker = RunningBroker("serve", *flags, "--listen", "127.0.0.1:0", *verbosity, cwd=tmp_path)
+    headers = {"x-request-id": "mine"}
     for path in ("/v1/topics/none", "/v1/topics?prefix=secret", "/%1b%5b31m"):
-        httpx.get(broker.server + path, headers=named, trust_env=False)
+        httpx.get(broker.server + path, headers=headers, trust_env=False)
     assert broker.stop() == 0
     log = (tmp_path / "broker.log").read_text().splitlines()
     lines = [json.loads(line) for line in log if line.startswith("{")]
     if not verbose:
         assert not [line for line in lines if line["level"] == "debug"]
         return
-    asked = [line for line in lines if line["event"] == "request" and line["request_id"] == "mine"]
-    assert [(line["method"], line["path"], line["status"]) for line in asked] == [
+    requests = [
+        line for line in lines if line["event"] == "request" and line["request_id"] == "mine"
+    ]
+    assert [(line["method"], line["path"], line["status"]) for line in requests] == [
         ("GET", "/v1/topics/none", "404"),
         ("GET", "/v1/topics", "200"),
         ("GET", "/%1b%5b31m", "404"),
     ]
-    assert all(line["ms"] > 0 for line in asked)
+    assert all(line["ms"] > 0 for line in requests)
     first = next(line for line in lines if line["event"] == "store request")
     assert (first["operation"], first["key"]) == ("get", "cluster.json")
     assert (first["outcome"], "error" in first) == ("missing", False)
 
 
-def test_an_offload_that_leaves_something_behind_is_a_failure(tmp_path):
+def test_an_incomplete_offload_is_a_failure(tmp_path):
     (tmp_path / "bucket").mkdir()
     store = (tmp_path / "bucket").as_uri()
     flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
@@ -228,21 +232,21 @@ def test_an_offload_that_leaves_something_behind_is_a_failure(tmp_path):
     program.ok("topic", "create", "t")
     program.ok("produce", "t", stdin=b"a\n")
     (tmp_path / "bucket").rename(tmp_path / "elsewhere")
-    said = program.fails(1, "storage", "offload", "t", "--wait", "0.1")
-    assert "1 segments are not uploaded after 0.1 s" in said
-    assert program.fails(1, "storage", "offload", "--wait", "0.1") == said
+    error = program.fails(1, "storage", "offload", "t", "--wait", "0.1")
+    assert "1 segments are not uploaded after 0.1 s" in error
+    assert program.fails(1, "storage", "offload", "--wait", "0.1") == error
     program.ok("storage", "offload", "t", "--wait", "0")
     assert broker.stop() == 0
 
 
-def test_a_port_in_use_is_said_before_anything_is_opened(tmp_path):
+def test_a_port_in_use_is_reported_before_the_data_folder_is_opened(tmp_path):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = sock.getsockname()[1]
-        done = Program().run("dev", "--port", port, cwd=tmp_path)
-    assert done.returncode == 1
-    said = done.stderr.decode()
-    assert f"cannot listen on 127.0.0.1:{port}" in said
-    assert "by another broker: stop it, or choose another port" in said
+        result = Program().run("dev", "--port", port, cwd=tmp_path)
+    assert result.returncode == 1
+    error = result.stderr.decode()
+    assert f"cannot listen on 127.0.0.1:{port}" in error
+    assert "by another broker: stop it, or choose another port" in error
     assert not (tmp_path / ".tierlog" / "data").exists()

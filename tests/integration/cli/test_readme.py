@@ -1,4 +1,4 @@
-"""Every line of README's tour is run, against a broker of its own."""
+"""Every block of README's tour runs, against a broker of its own."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.fakes.command_line import ENVIRONMENT, ROOT, RunningBroker
 BLOCKS = re.findall(
     r"<!-- tour: (\w+) -->\n```(?:sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.S
 )
-SPARK = 2  # the place of its block
+SPARK = 2  # index of its block
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def shim(path: Path, line: str) -> None:
 def run_block(tour, kind: str, script: str) -> str:
     folder, programs, server = tour
     program = ["bash", "-e", "-o", "pipefail", "-s"] if kind == "run" else ["python", "-"]
-    done = subprocess.run(
+    result = subprocess.run(
         program,
         input=script.replace("http://127.0.0.1:8640", server),
         cwd=folder,
@@ -47,22 +47,22 @@ def run_block(tour, kind: str, script: str) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"{result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def outputs(tour):
     if shutil.which("curl") is None:
-        pytest.skip("no curl on this machine")
+        pytest.skip("needs curl")
     return [
         run_block(tour, kind, script)
-        for place, (kind, script) in enumerate(BLOCKS)
-        if kind != "serve" and place != SPARK
+        for index, (kind, script) in enumerate(BLOCKS)
+        if kind != "serve" and index != SPARK
     ]
 
 
-def test_the_tour_is_what_one_types(outputs):
+def test_the_tour_runs_as_printed(outputs):
     assert [kind for kind, _ in BLOCKS] == ["serve", "run", "python", "run", "run", "python"]
     assert "\ntierlog dev " in BLOCKS[0][1]
     first, curl, shown, python = outputs
@@ -81,7 +81,7 @@ def test_the_tour_is_what_one_types(outputs):
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("outputs")
-def test_the_tour_of_spark(tour):
+def test_the_spark_block_of_the_tour_runs(tour):
     kind, script = BLOCKS[SPARK]
     shown = run_block(tour, kind, script)
     assert re.findall(r"\|\s+(\d+)\|\s+(\d+)\|", shown) == [

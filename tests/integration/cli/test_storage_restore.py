@@ -1,4 +1,4 @@
-"""Repair, garbage, pins and restore as an operator types them; brokers in their own processes."""
+"""`tierlog storage` repair, gc, pin and restore; brokers run in their own processes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.fakes.forked import Forked
 
 
 class Served:
-    """A broker on a folder of `root`, until the block ends."""
+    """A broker on a data folder below `root`, while the block runs."""
 
     def __init__(self, root, data_dir, *flags):
         folder = root / f"{data_dir}-run-{len(list(root.iterdir()))}"
@@ -32,13 +32,13 @@ class Served:
         return Program(self._running.server)
 
     def __exit__(self, *_):
-        self.process.send_signal(signal.SIGCONT)  # in case a test failed before it did
+        self.process.send_signal(signal.SIGCONT)  # a failed test may have left it stopped
         assert self._running.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("made")
+def template(tmp_path_factory):
+    root = tmp_path_factory.mktemp("template")
     with Served(root, "data") as run:
         run.ok("topic", "create", "t")
         for text in (b"one\ntwo\n", b"three\n"):
@@ -48,83 +48,83 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def place(made, tmp_path):
-    """A stopped broker's folder and bucket, with a topic of two segments: copies of their own."""
+def root(template, tmp_path):
+    """Fresh copies of a stopped broker's data folder and bucket, with a topic of two segments."""
     for folder in ("data", "bucket"):
-        shutil.copytree(made / folder, tmp_path / folder)
+        shutil.copytree(template / folder, tmp_path / folder)
     return tmp_path
 
 
-def interrupted(place, fifo, *arguments):
-    """What a command says that is interrupted where it reads a file."""
-    with (place / "said").open("wb") as said:
-        command = Forked(list(arguments), stdout=said, stderr=said, env=Program().environment)
+def interrupt(root, fifo, *arguments):
+    """Run a command, interrupt it while it reads `fifo`, and return its output."""
+    with (root / "output").open("wb") as output:
+        command = Forked(list(arguments), stdout=output, stderr=output, env=Program().environment)
         try:
-            with fifo.open("wb"):  # once it is read
+            with fifo.open("wb"):  # returns when the command opens it
                 command.send_signal(signal.SIGINT)
                 assert command.wait(60) == 130
         finally:
             command.kill()
-    return (place / "said").read_text()
+    return (root / "output").read_text()
 
 
-def on(place, *, data_dir=None):
-    flags = ["--store", f"file://{place / 'bucket'}", "--output", "json"]
-    return [*flags, "--data-dir", place / data_dir] if data_dir else flags
+def flags_for(root, *, data_dir=None):
+    flags = ["--store", f"file://{root / 'bucket'}", "--output", "json"]
+    return [*flags, "--data-dir", root / data_dir] if data_dir else flags
 
 
-def test_repair_says_what_it_would_do_and_then_does_it(place):
+def test_repair_plans_first_and_acts_with_apply(root):
     offline = Program()
-    (log, *_) = sorted((place / "bucket").glob("topics/t/*/0/segments/*.log"))
+    (log, *_) = sorted((root / "bucket").glob("topics/t/*/0/segments/*.log"))
     log.unlink()
-    planned = offline.run("storage", "repair", "t", *on(place, data_dir="data"))
+    planned = offline.run("storage", "repair", "t", *flags_for(root, data_dir="data"))
     assert planned.returncode == 3
     (step,) = json.loads(planned.stdout)["steps"]
     assert (step["action"], step["object_key"]) == ("upload-again", str(log))
-    done = offline.ok("storage", "repair", "t", "--apply", *on(place, data_dir="data"))
-    assert json.loads(done)["steps"][0]["done"] is True
-    assert json.loads(offline.ok("storage", "verify", "t", "--deep", *on(place)))["ok"]
+    result = offline.ok("storage", "repair", "t", "--apply", *flags_for(root, data_dir="data"))
+    assert json.loads(result)["steps"][0]["done"] is True
+    assert json.loads(offline.ok("storage", "verify", "t", "--deep", *flags_for(root)))["ok"]
 
 
-def test_repair_needs_a_folder_that_no_broker_has_open(place):
+def test_repair_requires_a_closed_data_folder(root):
     offline = Program()
-    with Served(place, "data"):
-        refused = offline.run("storage", "repair", "t", *on(place, data_dir="data"))
+    with Served(root, "data"):
+        refused = offline.run("storage", "repair", "t", *flags_for(root, data_dir="data"))
     assert refused.returncode == 1
     assert b"in use by another broker" in refused.stderr
-    refused = offline.run("storage", "gc", "t", "--apply", *on(place, data_dir="nothing"))
+    refused = offline.run("storage", "gc", "t", "--apply", *flags_for(root, data_dir="nothing"))
     assert b"not a broker's data folder" in refused.stderr
-    assert not (place / "nothing").exists()
+    assert not (root / "nothing").exists()
 
 
-def test_garbage_is_told_beside_a_running_broker_and_collected_by_the_owner_alone(place):
+def test_gc_lists_beside_a_running_broker_and_deletes_only_as_owner(root):
     offline = Program()
-    (segments,) = (place / "bucket").glob("topics/t/*/0/segments")
+    (segments,) = (root / "bucket").glob("topics/t/*/0/segments")
     orphan = segments / f"{0:020d}-9-{'0' * 20}.log"
-    orphan.write_bytes(b"of an upload that died")
-    command = ("storage", "gc", "t", *on(place))
-    with Served(place, "data"):
-        told = json.loads(
+    orphan.write_bytes(b"of an interrupted upload")
+    command = ("storage", "gc", "t", *flags_for(root))
+    with Served(root, "data"):
+        listed = json.loads(
             offline.ok(*command, "--gc-grace-ms", "0", "--manifest-versions-min", "1")
         )
-        assert json.loads(offline.ok(*command))["garbage"] == [], "the grace is a day"
+        assert json.loads(offline.ok(*command))["garbage"] == [], "within the grace period of a day"
         assert b"nothing to delete" in offline.run(*command).stderr
-        refused = offline.fails(1, *command, "--apply", "--data-dir", place / "data")
+        refused = offline.fails(1, *command, "--apply", "--data-dir", root / "data")
     assert "in use by a broker, which collects garbage itself" in refused
-    (found,) = [one for one in told["garbage"] if one["kind"] == "orphan"]
-    assert (told["applied"], found["partition"]) == (False, 0)
+    (found,) = [one for one in listed["garbage"] if one["kind"] == "orphan"]
+    assert (listed["applied"], found["partition"]) == (False, 0)
     assert str(orphan).endswith(found["name"])
     assert orphan.exists()
-    nobody = offline.run(*command, "--apply")
-    assert nobody.returncode == 2
-    assert b"--data-dir" in nobody.stderr
-    applied = ("--apply", "--gc-grace-ms", "0", "--data-dir", place / "data")
+    unowned = offline.run(*command, "--apply")
+    assert unowned.returncode == 2
+    assert b"--data-dir" in unowned.stderr
+    applied = ("--apply", "--gc-grace-ms", "0", "--data-dir", root / "data")
     assert json.loads(offline.ok(*command, *applied))["applied"]
     assert not orphan.exists()
-    assert json.loads(offline.ok("storage", "verify", "t", "--deep", *on(place)))["ok"]
+    assert json.loads(offline.ok("storage", "verify", "t", "--deep", *flags_for(root)))["ok"]
 
 
-def test_a_bucket_that_is_not_there_is_said_and_not_made(tmp_path):
+def test_a_missing_bucket_folder_is_an_error_and_not_created(tmp_path):
     offline, typo = Program(), tmp_path / "buckte"
     for command in (("verify", "t"), ("gc", "t"), ("manifest", "t"), ("restore",)):
         flags = ("--data-dir", tmp_path / "new") if command == ("restore",) else ()
@@ -135,148 +135,152 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_pins_are_made_listed_and_let_go(place):
+def test_pins_are_created_listed_and_removed(root):
     offline = Program()
-    (made,) = json.loads(offline.ok("storage", "pin", "t", "friday", *on(place)))["pins"]
-    assert (made["name"], made["partition"], made["expires_ms"]) == ("friday", 0, None)
-    again = offline.run("storage", "pin", "t", "friday", *on(place))
+    (pin,) = json.loads(offline.ok("storage", "pin", "t", "friday", *flags_for(root)))["pins"]
+    assert (pin["name"], pin["partition"], pin["expires_ms"]) == ("friday", 0, None)
+    again = offline.run("storage", "pin", "t", "friday", *flags_for(root))
     assert b"already exists" in again.stderr
-    assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == [made]
-    store = ("--store", f"file://{place / 'bucket'}")
-    mistyped = offline.run("storage", "unpin", "t", "firday", *store)
-    assert (mistyped.returncode, b"no pin 'firday'" in mistyped.stderr) == (0, True)
-    (pin,) = (place / "bucket").rglob("friday.json")
-    pin.chmod(0o644)
-    pin.write_bytes(b"rotten")
-    let_go = offline.run("storage", "unpin", "t", "friday", *store)
-    assert (let_go.returncode, b"pin 'friday' removed" in let_go.stderr) == (0, True)
-    assert json.loads(offline.ok("storage", "pins", "t", *on(place)))["pins"] == []
+    assert json.loads(offline.ok("storage", "pins", "t", *flags_for(root)))["pins"] == [pin]
+    store = ("--store", f"file://{root / 'bucket'}")
+    unknown = offline.run("storage", "unpin", "t", "firday", *store)
+    assert (unknown.returncode, b"no pin 'firday'" in unknown.stderr) == (0, True)
+    (file,) = (root / "bucket").rglob("friday.json")
+    file.chmod(0o644)
+    file.write_bytes(b"rotten")
+    removed = offline.run("storage", "unpin", "t", "friday", *store)
+    assert (removed.returncode, b"pin 'friday' removed" in removed.stderr) == (0, True)
+    assert json.loads(offline.ok("storage", "pins", "t", *flags_for(root)))["pins"] == []
 
 
-def test_an_interrupted_pin_says_how_to_remove_what_is_pinned_already(place):
-    versions = sorted((place / "bucket").rglob("manifest/*.json"))
-    for path in versions:  # an empty one is void: the next older is opened, and there it waits
+def test_an_interrupted_pin_explains_its_removal(root):
+    versions = sorted((root / "bucket").rglob("manifest/*.json"))
+    for path in versions:  # an empty version is void: the next older is read, and so on
         path.unlink()
         os.mkfifo(path)
     newest = versions[-1]
-    store = ("--store", f"file://{place / 'bucket'}")
-    said = interrupted(place, newest, "storage", "pin", "t", "friday", *store)
-    assert "some partitions may be pinned as friday" in said
-    assert "`tierlog storage unpin t friday` removes these pins" in said
+    store = ("--store", f"file://{root / 'bucket'}")
+    error = interrupt(root, newest, "storage", "pin", "t", "friday", *store)
+    assert "some partitions may be pinned as friday" in error
+    assert "`tierlog storage unpin t friday` removes these pins" in error
 
 
-def test_a_lost_folder_is_restored_and_served(place):
+def test_a_lost_data_folder_is_restored_and_served(root):
     offline = Program()
-    shutil.rmtree(place / "data")
-    flags = ("--restore-offset-gap", "1000", *on(place, data_dir="new"))
+    shutil.rmtree(root / "data")
+    flags = ("--restore-offset-gap", "1000", *flags_for(root, data_dir="new"))
     report = json.loads(offline.ok("storage", "restore", *flags))
     assert [(one["topic"], one["end_offset"]) for one in report["partitions"]] == [("t", 3)]
     again = offline.run("storage", "restore", *flags)
     assert b"is not empty" in again.stderr
-    with Served(place, "new") as run:
+    with Served(root, "new") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\n"
         assert json.loads(run.ok("produce", "t", stdin=b"four\n"))["records"] == 1
         shown = run.ok("consume", "t", "--format", "json").splitlines()
     read = [(one["offset"], one["value"]) for one in map(json.loads, shown)]
     assert read[-2:] == [(2, "three"), (1003, "four")]
-    bad = place / "bucket" / "topics" / "bad" / "some-id" / "topic" / f"{1:020d}.json"
+    bad = root / "bucket" / "topics" / "bad" / "some-id" / "topic" / f"{1:020d}.json"
     bad.parent.mkdir(parents=True)
     bad.write_text("rotten")
-    done = offline.run("storage", "restore", *on(place, data_dir="another"))
-    assert done.returncode == 3
-    assert b"restore into a new folder" in done.stderr
-    (left,) = json.loads(done.stdout)["others"]
-    text = offline.run("storage", "restore", *on(place, data_dir="third"), "--output", "text")
-    assert b"continues from there" not in text.stderr, "not before that"
-    assert (left["name"], "not a sealed" in left["unreadable"]) == ("bad", True), left
+    result = offline.run("storage", "restore", *flags_for(root, data_dir="another"))
+    assert result.returncode == 3
+    assert b"restore into a new folder" in result.stderr
+    (other,) = json.loads(result.stdout)["others"]
+    text = offline.run("storage", "restore", *flags_for(root, data_dir="third"), "--output", "text")
+    assert b"continues from there" not in text.stderr, "only after a complete restore"
+    assert (other["name"], "not a sealed" in other["unreadable"]) == ("bad", True), other
 
 
-def test_an_interrupted_restore_says_how_it_goes_on_and_is_no_brokers_folder_until_then(place):
-    epochs, kept = place / "data" / "tierlog" / "epochs.json", place / "epochs.json"
-    epochs.rename(kept)
+def test_an_interrupted_restore_must_be_completed_before_serving(root):
+    epochs, saved = root / "data" / "tierlog" / "epochs.json", root / "epochs.json"
+    epochs.rename(saved)
     os.mkfifo(epochs)
-    flags = [*on(place, data_dir="new"), "--tail", place / "data"]
-    said = interrupted(place, epochs, "storage", "restore", *flags)
-    assert "interrupted: run the same command again, it starts over on" in said
+    flags = [*flags_for(root, data_dir="new"), "--tail", root / "data"]
+    error = interrupt(root, epochs, "storage", "restore", *flags)
+    assert "interrupted: run the same command again, it starts over on" in error
     offline = Program()
     refused = offline.fails(
         1,
         "serve",
         "--listen",
         "127.0.0.1:0",
-        *on(place, data_dir="new")[:2],
+        *flags_for(root, data_dir="new")[:2],
         "--data-dir",
-        place / "new",
+        root / "new",
     )
     assert "a restore into it is incomplete: run `tierlog storage restore` on it again" in refused
     epochs.unlink()
-    kept.rename(epochs)
+    saved.rename(epochs)
     report = json.loads(offline.ok("storage", "restore", *flags))
     assert [one["tail"]["whole"] for one in report["partitions"]] == [True]
 
 
-def test_a_restore_names_what_is_bad_in_the_old_folder_and_ends_as_a_check_that_found_it(place):
-    with Served(place, "data") as run:
+def test_a_restore_from_a_damaged_tail_names_it_and_exits_3(root):
+    with Served(root, "data") as run:
         run.ok("produce", "t", stdin=b"four\n")
-    (tail,) = (place / "data" / "t-0").glob(f"{3:020d}.log")
+    (tail,) = (root / "data" / "t-0").glob(f"{3:020d}.log")
     flip(tail, tail.stat().st_size - 3)
-    done = Program().run("storage", "restore", *on(place, data_dir="new"), "--tail", place / "data")
-    assert done.returncode == 3
-    assert b"damaged: t-0: serve once, stop, `storage repair --deep` on" in done.stderr
+    result = Program().run(
+        "storage", "restore", *flags_for(root, data_dir="new"), "--tail", root / "data"
+    )
+    assert result.returncode == 3
+    assert b"damaged: t-0: serve once, stop, `storage repair --deep` on" in result.stderr
 
 
-def test_a_broker_moves_by_way_of_its_bucket_with_all_topics_and_groups(place):
+def test_topics_and_group_offsets_move_through_the_bucket(root):
     reading = ("consume", "t", "--group", "g", "--max-records")
-    with Served(place, "data") as run:
+    with Served(root, "data") as run:
         run.ok("topic", "create", "u")
         run.ok("produce", "u", stdin=b"of u\n")
         assert run.ok(*reading, "2") == b"one\ntwo\n"
-        moved = json.loads(run.ok("storage", "offload"))["topics"]
-        assert {name: one["uploaded_segments"] for name, one in moved.items()} == {
+        offloaded = json.loads(run.ok("storage", "offload"))["topics"]
+        assert {name: topic["uploaded_segments"] for name, topic in offloaded.items()} == {
             "__consumer_offsets": 1,
             "t": 0,
             "u": 1,
         }
-    Program().ok("storage", "restore", *on(place, data_dir="new"))
-    with Served(place, "new") as run:
+    Program().ok("storage", "restore", *flags_for(root, data_dir="new"))
+    with Served(root, "new") as run:
         assert run.ok(*reading, "1") == b"three\n"
         assert run.ok("consume", "u") == b"of u\n"
 
 
-def test_a_broker_that_stood_still_while_another_took_over_damages_nothing(place):
-    offline, old = Program(), Served(place, "data", "--fence-check-ms", "100")
-    with old as zombie:
-        zombie.ok("produce", "t", stdin=b"of its own\n")
+def test_a_paused_broker_is_fenced_after_a_takeover(root):
+    offline, old = Program(), Served(root, "data", "--fence-check-ms", "100")
+    with old as paused:
+        paused.ok("produce", "t", stdin=b"diverged\n")
         old.process.send_signal(signal.SIGSTOP)
-        offline.ok("storage", "restore", "--restore-offset-gap", "100", *on(place, data_dir="new"))
-        with Served(place, "new") as run:
+        offline.ok(
+            "storage", "restore", "--restore-offset-gap", "100", *flags_for(root, data_dir="new")
+        )
+        with Served(root, "new") as run:
             run.ok("produce", "t", stdin=b"four\n")
             old.process.send_signal(signal.SIGCONT)
-            assert "leadership lost: t-0" in refusal_of(zombie, "produce", "t", stdin=b"late\n")
-            assert "leadership lost: t-0" in zombie.fails(1, "topic", "delete", "t", "--yes")
+            assert "leadership lost: t-0" in until_refused(paused, "produce", "t", stdin=b"late\n")
+            assert "leadership lost: t-0" in paused.fails(1, "topic", "delete", "t", "--yes")
             run.ok("storage", "offload", "t")
             assert json.loads(run.ok("storage", "verify", "t", "--deep"))["ok"]
-    taking = ("t", "--apply", "--take-over", "--restore-offset-gap")
-    offline.ok("storage", "repair", *taking, "70", *on(place, data_dir="data"))
-    assert gaps(offline, place) == [[3, 103], [104, 174]]
-    offline.ok("storage", "gc", *taking, "30", *on(place, data_dir="new"))
-    assert gaps(offline, place) == [[3, 103], [104, 204]]
-    with Served(place, "data", "--take-over") as run:
+    take_over = ("t", "--apply", "--take-over", "--restore-offset-gap")
+    offline.ok("storage", "repair", *take_over, "70", *flags_for(root, data_dir="data"))
+    assert gaps(offline, root) == [[3, 103], [104, 174]]
+    offline.ok("storage", "gc", *take_over, "30", *flags_for(root, data_dir="new"))
+    assert gaps(offline, root) == [[3, 103], [104, 204]]
+    with Served(root, "data", "--take-over") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\nfour\n"
-        (tail,) = (place / "data").glob("t-0.diverged-*/*.log")
+        (tail,) = (root / "data").glob("t-0.diverged-*/*.log")
         run.ok("topic", "create", "set-apart")
         run.ok("produce", "set-apart", tail, "--format", "batches", "--partition", "0")
-        assert run.ok("consume", "set-apart").startswith(b"of its own\n")
+        assert run.ok("consume", "set-apart").startswith(b"diverged\n")
 
 
-def gaps(offline, place):
-    shown = json.loads(offline.ok("storage", "manifest", "t", *on(place)))
+def gaps(offline, root):
+    shown = json.loads(offline.ok("storage", "manifest", "t", *flags_for(root)))
     return list(shown["gaps"])
 
 
-def refusal_of(program, *arguments, stdin):
-    """What it says once it is refused: a former owner takes what it is sent until it has looked."""
+def until_refused(program, *arguments, stdin):
+    """Run until it fails; its stderr. A former owner accepts writes until its next fence check."""
     deadline = time.monotonic() + 20
-    while (done := program.run(*arguments, stdin=stdin)).returncode == 0:
+    while (result := program.run(*arguments, stdin=stdin)).returncode == 0:
         assert time.monotonic() < deadline
-    return done.stderr.decode()
+    return result.stderr.decode()

@@ -1,4 +1,4 @@
-"""`tierlog serve --tls-cert --tls-key`, and the clients that trust it by `--ca-file`."""
+"""`tierlog serve --tls-cert --tls-key`, and clients with `--ca-file`."""
 
 import asyncio
 import json
@@ -17,7 +17,9 @@ import tierlog
 from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
 from tests.fakes.forked import Forked
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs openssl to make a certificate"
+)
 
 
 def make_certificate(folder, name="localhost"):
@@ -52,14 +54,14 @@ def secured(tmp_path_factory):
         env=ENVIRONMENT,
     )
     try:
-        yield _listening(process, folder / "log"), certificate
+        yield _wait_for_address(process, folder / "log"), certificate
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         log.close()
 
 
-def _listening(process, log):
+def _wait_for_address(process, log):
     deadline = time.monotonic() + 60
     while "listens on https://" not in log.read_text():
         assert process.poll() is None, log.read_text()
@@ -68,19 +70,19 @@ def _listening(process, log):
     return log.read_text().split("listens on ")[1].split(",")[0]
 
 
-def test_an_address_of_the_other_scheme_is_told(secured, tmp_path):
+def test_the_wrong_scheme_is_explained(secured, tmp_path):
     url, _ = secured
-    said = Program(url.replace("https", "http")).fails(1, "topic", "list")
-    assert "if the server uses TLS, its address begins with https://" in said
+    error = Program(url.replace("https", "http")).fails(1, "topic", "list")
+    assert "if the server uses TLS, its address begins with https://" in error
     plain = RunningBroker("dev", "--data-dir", tmp_path / "data", "--port", "0", cwd=tmp_path)
     try:
-        said = Program(plain.server.replace("http", "https")).fails(1, "topic", "list")
+        error = Program(plain.server.replace("http", "https")).fails(1, "topic", "list")
     finally:
         assert plain.stop() == 0
-    assert "if the server does not use TLS, its address begins with http://" in said
+    assert "if the server does not use TLS, its address begins with http://" in error
 
 
-def test_the_command_line_works_by_an_authority_of_ones_own(secured):
+def test_the_command_line_trusts_a_private_ca(secured):
     url, certificate = secured
     program = Program(url)
     program.environment["TIERLOG_CA_FILE"] = str(certificate)
@@ -92,7 +94,7 @@ def test_the_command_line_works_by_an_authority_of_ones_own(secured):
     assert shown["offsets"][0]["lag"] == 19_995
 
 
-def test_the_clients_work_by_an_authority_of_ones_own(secured):
+def test_clients_trust_a_private_ca(secured):
     url, certificate = secured
     with tierlog.Client(url, ca_file=certificate) as client:
         client.create_topic("c", config={"segment.bytes": 4 << 20})
@@ -102,7 +104,7 @@ def test_the_clients_work_by_an_authority_of_ones_own(secured):
         assert [record.value for record in client.consume("c")] == values
         for segment in client.segments("c", 0):
             path = f"{url}/v1/topics/c/partitions/0/segments/{segment.base_offset}"
-            whole = httpx.get(path, verify=_trusting(certificate), trust_env=False)
+            whole = httpx.get(path, verify=_tls_context(certificate), trust_env=False)
             assert len(whole.content) == segment.size_bytes
 
     async def run():
@@ -112,21 +114,21 @@ def test_the_clients_work_by_an_authority_of_ones_own(secured):
     assert asyncio.run(run()) == values[55:]
 
 
-def _trusting(certificate):
+def _tls_context(certificate):
     return ssl.create_default_context(cafile=str(certificate))
 
 
-def test_a_client_that_does_not_know_the_authority_says_so(secured, tmp_path):
+def test_an_untrusted_certificate_is_explained(secured, tmp_path):
     url, _ = secured
-    said = Program(url).fails(1, "topic", "list")
-    assert "certificate" in said.lower()
-    assert "give --ca-file" in said
+    error = Program(url).fails(1, "topic", "list")
+    assert "certificate" in error.lower()
+    assert "give --ca-file" in error
     other, _ = make_certificate(tmp_path, "other")
     assert "certificate" in Program(url).fails(1, "topic", "list", "--ca-file", other).lower()
     assert "nowhere.pem" in Program(url).fails(2, "topic", "list", "--ca-file", "nowhere.pem")
 
 
-def test_plain_http_on_the_port_gets_no_answer_and_harms_nobody(secured):
+def test_plain_http_on_a_tls_port_is_rejected(secured):
     url, certificate = secured
     host, port = url.removeprefix("https://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
@@ -139,21 +141,21 @@ def test_plain_http_on_the_port_gets_no_answer_and_harms_nobody(secured):
 
 
 @pytest.mark.parametrize("which", ["missing", "garbage", "mismatch", "passphrase"])
-def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path, which):
+def test_an_unusable_certificate_is_one_line(tmp_path, which):
     certificate, key = make_certificate(tmp_path)
     if which == "missing":
         key.unlink()
     elif which == "garbage":
         certificate.write_text("no certificate")
     elif which == "passphrase":
-        locking = ("openssl", "ec", "-aes256", "-passout", "pass:word", "-in", key, "-out", key)
-        subprocess.run(locking, check=True, capture_output=True)
+        encrypt = ("openssl", "ec", "-aes256", "-passout", "pass:word", "-in", key, "-out", key)
+        subprocess.run(encrypt, check=True, capture_output=True)
     else:
         _, key = make_certificate(tmp_path, "other")
-    said = Program().fails(
+    error = Program().fails(
         1,
         *("serve", "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0"),
         *("--tls-cert", certificate, "--tls-key", key),
     )
-    assert "tls" in said.lower()
-    assert ("passphrase" in said) == (which == "passphrase")
+    assert "tls" in error.lower()
+    assert ("passphrase" in error) == (which == "passphrase")

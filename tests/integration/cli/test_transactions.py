@@ -1,4 +1,4 @@
-"""`tierlog consume --isolation` on a folder with transactions that Kafka wrote."""
+"""`tierlog consume --isolation` on transactions written by Kafka."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def adopted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_printed_is_what_kafkas_consumer_read(adopted, name):
+def test_consume_isolation_matches_kafkas_consumer(adopted, name):
     topic, _, partition = name.rpartition("-")
     command = ("consume", topic, "-p", partition, "--isolation")
 
@@ -36,14 +36,16 @@ def test_what_is_printed_is_what_kafkas_consumer_read(adopted, name):
         return [json.loads(line)["offset"] for line in found]
 
     committed = json.loads((KAFKA / f"{name}.read_committed.offsets.json").read_text())
-    all_of_it = [
+    all_offsets = [
         json.loads(line)["offset"]
         for line in (KAFKA / f"{name}.records.jsonl").read_text().splitlines()
     ]
     assert offsets("read_committed") == committed
-    assert offsets("read_uncommitted") == all_of_it != committed
+    assert offsets("read_uncommitted") == all_offsets != committed
     batches = adopted.ok(*command, "read_committed", "--format", "batches")
-    headers = [one for one in iter_headers(batches) if not one.is_control]
-    held = {offset for one in headers for offset in range(one.base_offset, one.next_offset)}
-    assert held == set(committed)
+    headers = [header for header in iter_headers(batches) if not header.is_control]
+    batch_offsets = {
+        offset for header in headers for offset in range(header.base_offset, header.next_offset)
+    }
+    assert batch_offsets == set(committed)
     assert "is not one of" in adopted.fails(2, *command, "committed")
