@@ -1,8 +1,8 @@
-"""The same script for a real Kafka and for tierlog: what each topic is sent, what is then asked
-about it, and what Kafka answers.
+"""The same requests for a real Kafka and for tierlog, and Kafka's results: appends, timestamp
+lookups and reads of each topic.
 
-No step depends on an answer, except in transactions, which Kafka's coordinator runs: those are
-played only to Kafka.
+No request depends on a response, except in transactions, which need Kafka's coordinator: those run
+only on Kafka.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPICS: dict[str, dict[str, object]] = {
     "random-stamped": {"index.interval.bytes": 200, **STAMPED},
     "random-gzip": {"compression.type": "gzip"},
 }
-# Kafka checks less strictly times that it overwrites, and what it recompresses.
+# Kafka checks timestamps that it overwrites, and batches that it recompresses, less strictly.
 DIFFERENT_THERE = {
     "odd-stamped": {"a time beyond 64 bits"},
     "odd-zstd": {f"{codec}: offset deltas 0, 2" for codec in ("gzip", "snappy", "lz4")},
@@ -58,8 +58,8 @@ def requests_to(topic: str) -> list[tuple[str, bytes]]:
     return [source.next() for _ in range(REQUESTS)]
 
 
-class Asked(NamedTuple):
-    """The answers to a topic's requests, and then to the questions about it."""
+class Results(NamedTuple):
+    """The results of a topic's appends, and then of its lookups and reads."""
 
     appended: list[Any]
     by_time: dict[int, tuple[int, int] | None]
@@ -68,7 +68,7 @@ class Asked(NamedTuple):
 
 
 class Transactions(NamedTuple):
-    """`committed`: the offsets of all committed records, by where the read began."""
+    """`committed`: the offsets of all committed records, by the offset at which the read began."""
 
     committed: dict[int, list[int]]
     by_time: dict[int, tuple[int, int] | None]
@@ -78,32 +78,32 @@ class Transactions(NamedTuple):
 
 class Theirs(NamedTuple):
     data: Path
-    topics: dict[str, Asked]
+    topics: dict[str, Results]
     transactions: Transactions
 
 
-def play(kafka: RealKafka, data: Path) -> Theirs:
-    """Play everything to a new broker in this folder."""
-    topics = {topic: as_kafka_has_it(config) for topic, config in TOPICS.items()}
-    topics["transactions"] = as_kafka_has_it(SMALL)
+def run_on_kafka(kafka: RealKafka, data: Path) -> Theirs:
+    """Run the whole workload on a new broker in this folder."""
+    topics = {topic: kafka_config(config) for topic, config in TOPICS.items()}
+    topics["transactions"] = kafka_config(SMALL)
     with kafka.broker(data, topics) as server:
         wire = Wire(server)
-        asked = {topic: ask_kafka(wire, topic) for topic in TOPICS}
-        play_transactions(wire, random.Random(SEED))
-        transactions = ask_of_transactions(wire)
+        results = {topic: run_workload(wire, topic) for topic in TOPICS}
+        run_transactions(wire, random.Random(SEED))
+        transactions = read_transactions(wire)
         wire.close()
-    return Theirs(data, asked, transactions)
+    return Theirs(data, results, transactions)
 
 
-def as_kafka_has_it(config: dict[str, object]) -> dict[str, object]:
-    """The configuration for Kafka: its public name for the size has a minimum of 1 MiB."""
+def kafka_config(config: dict[str, object]) -> dict[str, object]:
+    """The configuration for Kafka, whose public segment.bytes has a minimum of 1 MiB."""
     known = {"segment.bytes": "internal.segment.bytes"}
     return {known.get(key, key): value for key, value in config.items()}
 
 
-def ask_kafka(wire: Wire, topic: str) -> Asked:
+def run_workload(wire: Wire, topic: str) -> Results:
     appended = [wire.produce(topic, batch) for _, batch in requests_to(topic)]
-    times = times_to_ask(topic)
+    times = timestamps_to_look_up(topic)
     by_time = {time: wire.list_offset(topic, time) for time in times}
     end = wire.fetch(topic, 0, max_bytes=1, committed=False).high_watermark
     fetched = {
@@ -113,11 +113,11 @@ def ask_kafka(wire: Wire, topic: str) -> Asked:
     if topic.startswith("random"):
         wire.delete_records(topic, TRIMMED_TO)
     by_time_trimmed = {time: wire.list_offset(topic, time) for time in times}
-    return Asked(appended, by_time, by_time_trimmed, fetched)
+    return Results(appended, by_time, by_time_trimmed, fetched)
 
 
-def times_to_ask(topic: str) -> list[int]:
-    """Times around those that were sent; -1 and -2 would ask something else."""
+def timestamps_to_look_up(topic: str) -> list[int]:
+    """Timestamps around those sent; not -1 and -2, which have a special meaning."""
     if not topic.startswith("random"):
         return []
     times = {1, 2**62}
@@ -134,7 +134,7 @@ def reads_to_try(topic: str, end: int) -> Iterator[tuple[int, int]]:
         yield offset, (1, 300, 2000, 1 << 20)[offset % 4]
 
 
-def ask_of_transactions(wire: Wire) -> Transactions:
+def read_transactions(wire: Wire) -> Transactions:
     end = wire.fetch("transactions", 0, max_bytes=1, committed=False)
     starts = range(0, end.last_stable_offset, 5)
     committed = {start: read_committed(wire, "transactions", start) for start in starts}
@@ -143,7 +143,7 @@ def ask_of_transactions(wire: Wire) -> Transactions:
     return Transactions(committed, by_time, end.last_stable_offset, end.high_watermark)
 
 
-def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions") -> None:
+def run_transactions(wire: Wire, rng: random.Random, topic: str = "transactions") -> None:
     """Interleaved transactions of three producers, and records outside of any."""
     names = ["one", "two", "three"]
     producers = {name: wire.begin_producer(name) for name in names}
@@ -152,7 +152,7 @@ def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions
         name = rng.choice(names)
         step = rng.choice(("plain", *["send"] * 6, "end", "end", "begin anew"))
         if step == "plain":
-            assert wire.produce(topic, a_batch(rng, number)).error == "NONE"
+            assert wire.produce(topic, random_batch(rng, number)).error == "NONE"
         elif step == "begin anew":  # the next epoch aborts what is open
             producers[name], sequences[name] = wire.begin_producer(name), 0
             is_open.discard(name)
@@ -164,7 +164,7 @@ def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions
                 wire.add_to_transaction(name, producers[name], topic)
                 is_open.add(name)
             producer_id, epoch = producers[name]
-            batch = a_batch(
+            batch = random_batch(
                 rng,
                 number,
                 producer_id=producer_id,
@@ -176,10 +176,12 @@ def play_transactions(wire: Wire, rng: random.Random, topic: str = "transactions
             assert wire.produce(topic, batch, transactional_id=name).error == "NONE"
     assert is_open, "the log ends above its last stable offset"
     for name in set(names) - is_open:
-        wire.add_to_transaction(name, producers[name], topic)  # once the last one's marker is there
+        wire.add_to_transaction(
+            name, producers[name], topic
+        )  # waits for the marker of its last one
 
 
-def a_batch(rng: random.Random, number: int, **fields: Any) -> bytes:
+def random_batch(rng: random.Random, number: int, **fields: Any) -> bytes:
     values = [rng.randbytes(rng.randint(0, 60)) for _ in range(rng.choice((1, 2, 9)))]
     times = [NOW_MS + number for _ in values]
     return bytes(encode_batch(values, timestamps=times, codec=rng.choice((0, 4)), **fields))

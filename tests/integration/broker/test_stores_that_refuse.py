@@ -1,7 +1,7 @@
 """A store that cannot be used is one clear line at the start, in the words that S3 answers with.
 
 A server on loopback gives the answers, as AWS writes them; what real servers of other makes say is
-in `tests/integration/s3/test_wrong_stores.py`.
+in `tests/integration/s3/test_unusable_stores.py`.
 """
 
 from pathlib import Path

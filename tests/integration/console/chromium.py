@@ -1,7 +1,7 @@
-"""A headless Chromium, driven over the DevTools protocol: what the tests of the console need of it.
+"""A headless Chromium, driven over the DevTools protocol: JSON over a WebSocket on loopback.
 
-No driver program: Chromium speaks JSON over a WebSocket on loopback. Everything the page logs,
-every script error and every breach of its content security policy is kept in `complaints`.
+Everything the page logs, every script error and every violation of its content security policy is
+kept in `complaints`.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def find_chromium() -> str | None:
 
 
 class Chromium:
-    """One browser with one page. A context."""
+    """One browser with one page. A context manager."""
 
     def __init__(self, program: str, profile: Path) -> None:
         self._program, self._profile = program, profile
@@ -46,7 +46,7 @@ class Chromium:
     def __enter__(self) -> "Chromium":
         self._ids = itertools.count(1)
         self.complaints: list[str] = []
-        self.expected: list[str] = []  # parts of complaints that a test brings about
+        self.expected: list[str] = []  # substrings of complaints that a test provokes
         self.requested: list[str] = []
         self._session: str | None = None
         with ExitStack() as stack:
@@ -98,11 +98,11 @@ class Chromium:
             message["sessionId"] = self._session
         self._socket.send(json.dumps(message))
         while True:
-            answer = json.loads(self._socket.recv(timeout=PATIENCE_S))
-            if answer.get("id") == number:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]
-            self._note(answer)
+            response = json.loads(self._socket.recv(timeout=PATIENCE_S))
+            if response.get("id") == number:
+                assert "error" not in response, (method, response["error"])
+                return response["result"]
+            self._note(response)
 
     def _note(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
@@ -115,17 +115,17 @@ class Chromium:
         elif event.get("method") == "Network.requestWillBeSent":
             self.requested.append(params["request"]["url"])
 
-    # --- what a person does -----------------------------------------------------------------------
+    # --- user actions -----------------------------------------------------------------------------
 
     def open(self, url: str) -> None:
-        """A new page, without what the last one kept."""
+        """Open a page, and forget what the last one logged and requested."""
         self.call("Page.navigate", url="about:blank")
         self.complaints.clear()
         self.requested.clear()
         self.call("Page.navigate", url=url)
 
-    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """The window's size, and what the system prefers."""
+    def emulate(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Set the window size and the preferred color scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -147,12 +147,12 @@ class Chromium:
         self.call("Input.insertText", text=text)
 
     def run(self, script: str) -> Any:
-        """The value of an expression; a promise is awaited."""
-        answer = self.call(
+        """Evaluate an expression; a promise is awaited."""
+        response = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
+        assert "exceptionDetails" not in response, response["exceptionDetails"]
+        return response["result"].get("value")
 
     def until(self, condition: str) -> None:
         """Wait for an expression to be true."""
@@ -164,5 +164,5 @@ class Chromium:
         raise AssertionError(f"not within {PATIENCE_S} s: {condition}\n{self.text()[:2000]}")
 
     def text(self) -> str:
-        """What can be read on the page."""
+        """The visible text of the page."""
         return str(self.run("document.body.innerText"))

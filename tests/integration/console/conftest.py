@@ -17,8 +17,8 @@ from tests.integration.console.chromium import Chromium, find_chromium
 PHONE, TABLE = 390, 1280
 
 
-class House(httpx.Client):
-    """A broker with a console, and calls to fill it."""
+class Console(httpx.Client):
+    """A client of a broker with a console, and calls to fill it."""
 
     broker: Broker
     store: FaultyObjectStore | None
@@ -32,11 +32,11 @@ class House(httpx.Client):
         return name
 
     def produce(self, topic: str, *records: Any) -> None:
-        answer = self.post(f"/v1/topics/{topic}/records", json={"records": records})
-        assert answer.status_code == 200, answer.text
+        response = self.post(f"/v1/topics/{topic}/records", json={"records": records})
+        assert response.status_code == 200, response.text
 
     def two_tiers(self, name: str) -> str:
-        """200 records of 100 bytes, a second apart; the older ones in the bucket alone."""
+        """200 records of 100 bytes, a second apart; the older ones only in the bucket."""
         self.topic(name, segment_bytes=2048, local_retention_bytes=6000, retention_ms=-1)
         for start in range(0, 200, 20):
             self.produce(
@@ -51,9 +51,9 @@ class House(httpx.Client):
                     for n in range(start, start + 20)
                 ),
             )
-        done = self.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
-        assert done.json()["remaining_segments"] == 0, done.text
-        self.produce(name, {"key": "newest", "value": "on disk alone"})
+        result = self.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
+        assert result.json()["remaining_segments"] == 0, result.text
+        self.produce(name, {"key": "newest", "value": "only on disk"})
         return name
 
     def set_down(self, down: bool) -> None:
@@ -65,38 +65,44 @@ class House(httpx.Client):
 
 
 @contextmanager
-def open_house(root: Path, *, bucket: bool = True, tokens: Path | None = None) -> Iterator[House]:
+def open_console(
+    root: Path, *, bucket: bool = True, tokens: Path | None = None
+) -> Iterator[Console]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}")) if bucket else None
     http = HttpSettings(console_sample_ms=100, tokens_file=tokens)
     with (
-        served_broker(root / "data", store=store, http=http, cache_bytes=64 << 20) as one,
-        House(base_url=one.server.url, timeout=30) as house,
+        served_broker(root / "data", store=store, http=http, cache_bytes=64 << 20) as served,
+        Console(base_url=served.server.url, timeout=30) as console,
     ):
-        house.broker, house.store, house.url = one.broker, store, one.server.url
-        yield house
+        console.broker, console.store, console.url = served.broker, store, served.server.url
+        yield console
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with open_house(tmp_path_factory.mktemp("house")) as house:
-        yield house
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with open_console(tmp_path_factory.mktemp("console")) as console:
+        yield console
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     program = find_chromium()
     if program is None:
-        pytest.skip("there is no chromium on this machine")
+        pytest.skip("needs chromium")
     with Chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
 
 
 @pytest.fixture
 def browser(chromium: Chromium) -> Iterator[Chromium]:
-    """Whatever a test does, the page logs nothing, no script fails and no policy is broken."""
-    chromium.look(width=TABLE)
+    """Fails the test if the page logs anything, a script fails or a policy is violated."""
+    chromium.emulate(width=TABLE)
     chromium.open("about:blank")
     chromium.expected.clear()
     yield chromium
-    found = [one for one in chromium.complaints if not any(e in one for e in chromium.expected)]
-    assert found == []
+    unexpected = [
+        complaint
+        for complaint in chromium.complaints
+        if not any(part in complaint for part in chromium.expected)
+    ]
+    assert unexpected == []

@@ -1,27 +1,27 @@
-"""`/docs` in a browser: every call is shown, by a token where one is wanted."""
+"""`/docs` in a browser: every call is shown, with a token if one is required."""
 
 from pathlib import Path
 
 from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
 from tests.integration.console.chromium import Chromium
-from tests.integration.console.conftest import House, open_house
+from tests.integration.console.conftest import Console, open_console
 
 CALLS_SHOWN = "document.querySelectorAll('.opblock').length > 25"
 LIST_TOPICS = "document.querySelector('.opblock-get:has([data-path=\"/v1/topics\"])')"
 
 
-def test_it_shows_every_call_and_loads_nothing_from_elsewhere(
-    browser: Chromium, house: House
+def test_the_page_shows_every_call_and_loads_nothing_from_elsewhere(
+    browser: Chromium, console: Console
 ) -> None:
-    browser.open(f"{house.url}/docs")
+    browser.open(f"{console.url}/docs")
     browser.until(CALLS_SHOWN)
     shown = browser.text().replace("\u200b", "")
     assert "/v1/topics/{topic}/partitions/{partition}/records" in shown
-    assert [url for url in browser.requested if not url.startswith((house.url, "data:"))] == []
+    assert [url for url in browser.requested if not url.startswith((console.url, "data:"))] == []
 
 
-def test_it_asks_for_a_token_and_sends_it_with_tried_calls(
+def test_the_page_asks_for_a_token_and_sends_it_with_calls(
     browser: Chromium, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens.json"
@@ -29,26 +29,26 @@ def test_it_asks_for_a_token_and_sends_it_with_tried_calls(
     producer = create_token(file, "producer", scopes=(Scope.PRODUCE,), now_ms=1)
     reader = create_token(file, "reader", scopes=(Scope.READ,), now_ms=1)
     browser.expected += ("status of 40",)
-    with open_house(tmp_path, bucket=False, tokens=file) as house:
-        house.headers["authorization"] = f"Bearer {admin}"
-        house.topic("private")
-        browser.open(f"{house.url}/docs")
-        give(browser, "tierlog_guess")
+    with open_console(tmp_path, bucket=False, tokens=file) as console:
+        console.headers["authorization"] = f"Bearer {admin}"
+        console.topic("private")
+        browser.open(f"{console.url}/docs")
+        enter_token(browser, "tierlog_guess")
         browser.until("document.querySelector('#refusal').textContent.includes('not valid')")
-        give(browser, producer)
+        enter_token(browser, producer)
         browser.until("document.querySelector('#refusal').textContent.includes('scope')")
-        give(browser, reader)
+        enter_token(browser, reader)
         browser.until(CALLS_SHOWN)
         browser.run(f"{LIST_TOPICS}.querySelector('.opblock-summary-control').click()")
         for button in ("try-out__btn", "execute"):
             browser.until(f"{LIST_TOPICS}.querySelector('.{button}')")
             browser.run(f"{LIST_TOPICS}.querySelector('.{button}').click()")
         browser.until(f"{LIST_TOPICS}.innerText.includes('\"private\"')")
-        browser.open(f"{house.url}/")  # the console of the same tab asks for none
+        browser.open(f"{console.url}/")  # the console in the same tab uses it too
         browser.until("document.querySelector('#topic-private')")
 
 
-def give(browser: Chromium, token: str) -> None:
+def enter_token(browser: Chromium, token: str) -> None:
     browser.until("document.querySelector('#ask-token')?.open")
     browser.until("document.activeElement.name === 'token'")
     browser.type(token)

@@ -1,7 +1,7 @@
-"""Kill -9 while producers write and segments move to the bucket: what was acknowledged is there.
+"""Kill -9 while producers write and segments are offloaded: acknowledged records survive.
 
-The records go through the whole way: HTTP, group commit, roll, offload, local retention. After each
-life every acknowledged record is read back at the very offset that its acknowledgement named.
+The records go through HTTP, group commit, roll, offload and local retention. After each restart
+every acknowledged record is read back at the offset that its acknowledgement named.
 """
 
 import random
@@ -13,34 +13,36 @@ import httpx
 from tests.fakes.broker_process import BrokerProcess
 
 PRODUCERS = 4
-LIVES = 3
+RUNS = 3
 CONFIG = {"segment.bytes": 8192, "local.retention.bytes": 32768, "retention.ms": -1}
 
 
 class Producer(threading.Thread):
-    """Appends numbered records until the broker dies; keeps what was acknowledged."""
+    """Appends numbered records until the broker dies; keeps the acknowledged ones."""
 
-    def __init__(self, url: str, number: int, life: int) -> None:
+    def __init__(self, url: str, number: int, run_number: int) -> None:
         super().__init__(daemon=True)
-        self.url, self.number, self.life = f"{url}/v1/topics/t/records", number, life
+        self.url, self.number, self.run_number = f"{url}/v1/topics/t/records", number, run_number
         self.acknowledged: dict[tuple[int, int], str] = {}
 
     def run(self) -> None:
         count = 0
         with httpx.Client(timeout=10) as client:
             while True:
-                values = [f"{self.life}-{self.number}-{count + i}" + "x" * 50 for i in range(5)]
+                values = [
+                    f"{self.run_number}-{self.number}-{count + i}" + "x" * 50 for i in range(5)
+                ]
                 records = [{"value": value, "partition": count % 2} for value in values]
                 try:
-                    answer = client.post(self.url, json={"records": records})
+                    response = client.post(self.url, json={"records": records})
                 except httpx.TransportError:
                     return
-                assert answer.status_code == 200, answer.text
-                (result,) = answer.json()["results"]
+                assert response.status_code == 200, response.text
+                (result,) = response.json()["results"]
                 for i, value in enumerate(values):
-                    place = result["partition"], result["base_offset"] + i
-                    assert place not in self.acknowledged, "an offset was given twice"
-                    self.acknowledged[place] = value
+                    position = result["partition"], result["base_offset"] + i
+                    assert position not in self.acknowledged, "an offset was assigned twice"
+                    self.acknowledged[position] = value
                 count += 5
 
 
@@ -49,9 +51,9 @@ def read_all(url: str, partition: int) -> dict[tuple[int, int], str]:
     with httpx.Client(timeout=30) as client:
         while True:
             path = f"{url}/v1/topics/t/partitions/{partition}/records"
-            answer = client.get(path, params={"offset": offset})
-            assert answer.status_code == 200, answer.text
-            body = answer.json()
+            response = client.get(path, params={"offset": offset})
+            assert response.status_code == 200, response.text
+            body = response.json()
             for record in body["records"]:
                 found[partition, record["offset"]] = record["value"]
             offset = body["next_offset"]
@@ -59,10 +61,10 @@ def read_all(url: str, partition: int) -> dict[tuple[int, int], str]:
                 return found
 
 
-def test_what_was_acknowledged_survives_kill_nine(tmp_path):
+def test_acknowledged_records_survive_kill_nine(tmp_path):
     seed = random.randrange(10**6)
     print("seed", seed)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     broker = BrokerProcess(tmp_path, "--retention-check-interval", "0.2").start()
     acknowledged: dict[tuple[int, int], str] = {}
     try:
@@ -70,26 +72,28 @@ def test_what_was_acknowledged_survives_kill_nine(tmp_path):
             f"{broker.url}/v1/topics", json={"name": "t", "partitions": 2, "config": CONFIG}
         )
         assert created.status_code == 201, created.text
-        for life in range(LIVES):
-            producers = [Producer(broker.url, number, life) for number in range(PRODUCERS)]
+        for run_number in range(RUNS):
+            producers = [Producer(broker.url, number, run_number) for number in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
-            deadline = time.monotonic() + dice.uniform(0.3, 1.0)
+            deadline = time.monotonic() + rng.uniform(0.3, 1.0)
             while time.monotonic() < deadline:
                 httpx.post(f"{broker.url}/v1/topics/t/offload", params={"wait_ms": 50}, timeout=10)
             broker.kill()
             for producer in producers:
                 producer.join(20)
-                for place, value in producer.acknowledged.items():
-                    assert place not in acknowledged, f"offset {place} was given twice"
-                    acknowledged[place] = value
+                for position, value in producer.acknowledged.items():
+                    assert position not in acknowledged, f"offset {position} was assigned twice"
+                    acknowledged[position] = value
             broker.start()
             found = read_all(broker.url, 0) | read_all(broker.url, 1)
             lost = {
-                place: value for place, value in acknowledged.items() if found.get(place) != value
+                position: value
+                for position, value in acknowledged.items()
+                if found.get(position) != value
             }
             assert not lost, f"{len(lost)} of {len(acknowledged)} acknowledged records are lost"
-        assert len(acknowledged) > 100, "the test wrote too little to mean something"
+        assert len(acknowledged) > 100, "too few records were acknowledged"
         assert broker.stop() == 0
     finally:
         broker.kill()

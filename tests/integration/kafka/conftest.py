@@ -6,5 +6,5 @@ from tests.fakes import real_kafka
 @pytest.fixture(scope="session")
 def kafka() -> real_kafka.RealKafka:
     if not real_kafka.is_available():
-        pytest.skip("a real Kafka takes mvn, java and javac")
+        pytest.skip("needs mvn, java and javac")
     return real_kafka.RealKafka()

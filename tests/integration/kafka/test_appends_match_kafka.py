@@ -1,8 +1,8 @@
-"""Kafka and we take and refuse the same produce requests, answer the same questions about what was
-taken, and are left with the same files.
+"""Kafka and tierlog accept and refuse the same produce requests, return the same results for reads
+and timestamp lookups, and write the same files.
 
-What only one of the two takes stands in `produce_requests.DIFFERENT`, with the reason. Random
-requests, of `play_for_kafka`, print their seed; `TIERLOG_SEED` sets another.
+`produce_requests.DIFFERENT` lists what only one of the two accepts, with the reason. The seed of
+`kafka_workload` is printed; `TIERLOG_SEED` sets another.
 """
 
 import shutil
@@ -18,22 +18,22 @@ from record_format.batch import BatchHeader, iter_headers, stamp
 from record_format.decode import decode_batch
 from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.kafka_wire import Appended
-from tests.fakes.play_for_kafka import (
+from tests.fakes.kafka_workload import (
     SEED,
     TOPICS,
     TRIMMED_TO,
-    Asked,
-    play,
+    Results,
     requests_to,
-    times_to_ask,
+    run_on_kafka,
+    timestamps_to_look_up,
 )
 from tests.fakes.served_broker import served_broker
 
 pytestmark = pytest.mark.kafka
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
-# Kafka's error, and what we may call it. What it has no name for is a fault of its own.
-SAME = {
+# Kafka's error, and our codes for it. An unnamed error is a fault of Kafka's.
+OUR_CODES = {
     "CORRUPT_MESSAGE": {"corrupt-batch"},
     "INVALID_RECORD": {"corrupt-batch", "invalid-record"},
     "INVALID_TIMESTAMP": {"invalid-record", "corrupt-batch"},
@@ -48,7 +48,7 @@ SAME = {
 @pytest.fixture(scope="module")
 def theirs(kafka, tmp_path_factory):
     print(f"TIERLOG_SEED={SEED}")
-    return play(kafka, tmp_path_factory.mktemp("theirs") / "kafka")
+    return run_on_kafka(kafka, tmp_path_factory.mktemp("theirs") / "kafka")
 
 
 # --- our side -------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def theirs(kafka, tmp_path_factory):
 
 class Ours(NamedTuple):
     data: Path
-    topics: dict[str, Asked]
+    topics: dict[str, Results]
 
 
 @pytest.fixture(scope="module")
@@ -66,28 +66,28 @@ def ours(tmp_path_factory, theirs):
         for topic, config in TOPICS.items():
             everything = {"max.message.bytes": 64 << 20, "retention.ms": -1, **config}
             broker.create_topic(topic, partitions=1, config=everything)
-        return Ours(data, {topic: ask_us(broker, api, topic, theirs) for topic in TOPICS})
+        return Ours(data, {topic: run_workload(broker, api, topic, theirs) for topic in TOPICS})
 
 
 @contextmanager
 def api_on(data, store=None):
     with (
-        served_broker(data, store=store) as one,
-        httpx.Client(base_url=one.server.url, timeout=60) as api,
+        served_broker(data, store=store) as served,
+        httpx.Client(base_url=served.server.url, timeout=60) as api,
     ):
-        yield one.broker, api
+        yield served.broker, api
 
 
-def ask_us(broker, api, topic, theirs):
+def run_workload(broker, api, topic, theirs):
     appended = [produce(api, topic, batch) for _, batch in requests_to(topic)]
-    times = times_to_ask(topic)
+    times = timestamps_to_look_up(topic)
     by_time = {time: list_offset(api, topic, time) for time in times}
     reads = theirs.topics[topic].fetched
     fetched = {(offset, size): fetch(api, topic, offset, size) for offset, size in reads}
     if topic.startswith("random"):
         broker.trim(topic, 0, TRIMMED_TO)
     by_time_trimmed = {time: list_offset(api, topic, time) for time in times}
-    return Asked(appended, by_time, by_time_trimmed, fetched)
+    return Results(appended, by_time, by_time_trimmed, fetched)
 
 
 def produce(api, topic, batch):
@@ -107,15 +107,15 @@ def fetch(api, topic, offset, max_bytes):
     return api.get(path, params=params, headers=headers).raise_for_status().content
 
 
-# --- the answers ----------------------------------------------------------------------------------
+# --- the responses --------------------------------------------------------------------------------
 
 
-def is_same(topic: str, kafkas: Appended, answer: dict[str, Any]) -> bool:
+def matches(topic: str, kafkas: Appended, response: dict[str, Any]) -> bool:
     if kafkas.error != "NONE":
-        return answer.get("code") in SAME[kafkas.error]
-    if "results" not in answer:
+        return response.get("code") in OUR_CODES[kafkas.error]
+    if "results" not in response:
         return False
-    (result,) = answer["results"]
+    (result,) = response["results"]
     has_time = result["log_append_time"] is not None
     return result["base_offset"] == kafkas.base_offset and has_time == (
         "stamped" in topic and kafkas.log_append_time >= 0
@@ -123,10 +123,10 @@ def is_same(topic: str, kafkas: Appended, answer: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "odd-different"])
-def test_the_same_requests_are_taken_at_the_same_offsets(theirs, ours, topic):
-    unlike = [
-        (number, name, kafkas, answer)
-        for number, ((name, _), kafkas, answer) in enumerate(
+def test_the_same_requests_are_accepted_at_the_same_offsets(theirs, ours, topic):
+    different = [
+        (number, name, kafkas, response)
+        for number, ((name, _), kafkas, response) in enumerate(
             zip(
                 requests_to(topic),
                 theirs.topics[topic].appended,
@@ -134,47 +134,49 @@ def test_the_same_requests_are_taken_at_the_same_offsets(theirs, ours, topic):
                 strict=True,
             )
         )
-        if not is_same(topic, kafkas, answer)
+        if not matches(topic, kafkas, response)
     ]
-    assert unlike == [], f"TIERLOG_SEED={SEED}"
+    assert different == [], f"TIERLOG_SEED={SEED}"
     errors = {kafkas.error for kafkas in theirs.topics[topic].appended}
     assert errors == {"NONE"} if topic == "random-sound" else len(errors) > 1
 
 
-def test_what_differs_is_known(theirs, ours):
-    taken_by = {
-        name: (kafkas.error == "NONE", "results" in answer)
-        for (name, _), kafkas, answer in zip(
+def test_only_listed_requests_differ(theirs, ours):
+    accepted_by = {
+        name: (kafkas.error == "NONE", "results" in response)
+        for (name, _), kafkas, response in zip(
             requests_to("odd-different"),
             theirs.topics["odd-different"].appended,
             ours.topics["odd-different"].appended,
             strict=True,
         )
     }
-    assert {name for name, (kafka, us) in taken_by.items() if kafka == us} == set()
+    assert {name for name, (kafka, us) in accepted_by.items() if kafka == us} == set()
 
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic.startswith("random")])
-def test_times_and_offsets_find_the_same(theirs, ours, topic):
+def test_timestamp_lookups_and_reads_match(theirs, ours, topic):
     kafkas, own = theirs.topics[topic], ours.topics[topic]
     if "stamped" not in topic:  # the broker's own clock
         assert own.by_time == kafkas.by_time
         for time, found in kafkas.by_time_trimmed.items():
-            # Kafka looks into one segment alone, also where that one's part is below the start.
+            # Kafka searches only one segment, even if its match lies below the log start.
             assert own.by_time_trimmed[time] == (found or own.by_time_trimmed[time])
         assert own.by_time != own.by_time_trimmed
     bases = {int(path.stem) for path in (theirs.data / f"{topic}-0").glob("*.log")}
-    for asked, data in kafkas.fetched.items():
+    for request, data in kafkas.fetched.items():
         wanted = list(iter_headers(data))
-        found = list(iter_headers(own.fetched[asked]))
-        assert [like(h) for h in found[: len(wanted)]] == [like(h) for h in wanted], asked
-        # We read on where a segment ends.
-        assert len(found) == len(wanted) or found[len(wanted)].base_offset in bases, asked
+        found = list(iter_headers(own.fetched[request]))
+        assert [comparable(h) for h in found[: len(wanted)]] == [comparable(h) for h in wanted], (
+            request
+        )
+        # Our reads continue past the end of a segment.
+        assert len(found) == len(wanted) or found[len(wanted)].base_offset in bases, request
 
 
-def like(header: BatchHeader) -> BatchHeader:
-    """But for what the clock and a compressor of another make decide. Our epochs begin at 1; bits
-    that have no meaning stay where we compress anew.
+def comparable(header: BatchHeader) -> BatchHeader:
+    """The header without what depends on the clock or the compressor. Our epochs begin at 1; unused
+    attribute bits survive our recompression.
     """
     return header._replace(
         leader_epoch=0,
@@ -190,7 +192,7 @@ def like(header: BatchHeader) -> BatchHeader:
 
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "odd-different"])
-def test_the_same_files_are_left(theirs, ours, topic):
+def test_the_files_match(theirs, ours, topic):
     kafkas, own = theirs.data / f"{topic}-0", ours.data / f"{topic}-0"
     assert names(own) == names(kafkas)
     exact = not topic.endswith(("stamped", "zstd", "gzip"))
@@ -226,21 +228,24 @@ def states(data, *, exact):
 
 def batches(data):
     return [
-        (like(header), [r._replace(timestamp=0) if header.timestamp_type else r for r in records])
+        (
+            comparable(header),
+            [r._replace(timestamp=0) if header.timestamp_type else r for r in records],
+        )
         for header in iter_headers(data)
         for records in (decode_batch(data, header),)
     ]
 
 
-# --- transactions, in a folder taken over from Kafka ----------------------------------------------
+# --- transactions, in a data folder adopted from Kafka --------------------------------------------
 
 
 @pytest.mark.parametrize("tier", ["hot", "cold", "recovered"])
-def test_what_was_committed_is_read_alike(theirs, tmp_path, tier):
+def test_committed_reads_match(theirs, tmp_path, tier):
     data, wanted = tmp_path / "data", theirs.transactions
     shutil.copytree(theirs.data / "transactions-0", data / "transactions-0")
     shutil.copy(theirs.data / "meta.properties", data)
-    if tier == "recovered":  # out of the log alone
+    if tier == "recovered":  # from the log only
         for path in (data / "transactions-0").iterdir():
             if path.suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
                 path.unlink()
@@ -263,26 +268,28 @@ def test_what_was_committed_is_read_alike(theirs, tmp_path, tier):
 
 
 def committed(api, start, max_bytes):
-    """From `start` on: offsets of raw batches, and of records; they are the same."""
-    found = {form: [] for form in (BATCHES, "application/json")}
-    for form, offsets in found.items():
+    """Offsets from `start` on, checked to be the same for batches and for JSON."""
+    found = {media_type: [] for media_type in (BATCHES, "application/json")}
+    for media_type, offsets in found.items():
         at = start
         while True:
             path = "/v1/topics/transactions/partitions/0/records"
             params = {"offset": at, "max_bytes": max_bytes, "isolation": "read_committed"}
-            answer = api.get(path, params=params, headers={"accept": form}).raise_for_status()
-            offsets += offsets_of(answer, form, start)
-            if int(answer.headers["log-next-offset"]) == at:
+            response = api.get(
+                path, params=params, headers={"accept": media_type}
+            ).raise_for_status()
+            offsets += offsets_of(response, media_type, start)
+            if int(response.headers["log-next-offset"]) == at:
                 break
-            at = int(answer.headers["log-next-offset"])
+            at = int(response.headers["log-next-offset"])
     assert found[BATCHES] == found["application/json"]
     return found[BATCHES]
 
 
-def offsets_of(answer, form, start):
-    if form != BATCHES:
-        return [record["offset"] for record in answer.json()["records"]]
-    data = answer.content
+def offsets_of(response, media_type, start):
+    if media_type != BATCHES:
+        return [record["offset"] for record in response.json()["records"]]
+    data = response.content
     headers = [header for header in iter_headers(data) if not header.is_control]
     records = [record for header in headers for record in decode_batch(data, header)]
     return [record.offset for record in records if record.offset >= start]

@@ -1,8 +1,7 @@
-"""Kafka's cleaner and ours on copies of the same folders, batch by batch.
+"""Kafka's cleaner and ours on copies of the same folders, compared batch by batch.
 
-What the compressors make of the same records may differ in bytes; everything else may not, nor may
-the bytes of batches that are not compressed. Kafka's clock is read off the delete horizons that it
-set, and given to ours.
+Only the bytes of compressed batches may differ. Our cleaner runs at the time of Kafka's, which is
+read from the delete horizons that Kafka set.
 """
 
 import random
@@ -36,8 +35,8 @@ CONFIG = {
 }
 
 
-def write_ours(folder: Path) -> None:
-    """A log of ours: few keys, tombstones, producers that go and stay, all codecs."""
+def write_log(folder: Path) -> None:
+    """Write a log with few keys, tombstones, several producers, and all codecs."""
     rng, now_ms = random.Random(4), time.time_ns() // 1_000_000
     config = LogConfig.parse({"segment.bytes": 8192})
     log = open_log(folder, Clock(now_ms), config=config, topic_id=TOPIC_ID, clean=True)
@@ -78,7 +77,7 @@ def open_log(folder: Path, clock: Clock, *, config: LogConfig, topic_id: str, cl
 
 
 def batches(folder: Path):
-    """By base offset: header and bytes where they are not compressed, and the records."""
+    """By base offset: segment, header (without CRC and size if compressed), and records."""
     found = {}
     for log in sorted(folder.glob("*.log")):
         data = log.read_bytes()
@@ -91,10 +90,10 @@ def batches(folder: Path):
     return found
 
 
-def test_both_cleaners_make_the_same_of_the_same_folder(kafka, tmp_path):
+def test_both_cleaners_produce_the_same_batches(kafka, tmp_path):
     source = tmp_path / "source"
     folders = {path.name: path for path in FIXTURES.glob("compacted-*-0") if path.is_dir()}
-    write_ours(source / "ours-0")
+    write_log(source / "ours-0")
     folders["ours-0"] = source / "ours-0"
     actives = {
         name: max(int(path.stem) for path in folder.glob("*.log"))
@@ -106,7 +105,7 @@ def test_both_cleaners_make_the_same_of_the_same_folder(kafka, tmp_path):
     for name, folder in folders.items():
         theirs = batches(seen.folder / name)
         horizons = {h.base_timestamp for _, h, _ in theirs.values() if h.has_delete_horizon}
-        assert len(horizons) == 1, "one round of Kafka's cleaner"
+        assert len(horizons) == 1, "a single round of Kafka's cleaner"
         ours_folder = tmp_path / "ours" / name
         shutil.copytree(folder, ours_folder)
         clock = Clock(horizons.pop() - RETENTION_MS)
@@ -118,7 +117,7 @@ def test_both_cleaners_make_the_same_of_the_same_folder(kafka, tmp_path):
             topic_id=format_topic_id(parse_partition_metadata(metadata)),
             clean=False,
         )
-        if name != "ours-0":  # Kafka forgets producers by the time of their records: 2023
+        if name != "ours-0":  # Kafka expires producers by the time of their records: 2023
             log.expire_producers(idle_ms=0)
         assert log.sealed.clean(log.sealed.cleanable(None), make_key_table(1 << 20)).complete
         log.close()

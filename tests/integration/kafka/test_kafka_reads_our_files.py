@@ -1,7 +1,7 @@
 """Kafka reads what we write: its dump tool, its broker and consumer, its recovery.
 
-One data folder holds everything: the folders that Kafka wrote (tests/fixtures/kafka), adopted and
-appended to by our broker, and topics of our own. It is closed cleanly and then handed to Kafka.
+One data folder holds folders that Kafka wrote (tests/fixtures/kafka), adopted and appended to by
+our broker, and topics of our own. It is closed cleanly and then opened by Kafka.
 """
 
 import base64
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 NOW_MS = 1_790_000_000_000
-# Topics whose index.interval.bytes was another: what Kafka rebuilds has other entries.
+# Topics with another index.interval.bytes: indexes that Kafka rebuilds have other entries.
 OTHER_INTERVAL = ("dense-index", "index-full-roll", "unclean", "compacted")
 OWN = {
     "ours-plain": {"segment.bytes": 16384},
@@ -41,7 +41,7 @@ OWN = {
 
 
 class Ours(NamedTuple):
-    """The data folder after a clean stop, and what our broker served of it."""
+    """The data folder after a clean stop, and what our broker served from it."""
 
     data: Path
     folders: dict[str, Path]
@@ -60,13 +60,13 @@ def ours(tmp_path_factory):
     settings = BrokerSettings(data_dir=data, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=None)
     for name in adopted:
-        append(broker.partition(*place(name)), [b"appended by tierlog", b""])
+        append(broker.partition(*partition_of(name)), [b"appended by tierlog", b""])
     for topic, config in OWN.items():
         broker.create_topic(topic, partitions=1, config=config)
         fill(broker, topic)
     broker.trim("ours-trimmed", 0, 77)
     names = adopted + [f"{topic}-0" for topic in OWN]
-    partitions = {name: broker.partition(*place(name)) for name in names}
+    partitions = {name: broker.partition(*partition_of(name)) for name in names}
     found = Ours(
         data,
         {name: data / name for name in names},
@@ -78,7 +78,7 @@ def ours(tmp_path_factory):
     return found
 
 
-def place(name: str) -> tuple[str, int]:
+def partition_of(name: str) -> tuple[str, int]:
     topic, _, number = name.rpartition("-")
     return topic, int(number)
 
@@ -95,7 +95,7 @@ def append(partition, values, **fields):
 
 
 def fill(broker, topic):
-    """Batches of all sizes: null and empty keys and values, headers, times in no order."""
+    """Append batches of all sizes: null and empty keys and values, headers, random timestamps."""
     if topic == "ours-empty":
         return
     partition, rng = broker.partition(topic, 0), random.Random(topic)
@@ -154,12 +154,12 @@ def encoded(data):
 def committed(partition):
     found, start = [], partition.offsets().log_start_offset
     for fetched, header, records in batches(partition, committed=True):
-        gone = header.is_transactional and any(
+        aborted = header.is_transactional and any(
             txn.producer_id == header.producer_id
             and txn.first_offset <= header.base_offset <= txn.last_offset
             for txn in fetched.aborted
         )
-        found += [] if gone else [r.offset for r in records if r.offset >= start]
+        found += [] if aborted else [r.offset for r in records if r.offset >= start]
     return found
 
 
@@ -168,12 +168,12 @@ def offsets(partition):
     return now.log_start_offset, now.high_watermark, now.last_stable_offset
 
 
-def as_ours(records):
+def comparable(records):
     return [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records]
 
 
 def is_kafkas_own(path):
-    """The tool finds fault with some that Kafka's cleaner wrote; they are not ours to mend."""
+    """The tool complains about some files that Kafka's own cleaner wrote."""
     fixture = FIXTURES / path.parent.name / path.name
     return fixture.exists() and fixture.read_bytes() == path.read_bytes()
 
@@ -193,7 +193,7 @@ def test_the_dump_tool_finds_nothing_wrong_with_our_files(kafka, ours):
         assert complaints(text, gaps_are_right=compacted) == []
 
 
-def test_the_dump_tool_is_a_judge_that_notices(kafka, ours, tmp_path):
+def test_the_dump_tool_detects_damage(kafka, ours, tmp_path):
     folder = tmp_path / "bad"
     shutil.copytree(ours.folders["ours-plain-0"], folder)
     log, index = sorted(folder.glob("*.log"))[0], sorted(folder.glob("*.index"))[0]
@@ -205,9 +205,9 @@ def test_the_dump_tool_is_a_judge_that_notices(kafka, ours, tmp_path):
 
 
 def assert_served_as_ours(seen, ours):
-    assert seen.warnings == [], "checkpoints, epochs, metadata: Kafka read them all"
+    assert seen.warnings == [], "Kafka read the checkpoints, epochs and metadata"
     for name, records in ours.records.items():
-        assert as_ours(seen.records.get(name, [])) == records, name
+        assert comparable(seen.records.get(name, [])) == records, name
         assert [r.offset for r in seen.committed.get(name, [])] == ours.committed_offsets[name]
         assert seen.offsets[name] == ours.offsets[name], name
 
@@ -218,12 +218,12 @@ def prepared(kafka, ours, tmp_path_factory):
     return kafka.prepare(ours.folders, data, top_level=ours.data)
 
 
-def test_a_kafka_broker_serves_our_data_folder_record_for_record(kafka, ours, prepared):
+def test_a_kafka_broker_serves_our_data_folder(kafka, ours, prepared):
     seen = kafka.serve(ours.folders, prepared, top_level=ours.data)
     assert_served_as_ours(seen, ours)
 
 
-def test_a_kafka_broker_that_recovers_our_folders_makes_the_same_indexes(kafka, ours, prepared):
+def test_a_kafka_broker_recovering_our_folders_builds_the_same_indexes(kafka, ours, prepared):
     seen = kafka.serve(ours.folders, prepared, top_level=ours.data, clean=False)
     assert_served_as_ours(seen, ours)
     compared = 0

@@ -1,4 +1,4 @@
-"""A real S3 server, which the environment names; `localstack/s3_server.py --exec` sets it."""
+"""A real S3 server, named by the environment, which `localstack/s3_server.py --exec` sets."""
 
 import secrets
 
@@ -10,7 +10,7 @@ from tests.fakes.named_s3 import named_s3
 
 @pytest.fixture
 def s3():
-    """What the environment says of the server."""
+    """The server that the environment names."""
     return named_s3()
 
 

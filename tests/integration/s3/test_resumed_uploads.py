@@ -1,4 +1,4 @@
-"""An upload in parts that was broken off goes on with the parts that the store does not have."""
+"""An interrupted multipart upload resumes with the parts that the store lacks."""
 
 import dataclasses
 import json
@@ -26,8 +26,8 @@ PARTS = 5
 KEY = "topics/t/id/0/segments/00000000000000000000-0-u.log"
 
 
-class SeenParts:
-    """Counts requests for parts by number; calls `then` when the `last`th is on its way."""
+class PartCounter:
+    """Counts requests by part number; calls `then` when request number `last` is sent."""
 
     def __init__(self, *, last, then):
         self.numbers, self.last, self.then = Counter(), last, then
@@ -56,7 +56,7 @@ def file(tmp_path):
 
 
 class Upload:
-    """The same file to the same key, again and again."""
+    """Repeatable uploads of one file to one key."""
 
     def __init__(self, store, path):
         self.store, self.path, self.body, self.ids = store, path, path.read_bytes(), []
@@ -78,14 +78,14 @@ def upload(s3, options, line, prefix, file):
     through = dataclasses.replace(options, endpoint=line.url)
     store = S3Store(s3["BUCKET"], prefix, through, policy=RetryPolicy(attempts=1))
     yield Upload(store, file)
-    for left in store.incomplete_uploads("", limit=100):
-        store.abort_upload(left)
+    for incomplete in store.incomplete_uploads("", limit=100):
+        store.abort_upload(incomplete)
     store.delete([KEY])
     store.close()
 
 
 def test_only_missing_parts_are_sent_after_an_outage(upload, line):
-    line.see = seen = SeenParts(last=4, then=line.cut)
+    line.see = seen = PartCounter(last=4, then=line.cut)
     with pytest.raises(StoreUnavailable):
         upload.put()
     line.mend()
@@ -97,8 +97,8 @@ def test_only_missing_parts_are_sent_after_an_outage(upload, line):
     assert upload.store.incomplete_uploads("", limit=100) == []
 
 
-def test_a_part_of_other_bytes_is_sent_again(upload, line, file):
-    line.see = seen = SeenParts(last=4, then=line.cut)
+def test_a_changed_part_is_sent_again(upload, line, file):
+    line.see = seen = PartCounter(last=4, then=line.cut)
     with pytest.raises(StoreUnavailable):
         upload.put()
     line.mend()
@@ -109,15 +109,15 @@ def test_a_part_of_other_bytes_is_sent_again(upload, line, file):
     assert upload.store.get(KEY, max_bytes=1 << 30) == upload.body
 
 
-def test_an_upload_that_somebody_ended_is_lost(upload, line):
-    line.see = SeenParts(last=3, then=line.cut)
+def test_an_aborted_upload_is_not_found(upload, line):
+    line.see = PartCounter(last=3, then=line.cut)
     with pytest.raises(StoreUnavailable):
         upload.put()
     line.mend()
-    (left,) = upload.store.incomplete_uploads(KEY, limit=100)
-    assert (left.key, left.upload_id) == (KEY, upload.ids[0])
-    upload.store.abort_upload(left)
-    upload.store.abort_upload(left)
+    (incomplete,) = upload.store.incomplete_uploads(KEY, limit=100)
+    assert (incomplete.key, incomplete.upload_id) == (KEY, upload.ids[0])
+    upload.store.abort_upload(incomplete)
+    upload.store.abort_upload(incomplete)
     with pytest.raises(UploadNotFound):
         upload.put()
     assert upload.store.head(KEY) is None
@@ -139,13 +139,13 @@ def broker(s3, line, prefix, tmp_path):
     process.kill()
 
 
-def test_a_killed_broker_goes_on_with_its_upload(broker, line, s3, options, prefix):
-    """Nothing that the store had when the broker died is sent again."""
+def test_a_killed_broker_resumes_its_upload(broker, line, s3, options, prefix):
+    """No part that the store had when the broker died is sent again."""
     batch = bytes(encode_batch([b"v" * (1 << 19)], timestamps=[1]))
     config = {"segment.bytes": 64 << 20, "retention.ms": -1}
-    # The fifth part is sent when one of the first four is stored; the line is cut before it goes.
+    # The fifth part is sent once one of the first four is stored; the line is cut just before.
     cut = threading.Event()
-    line.see = SeenParts(last=5, then=lambda: (line.cut(), cut.set()))
+    line.see = PartCounter(last=5, then=lambda: (line.cut(), cut.set()))
     with tierlog.Client(broker.url) as client:
         client.create_topic("t", config=config)
         for _ in range(8):
@@ -153,21 +153,21 @@ def test_a_killed_broker_goes_on_with_its_upload(broker, line, s3, options, pref
         client.offload("t", wait_ms=0)
         assert cut.wait(20), (broker.root / "broker.log").read_text()
     broker.kill()
-    (note,) = (broker.root / "data" / "tierlog" / "uploads").iterdir()
-    left = json.loads(note.read_bytes())
+    (checkpoint,) = (broker.root / "data" / "tierlog" / "uploads").iterdir()
+    saved = json.loads(checkpoint.read_bytes())
     with closing(S3Store(s3["BUCKET"], prefix, options)) as store:
-        target = store._target(left["log_key"])
-        parts = store._client.list_parts(**target, UploadId=left["upload_id"])["Parts"]
+        target = store._target(saved["log_key"])
+        parts = store._client.list_parts(**target, UploadId=saved["upload_id"])["Parts"]
         stored = {part["PartNumber"] for part in parts}
     line.mend()
-    line.see = second = SeenParts(last=-1, then=line.cut)
+    line.see = second = PartCounter(last=-1, then=line.cut)
     broker.start()
     with tierlog.Client(broker.url) as client:
         assert client.offload("t", wait_ms=60_000).remaining_segments == 0
         assert client.verify("t", deep=True)["ok"]
-        (segment,) = [one for one in client.segments("t", 0) if one.object_key]
+        (segment,) = [segment for segment in client.segments("t", 0) if segment.object_key]
     broker.stop()
-    assert segment.object_key.endswith(left["log_key"])
+    assert segment.object_key.endswith(saved["log_key"])
     assert stored
     assert stored.isdisjoint(second.numbers)
-    assert not note.exists()
+    assert not checkpoint.exists()

@@ -1,8 +1,8 @@
-"""A store that cannot be used is one clear line, at the start: what a real server answers to each.
+"""An unusable store is one clear line at start, by the responses of a real server.
 
-versitygw of its own, with accounts: one that may nothing, and one that may only read. Of expired
-session credentials and of a wrong region no server here has an answer;
-`tests/integration/broker/test_stores_that_refuse.py` has those that AWS gives.
+The server is a versitygw with two accounts: one without permissions, and one that may only read. No
+server here responds to expired session credentials or a wrong region as AWS does; see
+`tests/integration/broker/test_stores_that_refuse.py`.
 """
 
 import datetime
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.s3
 ROOT = Path(__file__).parents[3]
 BUCKET = "bucket"
 SECRETS = {"root": "root-secret", "nobody": "nobody-secret", "reader": "reader-secret"}
-READING = {
+READ_ONLY = {
     "Effect": "Allow",
     "Principal": ["reader"],
     "Action": ["s3:GetObject", "s3:ListBucket"],
@@ -80,7 +80,7 @@ def _wait_for(port, server):
         with socket.socket() as probing:
             if probing.connect_ex(("127.0.0.1", port)) == 0:
                 return
-    raise AssertionError("versitygw does not answer")
+    raise AssertionError("versitygw does not accept connections")
 
 
 def _make_bucket(endpoint):
@@ -93,13 +93,13 @@ def _make_bucket(endpoint):
         config=Config(s3={"addressing_style": "path"}),
     )
     client.create_bucket(Bucket=BUCKET)
-    policy = {"Version": "2012-10-17", "Statement": [READING]}
+    policy = {"Version": "2012-10-17", "Statement": [READ_ONLY]}
     client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
     client.close()
 
 
 def check(endpoint, *, bucket=BUCKET, account="root", secret=None):
-    """What a broker asks of a store before it trusts it."""
+    """Check the store as a starting broker does."""
     options = S3Options(
         endpoint=endpoint,
         region="us-east-1",
@@ -114,70 +114,70 @@ def check(endpoint, *, bucket=BUCKET, account="root", secret=None):
         store.close()
 
 
-def refusal(endpoint, **given):
+def refusal(endpoint, **options):
     with pytest.raises(ConfigurationError) as caught:
-        check(endpoint, **given)
+        check(endpoint, **options)
     line = str(caught.value)
     assert "\n" not in line
     return line
 
 
-def test_the_right_one_passes(endpoint):
+def test_a_usable_store_passes(endpoint):
     check(endpoint)
 
 
-def test_a_wrong_bucket(endpoint):
+def test_a_missing_bucket_is_explained(endpoint):
     assert refusal(endpoint, bucket="nowhere") == (
         "store s3://nowhere/p: there is no such bucket; create it, or correct the URL or the "
         "endpoint [NoSuchBucket]"
     )
 
 
-def test_a_wrong_secret(endpoint):
+def test_a_wrong_secret_key_is_explained(endpoint):
     line = refusal(endpoint, secret="guessed")
     assert line.startswith("store s3://bucket/p: the secret key is wrong")
     assert "guessed" not in line
 
 
-def test_an_unknown_account(endpoint):
+def test_an_unknown_access_key_is_explained(endpoint):
     assert "does not know the access key" in refusal(endpoint, account="who", secret="x")
 
 
-def test_no_permission_at_all(endpoint):
+def test_a_missing_read_permission_is_explained(endpoint):
     line = refusal(endpoint, account="nobody")
     assert "no permission to get cluster.json; grant s3:GetObject and s3:ListBucket to" in line
 
 
-def test_permission_to_read_alone(endpoint):
+def test_a_missing_write_permission_is_explained(endpoint):
     assert "no permission to put probe/" in refusal(endpoint, account="reader")
 
 
 def set_clock(monkeypatch, *, ahead):
-    told = botocore.auth.get_current_datetime
+    real_clock = botocore.auth.get_current_datetime
 
     def shifted(*args, **kwargs):
-        return told(*args, **kwargs) + ahead
+        return real_clock(*args, **kwargs) + ahead
 
     monkeypatch.setattr(botocore.auth, "get_current_datetime", shifted)
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
-def test_a_clock_that_is_wrong(endpoint, hours, monkeypatch):
+def test_a_wrong_clock_is_explained(endpoint, hours, monkeypatch):
     set_clock(monkeypatch, ahead=datetime.timedelta(hours=hours))
     assert "this machine's clock differs too much from the store's; correct it" in refusal(endpoint)
 
 
-def test_a_clock_that_jumps_years_ahead_takes_no_record(endpoint, tmp_path, monkeypatch):
+def test_a_clock_that_jumps_years_ahead_deletes_no_records(endpoint, tmp_path, monkeypatch):
     options = S3Options(
         endpoint=endpoint,
         region="us-east-1",
         access_key_id="root",
         secret_access_key=SECRETS["root"],
     )
-    ahead, told = datetime.timedelta(), wall_clock_ms
+    ahead, real_clock = datetime.timedelta(), wall_clock_ms
 
     def clock():
-        return told() + int(ahead.total_seconds() * 1000)
+        return real_clock() + int(ahead.total_seconds() * 1000)
 
     store = S3Store(BUCKET, "jumps", options, policy=RetryPolicy(attempts=1))
     settings = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0)
@@ -194,12 +194,12 @@ def test_a_clock_that_jumps_years_ahead_takes_no_record(endpoint, tmp_path, monk
         assert "clock" in broker.readiness().degraded[0]
 
 
-def test_a_broker_says_it_in_one_line_and_does_not_start(endpoint, tmp_path):
+def test_a_broker_prints_one_line_and_does_not_start(endpoint, tmp_path):
     command = [sys.executable, "-m", "tierlog.cli.main", "serve", "--listen", "127.0.0.1:0"]
     command += ["--data-dir", str(tmp_path), "--store", f"s3://{BUCKET}/p"]
     keys = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": SECRETS["reader"]}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")} | keys
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--s3-endpoint", endpoint, "--s3-region", "us-east-1"],
         capture_output=True,
         env=environment,
@@ -207,6 +207,6 @@ def test_a_broker_says_it_in_one_line_and_does_not_start(endpoint, tmp_path):
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1
-    assert b"no permission to put probe/" in done.stderr
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert b"no permission to put probe/" in result.stderr
