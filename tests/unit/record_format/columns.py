@@ -1,4 +1,4 @@
-"""Strategies for columns of records."""
+"""Hypothesis strategies for columns of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both walks, and hypothesis set up so that a failure can be repeated."""
+"""A fixture for both record walks, and a hypothesis profile with reproducible failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import settings
 from record_format import native, record_walk
 from record_format.record_walk import Walker, walk_plain
 
-# A failing example is printed with a line that repeats it; pytest prints the seed.
+# A failing example is printed with the decorator that reproduces it.
 settings.register_profile("record_format", deadline=None, print_blob=True, database=None)
 
 
@@ -25,9 +25,9 @@ def _hypothesis_profile() -> Iterator[None]:
 
 @pytest.fixture(params=["plain", "native"])
 def walk(request: pytest.FixtureRequest) -> Iterator[Walker]:
-    """Run the test under each of the two walks."""
+    """Run the test with each of the two record walks."""
     if request.param == "native":
-        assert native.load(), "the test dependencies hold numba"
+        assert native.load(), "numba is a test dependency"
         from record_format.native_walk import walk_native as chosen
     else:
         chosen = walk_plain

@@ -1,4 +1,4 @@
-"""The partition folders that a real Kafka wrote, and what its own tools say of them."""
+"""Partition folders written by a real Kafka, and what its own tools print about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(
     path for path in ROOT.rglob("*-[0-9]") if path.is_dir() and list(path.glob("*.log"))
 )
-assert len(FOLDERS) >= 42, "a test over no folder would hold"
+assert len(FOLDERS) >= 42, "a test over no folder would pass"
 WITH_RECORDS = [path for path in FOLDERS if Path(f"{path}.records.jsonl").exists()]
 
 
@@ -31,7 +31,7 @@ def files(pattern: str) -> list[Path]:
 
 
 def dumped_by(dump: Path) -> Path:
-    """The file of which Kafka's own tool printed this."""
+    """The file of which Kafka's dump tool printed this."""
     folder = dump.parent.with_name(dump.parent.name.removesuffix(".dumps"))
     return folder / dump.name.removesuffix(".dump.txt")
 
@@ -42,7 +42,7 @@ def logs(folder: Path) -> list[tuple[int, bytes]]:
 
 
 def batches(folder: Path) -> list[tuple[BatchHeader, bytes]]:
-    """Every batch by itself; the header's position is 0."""
+    """Every batch separately; the header's position is 0."""
     return [
         (header._replace(position=0), data[header.position : header.end_position])
         for _, data in logs(folder)
@@ -66,7 +66,7 @@ def offsets(folder: Path) -> dict[str, Any]:
 
 
 def committed(folder: Path) -> list[int]:
-    """The offsets that a consumer with read_committed saw."""
+    """The offsets that a read_committed consumer saw."""
     found: list[int] = json.loads(Path(f"{folder}.read_committed.offsets.json").read_text())
     return found
 
@@ -76,7 +76,7 @@ def _text(content: bytes | None) -> str | None:
 
 
 def as_expected(record: Record, like: dict[str, Any]) -> dict[str, Any]:
-    """`record` in the form of records.jsonl, without what only its batch knows."""
+    """`record` in the form of records.jsonl; timestamp type and epoch are taken from `like`."""
     shown: dict[str, Any] = {
         "offset": record.offset,
         "timestamp": record.timestamp,

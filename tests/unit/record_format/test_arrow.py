@@ -51,7 +51,7 @@ def as_fixture(row: dict, like: dict) -> dict:
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_decodes_what_kafkas_consumer_read(partition):
+def test_decodes_the_records_that_kafkas_consumer_read(partition):
     expected = golden.expected_records(FIXTURES / partition)
     start = golden.offsets(FIXTURES / partition)["log_start_offset"]
     rows = decode(log_of(partition), row_filter=RowFilter(start_offset=start))
@@ -62,7 +62,7 @@ def test_decodes_what_kafkas_consumer_read(partition):
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_each_column_alone_and_small_batches_give_the_same(partition):
+def test_single_columns_and_small_batches_give_the_same_rows(partition):
     log = log_of(partition)
     whole = pa.Table.from_batches(
         ArrowDecoder(DecodeRequest("t", 0)).decode(log), schema=SCHEMA
@@ -78,7 +78,7 @@ def test_each_column_alone_and_small_batches_give_the_same(partition):
 
 
 @pytest.mark.parametrize("partition", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
-def test_leaves_out_what_a_read_committed_consumer_did_not_see(partition):
+def test_skips_what_a_read_committed_consumer_did_not_see(partition):
     aborted = [
         txn
         for path in (FIXTURES / partition).glob("*.txnindex")
@@ -94,7 +94,7 @@ def test_leaves_out_what_a_read_committed_consumer_did_not_see(partition):
     assert [row["offset"] for row in rows] == golden.committed(FIXTURES / partition)
 
 
-def test_offset_and_time_cuts_are_exact_though_times_do_not_rise():
+def test_offset_and_time_filters_are_exact_with_unordered_timestamps():
     log = log_of("codec-lz4-0")
     records = list(iter_records(log))
     times = sorted({record.timestamp for record in records})
@@ -119,7 +119,7 @@ def test_offset_and_time_cuts_are_exact_though_times_do_not_rise():
                 assert [row["offset"] for row in rows] == wanted
 
 
-def test_a_batch_larger_than_the_rows_of_an_arrow_batch_is_given_in_parts():
+def test_a_record_batch_is_split_into_arrow_batches():
     headers = [tuple((f"h{n}", b"x") for n in range(index % 9)) for index in range(5000)]
     buf = encode_batch(
         [None if n % 5 == 0 else b"v%d" % n for n in range(5000)],
@@ -134,23 +134,25 @@ def test_a_batch_larger_than_the_rows_of_an_arrow_batch_is_given_in_parts():
     assert found == [list(pairs) or None for pairs in headers]  # null, as of Spark's Kafka source
 
 
-def test_only_offsets_are_wanted_so_records_are_not_expanded():
+def test_records_are_not_decompressed_if_only_offsets_are_read():
     buf = encode_batch([b"x"] * 100, timestamps=[1] * 100, codec=3, base_offset=50)
     buf[HEADER_SIZE + 20] ^= 0xFF
-    set_max_timestamp(buf, parse_header(buf), timestamp=1)  # a sound checksum over broken records
+    set_max_timestamp(
+        buf, parse_header(buf), timestamp=1
+    )  # corrects the checksum over the broken records
     rows = decode(buf, columns=("offset", "timestampType"), batch_rows=30)
     assert [row["offset"] for row in rows] == list(range(50, 150))
     with pytest.raises(CorruptBatch):
         decode(buf, columns=("offset", "timestamp"))
 
 
-def test_no_columns_still_count_rows():
+def test_rows_are_counted_without_columns():
     buf = encode_batch([b"x"] * 100, timestamps=[1] * 100)
     batches = ArrowDecoder(DecodeRequest("t", 0, columns=(), batch_rows=64)).decode(buf)
     assert [batch.num_rows for batch in batches] == [64, 36]
 
 
-def test_times_that_microseconds_cannot_hold_are_the_nearest():
+def test_timestamps_out_of_range_in_microseconds_are_clamped():
     buf = encode_batch([b"", b""], timestamps=[-(2**63), -1])
     buf += encode_batch([b""], timestamps=[2**63 - 1])
     (batch,) = ArrowDecoder(DecodeRequest("t", 0, columns=("timestamp",))).decode(buf)
@@ -158,14 +160,14 @@ def test_times_that_microseconds_cannot_hold_are_the_nearest():
     assert batch.column(0).cast(pa.int64()).to_pylist() == [-limit, -1000, limit]
 
 
-def test_log_append_time_is_the_batchs():
+def test_log_append_time_is_that_of_the_batch():
     buf = encode_batch([b"a", b"b"], timestamps=[5, 6])
     stamp_log_append_time(buf, parse_header(buf), timestamp=999)
     rows = decode(buf, columns=("timestamp", "timestampType"))
     assert [(ms(row["timestamp"]), row["timestampType"]) for row in rows] == [(999, 1)] * 2
 
 
-def test_header_names_that_are_not_utf8_are_mended_as_kafkas_client_does():
+def test_header_names_are_decoded_like_kafkas_client_does():
     buf = encode_batch([b"a"], timestamps=[5], headers=[(("name", b"\xff"),)])
     at = buf.index(b"name")
     buf[at] = 0xFF
@@ -173,7 +175,7 @@ def test_header_names_that_are_not_utf8_are_mended_as_kafkas_client_does():
     assert decode(buf)[0]["headers"] == [{"key": "\ufffdame", "value": b"\xff"}]
 
 
-def test_corruption_is_named_by_file_position_and_offset():
+def test_corruption_is_reported_with_file_position_and_offset():
     first, second = (encode_batch([b"x" * 50], timestamps=[1], base_offset=n) for n in (0, 1))
     second[-1] ^= 1
     decoder = ArrowDecoder(DecodeRequest("t", 0))
@@ -184,13 +186,13 @@ def test_corruption_is_named_by_file_position_and_offset():
 
 
 @pytest.mark.parametrize("cut", [1, 30, HEADER_SIZE, HEADER_SIZE + 1, -1])
-def test_a_cut_batch_is_corrupt(cut):
+def test_a_truncated_batch_is_corrupt(cut):
     buf = encode_batch([b"x" * 50], timestamps=[1])
     with pytest.raises(CorruptBatch):
         decode(buf + buf[:cut])
 
 
-def test_a_record_count_that_no_bytes_back_is_refused():
+def test_a_record_count_that_cannot_fit_is_refused():
     buf = encode_batch([b"x"] * 10, timestamps=[1] * 10, codec=4)
     struct.pack_into(">i", buf, 23, 2**31 - 2)
     struct.pack_into(">i", buf, 57, 2**31 - 1)
@@ -200,8 +202,8 @@ def test_a_record_count_that_no_bytes_back_is_refused():
             decode(buf, columns=columns)
 
 
-def oracle(buf) -> list | None:
-    """What the plain decoder says of the same bytes; None where it refuses them."""
+def expected_rows(buf) -> list | None:
+    """The rows of the plain decoder; None if it refuses the bytes."""
     try:
         records = [r for header in iter_headers(buf) for r in decode_batch(buf, header)]
     except CorruptBatch:
@@ -212,7 +214,7 @@ def oracle(buf) -> list | None:
 
 
 def broken(buf: bytearray, rng: random.Random) -> bytearray:
-    """`buf` with one to three bytes of its records or counts changed, under a sound checksum."""
+    """`buf` with one to three bytes of its records or counts changed, and a valid checksum."""
     buf = bytearray(buf)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if rng.random() < 0.1:
@@ -225,7 +227,7 @@ def broken(buf: bytearray, rng: random.Random) -> bytearray:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_broken_records_are_refused_exactly_where_the_plain_decoder_refuses_them(codec):
+def test_broken_records_are_refused_exactly_if_the_plain_decoder_refuses_them(codec):
     rng = random.Random(codec)
     for _ in range(400):
         count = rng.randrange(1, 6)
@@ -245,14 +247,14 @@ def test_broken_records_are_refused_exactly_where_the_plain_decoder_refuses_them
         stamp(buf, 0, base_offset=7, leader_epoch=0)
         try:
             bad = broken(buf, rng)
-        except CorruptBatch:  # a header that nothing takes
+        except CorruptBatch:  # an impossible header
             continue
-        expected = oracle(bad)
-        assert plain_rows(bad) == expected, bad.hex()
+        expected = expected_rows(bad)
+        assert arrow_rows(bad) == expected, bad.hex()
 
 
-def plain_rows(buf) -> list | None:
-    """The compiled decoder's answer in the shape of the plain one's, times in microseconds."""
+def arrow_rows(buf) -> list | None:
+    """The rows of the compiled decoder in the same form, with timestamps in microseconds."""
     columns = ("offset", "timestamp", "key", "value", "headers")
     try:
         batches = list(ArrowDecoder(DecodeRequest("t", 0, columns=columns)).decode(buf))
@@ -278,7 +280,7 @@ def test_an_aborted_transaction_of_another_producer_changes_nothing():
     assert decode(buf, aborted=[AbortedTxn(7, 1, 5, 0)]) != []
 
 
-def test_flipped_bytes_anywhere_are_refused_or_change_nothing_that_is_checked():
+def test_a_flipped_bit_is_refused_or_changes_no_row_count():
     rng = random.Random(7)
     log = log_of("codec-none-0") + log_of("codec-zstd-0")
     decoder = ArrowDecoder(DecodeRequest("t", 0))
@@ -295,7 +297,7 @@ def test_flipped_bytes_anywhere_are_refused_or_change_nothing_that_is_checked():
     assert refused > 290
 
 
-def test_what_was_compiled_by_warming_is_all_that_decoding_calls():
+def test_decoding_after_warm_compiles_nothing():
     warm()
     log = log_of("codec-none-0") + log_of("codec-zstd-0")
     for data in (log, bytearray(log), memoryview(log), log_of("codec-none-0")):

@@ -1,4 +1,4 @@
-"""Headers: what is believed, what is refused, and what may be changed in place."""
+"""Batch headers: parsing, validation, and the fields that are changed in place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_header_is_parsed_at_any_position() -> None:
     assert header.pack() == BATCH[:HEADER_SIZE]
 
 
-def test_a_header_that_is_cut_is_refused() -> None:
+def test_a_truncated_header_is_refused() -> None:
     for size in range(HEADER_SIZE):
         with pytest.raises(CorruptBatch):
             parse_header(BATCH[:size])
@@ -51,7 +51,7 @@ def test_a_header_that_is_cut_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "position", "value", "says"),
+    ("layout", "position", "value", "message"),
     [
         (">b", 16, 1, "magic is 1"),
         (">b", 16, 3, "magic is 3"),
@@ -64,16 +64,18 @@ def test_a_header_that_is_cut_is_refused() -> None:
         (">i", 57, 3, "records"),
     ],
 )
-def test_an_impossible_field_is_refused(layout: str, position: int, value: int, says: str) -> None:
-    with pytest.raises(CorruptBatch, match=says):
+def test_an_impossible_field_is_refused(
+    layout: str, position: int, value: int, message: str
+) -> None:
+    with pytest.raises(CorruptBatch, match=message):
         parse_header(patched(layout, position, value))
 
 
 def test_a_count_that_cannot_fit_is_refused() -> None:
-    lying = bytearray(patched(">i", 57, 2**31 - 1))
-    struct.pack_into(">i", lying, 23, 2**31 - 2)
+    overstated = bytearray(patched(">i", 57, 2**31 - 1))
+    struct.pack_into(">i", overstated, 23, 2**31 - 2)
     with pytest.raises(CorruptBatch, match="cannot fit"):
-        parse_header(lying)
+        parse_header(overstated)
 
 
 def test_a_negative_position_is_refused() -> None:
@@ -81,7 +83,7 @@ def test_a_negative_position_is_refused() -> None:
         parse_header(BATCH, -61)
 
 
-def test_headers_stop_at_a_cut_batch_and_at_the_end() -> None:
+def test_iteration_stops_at_a_truncated_batch() -> None:
     three = BATCH * 3
     size = len(BATCH)
     assert [h.position for h in iter_headers(three)] == [0, size, 2 * size]
@@ -90,7 +92,7 @@ def test_headers_stop_at_a_cut_batch_and_at_the_end() -> None:
         assert positions == [0, size, 2 * size][: end // size]
 
 
-def test_bytes_that_are_no_batch_end_the_iteration_with_an_error() -> None:
+def test_iteration_raises_at_bytes_that_are_no_batch() -> None:
     headers = iter_headers(BATCH + b"\0" * 100)
     assert next(headers).base_offset == 7
     with pytest.raises(CorruptBatch) as caught:
@@ -98,7 +100,7 @@ def test_bytes_that_are_no_batch_end_the_iteration_with_an_error() -> None:
     assert caught.value.position == len(BATCH)
 
 
-def test_a_flipped_bit_is_noticed_unless_it_lies_before_the_checksummed_part() -> None:
+def test_a_flipped_bit_in_the_checksummed_part_is_detected() -> None:
     unprotected = {*range(8), *range(12, 16)}  # base offset, leader epoch
     for position in range(len(BATCH)):
         for bit in range(8):
@@ -111,13 +113,13 @@ def test_a_flipped_bit_is_noticed_unless_it_lies_before_the_checksummed_part() -
             assert position in unprotected, f"byte {position}, bit {bit}"
 
 
-def test_a_batch_that_is_cut_fails_its_check() -> None:
+def test_check_crc_refuses_a_truncated_batch() -> None:
     for size in range(HEADER_SIZE, len(BATCH)):
         with pytest.raises(CorruptBatch, match="are left"):
             check_crc(BATCH[:size], parse_header(BATCH[:size]))
 
 
-def test_stamping_changes_offset_and_epoch_alone() -> None:
+def test_stamping_changes_only_offset_and_epoch() -> None:
     changed = bytearray(b"ab" + BATCH)
     stamp(changed, 2, base_offset=2**62, leader_epoch=9)
     header = parse_header(changed, 2)
@@ -127,7 +129,7 @@ def test_stamping_changes_offset_and_epoch_alone() -> None:
     assert changed[2 + 8 : 2 + 12] == BATCH[8:12]
 
 
-def test_log_append_time_is_every_record_s_time() -> None:
+def test_log_append_time_applies_to_every_record() -> None:
     changed = bytearray(BATCH)
     stamp(changed, 0, base_offset=100, leader_epoch=1)
     header = stamp_log_append_time(changed, parse_header(BATCH), timestamp=1234)

@@ -1,4 +1,4 @@
-"""The plain and the compiled description of a run of batches: for every input the same."""
+"""The plain and the compiled summary of a run of batches are equal for every input."""
 
 import random
 
@@ -15,15 +15,15 @@ from tests.unit.record_format import golden
 
 @pytest.fixture(scope="module")
 def compiled():
-    assert native.load(), "the test dependencies hold numba"
+    assert native.load(), "numba is a test dependency"
     from record_format.native_summary import summarize_native
 
     return summarize_native
 
 
-def outcome(describe, body, next_offset=0):
+def outcome(summarize, body, next_offset=0):
     try:
-        return describe(body, next_offset)
+        return summarize(body, next_offset)
     except CorruptBatch as error:
         return type(error), str(error)
 
@@ -35,7 +35,7 @@ def batches(count, *, codec=0, seed=1):
         values = [dice.randbytes(dice.randint(0, 40)) for _ in range(dice.randint(1, 4))]
         stamps = [dice.randint(-1, 10**12) for _ in values]
         headers = [(("h", b"1"), ("n", None))] * len(values) if number % 3 == 0 else None
-        made = encode_batch(
+        encoded = encode_batch(
             values,
             timestamps=stamps,
             headers=headers,
@@ -45,14 +45,14 @@ def batches(count, *, codec=0, seed=1):
             producer_id=7,
         )
         if number % 5 == 4:
-            stamp_log_append_time(made, parse_header(made), timestamp=dice.randint(0, 10**12))
-        body += made
+            stamp_log_append_time(encoded, parse_header(encoded), timestamp=dice.randint(0, 10**12))
+        body += encoded
         offset += len(values) + (number % 7 == 6)
     return bytes(body)
 
 
 @pytest.mark.parametrize("codec", [0, GZIP])
-def test_both_say_the_same_of_sound_batches_cut_anywhere(compiled, codec):
+def test_summaries_are_equal_for_batches_truncated_anywhere(compiled, codec):
     body = batches(12, codec=codec)
     whole = compiled(body, 5)
     assert whole == summarize_plain(body, 5)
@@ -63,7 +63,7 @@ def test_both_say_the_same_of_sound_batches_cut_anywhere(compiled, codec):
 
 
 @pytest.mark.parametrize("codec", [0, GZIP])
-def test_both_say_the_same_of_every_flipped_byte(compiled, codec):
+def test_summaries_are_equal_for_every_flipped_byte(compiled, codec):
     body = bytearray(batches(6, codec=codec))
     for at in range(len(body)):
         for bit in (1, 128):
@@ -72,8 +72,8 @@ def test_both_say_the_same_of_every_flipped_byte(compiled, codec):
             body[at] ^= bit
 
 
-def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
-    """Their checksum is right all the same: some producer sent them so."""
+def test_undecodable_records_leave_the_minimum_timestamp_unknown(compiled):
+    """With a valid checksum: as some producer sent them."""
     body = bytearray(batches(1))
     body[61] ^= 2  # the first record's length
     header = parse_header(body)
@@ -85,13 +85,13 @@ def test_records_that_cannot_be_read_leave_the_minimum_unknown(compiled):
     assert found.max_timestamp is not None
 
 
-def test_both_say_the_same_of_what_kafka_wrote(compiled):
+def test_summaries_are_equal_for_kafkas_segments(compiled):
     for path in golden.files("*.log"):
         body = path.read_bytes()
         assert compiled(body, 0) == summarize_plain(body, 0), path
 
 
-def test_offsets_below_what_came_before_are_refused(compiled):
-    for describe in (compiled, summarize_plain):
+def test_decreasing_offsets_are_refused(compiled):
+    for summarize in (compiled, summarize_plain):
         with pytest.raises(CorruptBatch, match="begins below offset 9"):
-            describe(batches(1), 9)
+            summarize(batches(1), 9)

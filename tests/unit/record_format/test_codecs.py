@@ -1,4 +1,4 @@
-"""Framing as Kafka's clients have it; every cut noticed; no bomb goes off."""
+"""Codecs: framing of Kafka's clients, detection of truncation, limits on decompression."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def expand(codec: int, data: bytes, max_bytes: int = 1 << 20) -> bytes:
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("data", [b"", b"x", TEXT, NOISE], ids=["empty", "byte", "text", "noise"])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_what_was_compressed_comes_back(codec: int, data: bytes, kind: type) -> None:
+def test_compression_round_trips(codec: int, data: bytes, kind: type) -> None:
     assert expand(codec, kind(compress(codec, kind(data)))) == data
 
 
 @each_codec
 @given(data=st.binary(max_size=5000), repeats=st.integers(1, 50))
-def test_any_bytes_come_back(codec: int, data: bytes, repeats: int) -> None:
+def test_any_bytes_round_trip(codec: int, data: bytes, repeats: int) -> None:
     assert expand(codec, compress(codec, data * repeats)) == data * repeats
 
 
-def test_names_and_numbers_are_kafka_s() -> None:
+def test_codec_names_and_ids_are_those_of_kafka() -> None:
     assert {name: CODEC_IDS[name] for name in ("none", "gzip", "snappy", "lz4", "zstd")} == {
         "none": 0,
         "gzip": 1,
@@ -71,13 +71,13 @@ def test_an_unknown_codec_is_corrupt() -> None:
             decompress(codec, b"", max_bytes=10)
 
 
-def test_lz4_frames_have_the_descriptor_that_java_writes() -> None:
-    # Magic, version 1 with independent blocks, 64 KiB, and the second byte of xxhash32 of these.
+def test_lz4_frames_have_the_descriptor_of_kafkas_java_client() -> None:
+    # Magic, version 1 with independent blocks, 64 KiB, and the header checksum.
     assert compress(LZ4, b"x")[:7] == bytes.fromhex("04224d18 60 40 82")
-    assert compress(LZ4, b"x")[-4:] == b"\0\0\0\0"  # the end mark is the last: no content checksum
+    assert compress(LZ4, b"x")[-4:] == b"\0\0\0\0"  # ends with the end mark: no content checksum
 
 
-def test_snappy_has_xerial_s_header_and_blocks_of_32_kib() -> None:
+def test_snappy_has_xerials_header_and_blocks_of_32_kib() -> None:
     data = compress(SNAPPY, NOISE)
     assert data[:16] == b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
     position, sizes = 16, []
@@ -89,19 +89,19 @@ def test_snappy_has_xerial_s_header_and_blocks_of_32_kib() -> None:
     assert sizes == [32768, 32768, 32768, 100_000 - 3 * 32768]
 
 
-def test_raw_snappy_is_read_too() -> None:
+def test_raw_snappy_is_decompressed() -> None:
     assert expand(SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT))) == TEXT
 
 
-def test_frames_behind_one_another_are_one_stream() -> None:
+def test_concatenated_frames_are_one_stream() -> None:
     assert expand(GZIP, compress(GZIP, b"one ") + compress(GZIP, b"two")) == b"one two"
     skippable = struct.pack("<II", 0x184D2A53, 5) + b"noise"
     two = compress(ZSTD, b"one ") + skippable + compress(ZSTD, b"two")
     assert expand(ZSTD, two) == b"one two"
 
 
-def test_zstd_without_a_content_size_is_read() -> None:
-    """As the Java client streams it, with and without a checksum."""
+def test_zstd_without_a_content_size_is_decompressed() -> None:
+    """As streamed by the Java client, with and without a checksum."""
     for checksum in (False, True):
         stream = zstandard.ZstdCompressor(write_checksum=checksum).compressobj()
         data = stream.compress(TEXT) + stream.flush()
@@ -109,13 +109,13 @@ def test_zstd_without_a_content_size_is_read() -> None:
         assert expand(ZSTD, data) == TEXT
 
 
-def test_lz4_of_linked_blocks_with_checksums_is_read() -> None:
+def test_lz4_with_linked_blocks_and_checksums_is_decompressed() -> None:
     data = lz4.frame.compress(TEXT, block_linked=True, content_checksum=True, block_checksum=True)
     assert expand(LZ4, data) == TEXT
 
 
 @pytest.mark.parametrize("block_size", [4, 5, 6, 7])
-def test_lz4_of_any_descriptor_is_bounded_and_read(block_size: int) -> None:
+def test_lz4_with_any_descriptor_is_decompressed_within_the_limit(block_size: int) -> None:
     for text in (b"", b"x", TEXT * 20, NOISE * 7):
         for flags in range(16):
             data = lz4.frame.compress(
@@ -141,24 +141,24 @@ def test_lz4_of_any_descriptor_is_bounded_and_read(block_size: int) -> None:
 
 
 @each_codec
-def test_a_cut_stream_is_corrupt(codec: int) -> None:
+def test_a_truncated_stream_is_corrupt(codec: int) -> None:
     data = compress(codec, b"some bytes, some more bytes, and some more bytes" * 3)
     for size in range(len(data)):
         if codec == SNAPPY and size == 16:
-            continue  # a header and no block: xerial's stream has no end mark
+            continue  # a header without blocks is valid: xerial's stream has no end mark
         with pytest.raises(CorruptBatch):
             expand(codec, data[:size])
 
 
 @each_codec
-@pytest.mark.parametrize("behind", [b"\0", b"garbage", b"\xff" * 40])
-def test_bytes_behind_the_stream_are_corrupt(codec: int, behind: bytes) -> None:
+@pytest.mark.parametrize("trailing", [b"\0", b"garbage", b"\xff" * 40])
+def test_bytes_after_the_stream_are_corrupt(codec: int, trailing: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        expand(codec, compress(codec, b"some bytes") + behind)
+        expand(codec, compress(codec, b"some bytes") + trailing)
 
 
 @each_codec
-def test_a_changed_byte_gives_bytes_within_the_limit_or_an_error(codec: int) -> None:
+def test_a_flipped_bit_gives_bytes_within_the_limit_or_an_error(codec: int) -> None:
     data = compress(codec, b"some bytes, some more bytes, and some more bytes" * 3)
     for position in range(len(data)):
         for bit in range(8):
@@ -190,7 +190,7 @@ def test_the_limit_is_exact(codec: int) -> None:
     assert expand(codec, compress(codec, b""), 0) == b""
 
 
-def test_the_limit_is_exact_for_frames_without_a_content_size_and_over_several() -> None:
+def test_the_limit_is_exact_for_zstd_frames_without_a_content_size() -> None:
     def streamed(data: bytes) -> bytes:
         stream = zstandard.ZstdCompressor().compressobj()
         return stream.compress(data) + stream.flush()
@@ -202,9 +202,9 @@ def test_the_limit_is_exact_for_frames_without_a_content_size_and_over_several()
         (compress(ZSTD, TEXT) + compress(ZSTD, TEXT), TEXT * 2),
     ):
         assert expand(ZSTD, data, len(whole)) == whole
-        for less in (len(whole) - 1, len(whole) - 50, 1, 0):
+        for too_few in (len(whole) - 1, len(whole) - 50, 1, 0):
             with pytest.raises(DecompressedTooLarge):
-                expand(ZSTD, data, less)
+                expand(ZSTD, data, too_few)
 
 
 def bombs() -> dict[str, tuple[int, bytes]]:
@@ -236,7 +236,7 @@ def bombs() -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("name", bombs())
-def test_a_bomb_does_not_go_off(name: str) -> None:
+def test_a_decompression_bomb_is_refused_within_limited_memory(name: str) -> None:
     codec, bomb = bombs()[name]
     limit = 1 << 20
     tracemalloc.start()
@@ -253,7 +253,7 @@ def test_a_bomb_does_not_go_off(name: str) -> None:
 
 
 @each_codec
-def test_threads_share_no_compressor(codec: int) -> None:
+def test_compression_is_thread_safe(codec: int) -> None:
     wrong: list[int] = []
 
     def work(seed: int) -> None:

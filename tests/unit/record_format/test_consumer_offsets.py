@@ -1,4 +1,4 @@
-"""The bytes were printed by Kafka 4.3.1's own classes (OffsetCommitKey, OffsetCommitValue)."""
+"""The expected bytes come from Kafka 4.3.1's own classes (OffsetCommitKey, OffsetCommitValue)."""
 
 from contextlib import suppress
 
@@ -41,13 +41,13 @@ TOPIC_ID = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
 
 
 @pytest.mark.parametrize("group", KEYS)
-def test_keys_are_those_of_kafka(group):
+def test_keys_have_kafkas_bytes(group):
     key = CommitKey(group, "flights", 3)
     assert encode_key(key).hex() == KEYS[group]
     assert decode_key(bytes.fromhex(KEYS[group])) == key
 
 
-def test_values_are_those_of_kafka():
+def test_values_have_kafkas_bytes():
     assert encode_value(COMMIT).hex() == VALUES[4]
     with_id = COMMIT._replace(topic_id=TOPIC_ID)
     assert encode_value(with_id).hex() == WITH_ID
@@ -57,7 +57,7 @@ def test_values_are_those_of_kafka():
     assert decode_value(long).metadata == "x" * 200
 
 
-def test_an_id_of_zeros_is_none_and_unknown_tags_are_passed_over():
+def test_a_zero_topic_id_is_none_and_unknown_tags_are_skipped():
     plain = bytes.fromhex(VALUES[4])[:-1]
     assert decode_value(plain + b"\x01\0\x10" + bytes(16)) == COMMIT
     assert decode_value(plain + b"\x02\x01\x02ab\x05\0") == COMMIT
@@ -67,7 +67,7 @@ def test_an_id_of_zeros_is_none_and_unknown_tags_are_passed_over():
 
 
 @pytest.mark.parametrize("version", VALUES)
-def test_every_version_of_a_value_is_read(version):
+def test_every_version_of_a_value_is_decoded(version):
     expected = COMMIT if version >= 3 else COMMIT._replace(leader_epoch=-1)
     assert decode_value(bytes.fromhex(VALUES[version])) == expected
 
@@ -78,10 +78,10 @@ def test_every_version_of_a_value_is_read(version):
         ("g", 3, 5),
         ("console-consumer-12345", 6, 6),
         ("größe/日本 🚀", 42, 3),
-        ("polygenelubricants", 0, 0),  # its hash is the one number without an absolute value
+        ("polygenelubricants", 0, 0),  # its hash is -2**31, which has no absolute value in Java
     ],
 )
-def test_a_group_goes_to_the_partition_that_kafka_chooses(group, of_50, of_7):
+def test_groups_map_to_the_partitions_that_kafka_chooses(group, of_50, of_7):
     assert partition_for_group(group, 50) == of_50
     assert partition_for_group(group, 7) == of_7
     assert partition_for_group(group, 1) == 0
@@ -96,16 +96,16 @@ def test_a_key_of_version_0_is_a_commit():
 
 
 @pytest.mark.parametrize("version", VALUES)
-def test_a_value_cut_anywhere_is_refused_and_what_follows_it_is_passed_over(version):
+def test_a_truncated_value_is_refused_and_trailing_bytes_are_ignored(version):
     whole = bytes.fromhex(VALUES[version])
-    unread = 8 if version == 1 else 0  # when it would expire
+    unread = 8 if version == 1 else 0  # the expiry timestamp
     for size in range(len(whole) - unread):
         with pytest.raises(CorruptDataError):
             decode_value(whole[:size])
     assert decode_value(whole + b"more") == decode_value(whole)
 
 
-def test_a_key_cut_anywhere_is_refused():
+def test_a_truncated_key_is_refused():
     whole = bytes.fromhex(KEYS["g"])
     for size in range(len(whole)):
         with pytest.raises(CorruptDataError):
@@ -115,7 +115,7 @@ def test_a_key_cut_anywhere_is_refused():
 @pytest.mark.parametrize(
     "data", [b"\0\x05" + bytes(40), b"\xff\xff" + bytes(40), b"\0\x03" + b"\xff" * 40]
 )
-def test_values_of_unknown_versions_and_null_texts_are_refused(data):
+def test_values_of_unknown_versions_and_invalid_strings_are_refused(data):
     with pytest.raises(CorruptDataError):
         decode_value(data)
 
@@ -126,14 +126,14 @@ def test_values_of_unknown_versions_and_null_texts_are_refused(data):
     offset=st.integers(0, 2**63 - 1),
     metadata=st.text(st.characters(exclude_categories=["Cs"]), max_size=1000),
 )
-def test_what_is_written_is_read(group, partition, offset, metadata):
+def test_commits_round_trip(group, partition, offset, metadata):
     key, commit = CommitKey(group, "t", partition), Commit(offset, metadata, 5, -1, TOPIC_ID)
     assert decode_key(encode_key(key)) == key
     assert decode_value(encode_value(commit)) == commit
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_read_or_refused(data):
+def test_any_bytes_are_decoded_or_refused(data):
     for decode in (decode_key, decode_value):
         with suppress(CorruptDataError):
             decode(data)

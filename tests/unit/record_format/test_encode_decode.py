@@ -1,4 +1,4 @@
-"""Columns to batches and back."""
+"""Encoding columns into batches, and decoding them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expected(batch: Rows, *, base_offset: int = 0) -> list[Record]:
 
 @example(batch=Rows([b"a", b"b"], [-1, 2**63 - 1], None, None), codec=0, base=0)
 @given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)), base=st.integers(0, 2**62))
-def test_records_come_back(batch: Rows, codec: int, base: int) -> None:
+def test_records_round_trip(batch: Rows, codec: int, base: int) -> None:
     data = encode_batch(**batch._asdict(), codec=codec, base_offset=base, leader_epoch=4)
     header = parse_header(data)
     check_crc(data, header)
@@ -55,7 +55,7 @@ def test_records_come_back(batch: Rows, codec: int, base: int) -> None:
 
 
 @given(batch=rows(), low=st.integers(0, 30), high=st.none() | st.integers(0, 30))
-def test_a_range_of_offsets_is_cut_out(batch: Rows, low: int, high: int | None) -> None:
+def test_a_range_of_offsets_is_decoded(batch: Rows, low: int, high: int | None) -> None:
     data = encode_batch(**batch._asdict(), base_offset=5)
     columns = decode_columns(data, parse_header(data), from_offset=low, end_offset=high)
     top = 1000 if high is None else high
@@ -64,7 +64,7 @@ def test_a_range_of_offsets_is_cut_out(batch: Rows, low: int, high: int | None) 
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193, len(SMALL) + 1])
-def test_varint_borders_of_counts_and_sizes(count: int) -> None:
+def test_counts_and_sizes_around_varint_boundaries_round_trip(count: int) -> None:
     for size in (0, 1, *range(55, 65)):
         values = [b"x" * size] * count
         data = encode_batch(values, timestamps=[1] * count)
@@ -72,7 +72,7 @@ def test_varint_borders_of_counts_and_sizes(count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8100, 8128, 8180, 8190, 8192, 8200, 16_383, 2**20, 2**21])
-def test_varint_borders_of_large_values(size: int) -> None:
+def test_large_values_around_varint_boundaries_round_trip(size: int) -> None:
     value = b"x" * size
     for keys in (None, [value]):
         data = encode_batch([value], timestamps=[1], keys=keys)
@@ -80,14 +80,14 @@ def test_varint_borders_of_large_values(size: int) -> None:
         assert len(data) == 61 + record_size(value, keys[0] if keys else None)
 
 
-def test_the_fast_path_and_the_general_one_write_the_same() -> None:
+def test_the_fast_path_writes_the_same_bytes_as_the_general_one() -> None:
     values = [bytes([n % 256]) * (n % 200) for n in range(1000)]
     fast = encode_batch(values, timestamps=[9] * 1000)
     assert fast == encode_batch(values, timestamps=[9] * 1000, keys=[None] * 1000)
     assert fast == encode_batch(values, timestamps=[9] * 1000, headers=[None] * 1000)
 
 
-def test_the_header_carries_what_it_was_given() -> None:
+def test_the_header_has_the_given_fields() -> None:
     data = encode_batch(
         [b"v"],
         timestamps=[7],
@@ -109,9 +109,7 @@ def test_the_header_carries_what_it_was_given() -> None:
 
 
 @given(batch=rows(max_size=60), limit=st.integers(1500, 3000), codec=st.sampled_from([NONE, LZ4]))
-def test_batches_are_cut_below_the_limit_and_lose_nothing(
-    batch: Rows, limit: int, codec: int
-) -> None:
+def test_batches_respect_the_limit_and_lose_nothing(batch: Rows, limit: int, codec: int) -> None:
     ranges = encode_batches(**batch._asdict(), max_bytes=limit, codec=codec)
     assert [r.start for r in ranges] == [0, *(r.end for r in ranges[:-1])]
     found: list[Record] = []
@@ -121,7 +119,7 @@ def test_batches_are_cut_below_the_limit_and_lose_nothing(
     assert found == expected(batch)
 
 
-def test_a_record_that_just_fits_is_taken_and_a_byte_more_refused() -> None:
+def test_a_record_of_exactly_the_limit_is_accepted() -> None:
     fits = b"x" * (1000 - 61 - (record_size(b"x" * 900) - 900))
     for values in ([fits], [b"a", fits, b"b"]):
         ranges = encode_batches(values, timestamps=[1] * len(values), max_bytes=1000)
@@ -133,17 +131,17 @@ def test_a_record_that_just_fits_is_taken_and_a_byte_more_refused() -> None:
     assert caught.value.size_bytes == 1001
 
 
-def test_whether_a_record_fits_does_not_depend_on_what_is_in_it() -> None:
+def test_the_limit_on_a_record_is_on_its_uncompressed_size() -> None:
     for values in ([bytes(5000)], [b"a", bytes(5000)]):
         with pytest.raises(RecordTooLarge):
             encode_batches(values, timestamps=[1] * len(values), max_bytes=1000, codec=ZSTD)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY])
-def test_batches_that_compression_makes_larger_are_halved(codec: int) -> None:
+def test_batches_that_grow_by_compression_are_split(codec: int) -> None:
     noise = random.Random(3).randbytes(1000)
     values = [noise[:500], noise[500:]]
-    limit = 1093  # enough for both as they are, not with a compressor's own header
+    limit = 1093  # enough for both uncompressed, not with a compressor's header
     assert len(encode_batches(values, timestamps=[1, 1], max_bytes=limit)) == 1
     ranges = encode_batches(values, timestamps=[1, 1], max_bytes=limit, codec=codec)
     assert [(item.start, item.end) for item in ranges] == [(0, 1), (1, 2)]
@@ -151,7 +149,7 @@ def test_batches_that_compression_makes_larger_are_halved(codec: int) -> None:
         encode_batches([noise], timestamps=[1], max_bytes=1080, codec=codec)
 
 
-def test_a_large_value_makes_a_batch_of_its_own() -> None:
+def test_a_large_value_gets_its_own_batch() -> None:
     values = [b"small", KIB_64, b"small"]
     ranges = encode_batches(values, timestamps=[1, 2, 3], max_bytes=65_610)
     assert [(item.start, item.end) for item in ranges] == [(0, 1), (1, 2), (2, 3)]
@@ -160,14 +158,14 @@ def test_a_large_value_makes_a_batch_of_its_own() -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def test_bad_utf8_in_a_header_name_is_replaced_as_kafka_s_client_does(walk: Walker) -> None:
+def test_invalid_utf8_in_header_names_is_replaced_as_kafkas_client_does(walk: Walker) -> None:
     data = encode_batch([b"v"], timestamps=[1], headers=[(("ab", b"x"),)])
     changed = data.replace(b"\x04ab", b"\x04\xff\xfe")
     (record,) = decode_batch(changed, parse_header(changed))
     assert record.headers == (("��", b"x"),)
 
 
-def test_iterating_steps_over_batches_outside_the_range() -> None:
+def test_iteration_skips_batches_outside_the_range() -> None:
     data = b"".join(
         encode_batch([b"%d" % n, b"%d" % (n + 1)], timestamps=[n, n], base_offset=n)
         for n in range(0, 20, 2)
@@ -177,20 +175,20 @@ def test_iterating_steps_over_batches_outside_the_range() -> None:
     assert len(list(iter_headers(data))) == 10
 
 
-def test_expansion_is_bounded() -> None:
+def test_decompression_is_limited() -> None:
     data = encode_batch([KIB_64] * 4, timestamps=[1] * 4, codec=ZSTD)
     with pytest.raises(DecompressedTooLarge):
         decode_columns(data, parse_header(data), max_bytes=4 * 65_536)
     assert len(decode_columns(data, parse_header(data), max_bytes=4 * 65_600).offsets) == 4
 
 
-def test_a_batch_that_is_cut_raises() -> None:
+def test_a_truncated_batch_raises() -> None:
     data = encode_batch([b"v"], timestamps=[1])
     with pytest.raises(CorruptBatch):
         decode_batch(data[:-1], parse_header(data))
 
 
-def test_no_least_timestamp_where_the_records_cannot_be_read() -> None:
+def test_min_timestamp_of_undecodable_records_raises() -> None:
     data = encode_batch([b"value"] * 3, timestamps=[1, 2, 3], codec=GZIP)
     data[80] ^= 0xFF
     for cut in (data, data[:70]):
@@ -199,7 +197,7 @@ def test_no_least_timestamp_where_the_records_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_errors_say_where(codec: int) -> None:
+def test_errors_have_position_and_offset(codec: int) -> None:
     data = b"x" * 5 + encode_batch(
         [b"value"] * 3, timestamps=[1, 2, 3], base_offset=70, codec=codec
     )

@@ -1,4 +1,4 @@
-"""A slice stays readable whatever becomes of the file's name, and says where it is cut."""
+"""A slice stays readable after its file is renamed and unlinked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from record_format.file_slice import FileSlice, OpenFile
 
 
-def test_a_slice_of_an_unlinked_file_is_still_read(tmp_path: Path) -> None:
+def test_a_slice_of_an_unlinked_file_is_still_readable(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"0123456789")
     piece = FileSlice(OpenFile(path), 3, 4)
@@ -30,13 +30,13 @@ def test_the_last_reference_closes_the_descriptor(tmp_path: Path) -> None:
         os.fstat(fd)
 
 
-def test_a_file_that_is_too_short_is_an_error(tmp_path: Path) -> None:
+def test_a_file_shorter_than_the_slice_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"0123456789")
     with pytest.raises(EOFError):
         FileSlice(OpenFile(path), 8, 3).read()
 
 
-def test_a_missing_file_leaks_nothing(tmp_path: Path) -> None:
+def test_a_missing_file_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         OpenFile(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""What a real Kafka wrote is read as Kafka's own consumer reads it."""
+"""Segments written by a real Kafka are decoded as by Kafka's own consumer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.record_format import golden
 TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 
 
-def test_records_are_those_that_kafka_s_consumer_saw(walk: Walker) -> None:
+def test_records_are_those_that_kafkas_consumer_saw(walk: Walker) -> None:
     for folder in golden.WITH_RECORDS:
         expected = golden.expected_records(folder)
         start = golden.offsets(folder)["log_start_offset"]
@@ -37,18 +37,18 @@ def test_records_are_those_that_kafka_s_consumer_saw(walk: Walker) -> None:
         assert shown == expected, folder
 
 
-def test_batches_say_the_records_timestamp_type_and_leader_epoch() -> None:
+def test_batches_have_the_timestamp_type_and_leader_epoch_of_their_records() -> None:
     for folder in golden.WITH_RECORDS:
-        of_offset = {record["offset"]: record for record in golden.expected_records(folder)}
+        by_offset = {record["offset"]: record for record in golden.expected_records(folder)}
         for header, batch in golden.batches(folder):
             for record in decode_batch(batch, header) if not header.is_control else ():
-                if record.offset in of_offset:
-                    like = of_offset[record.offset]
+                if record.offset in by_offset:
+                    like = by_offset[record.offset]
                     assert like["timestamp_type"] == TYPES[header.timestamp_type]
                     assert like["leader_epoch"] == header.leader_epoch
 
 
-def test_batches_fill_their_segments_in_rising_order_with_right_checksums() -> None:
+def test_batches_are_contiguous_ordered_and_have_valid_checksums() -> None:
     for folder in golden.FOLDERS:
         next_offset = 0
         for base_offset, data in golden.logs(folder):
@@ -61,7 +61,7 @@ def test_batches_fill_their_segments_in_rising_order_with_right_checksums() -> N
             assert end == len(data)
 
 
-def test_headers_are_those_that_kafka_s_own_tool_prints() -> None:
+def test_headers_are_those_that_kafkas_dump_tool_prints() -> None:
     for dump in golden.files("*.log.dump.txt"):
         data = golden.dumped_by(dump).read_bytes()
         printed = re.findall(
@@ -99,7 +99,7 @@ def test_headers_are_those_that_kafka_s_own_tool_prints() -> None:
         assert ours == printed, dump
 
 
-def test_least_and_greatest_timestamps_are_the_records(walk: Walker) -> None:
+def test_minimum_and_maximum_timestamps_match_the_records(walk: Walker) -> None:
     for header, batch in golden.all_batches():
         timestamps = [record.timestamp for record in decode_batch(batch, header)]
         assert min_timestamp_of(batch, header) == (min(timestamps) if timestamps else None)
@@ -107,7 +107,7 @@ def test_least_and_greatest_timestamps_are_the_records(walk: Walker) -> None:
             assert max(timestamps) == header.max_timestamp
 
 
-def test_a_delete_horizon_does_not_move_the_records_timestamps() -> None:
+def test_a_delete_horizon_does_not_shift_the_records_timestamps() -> None:
     folder = golden.ROOT / "compacted-keep-0"
     horizons = [header for header, _ in golden.batches(folder) if header.has_delete_horizon]
     assert horizons, "the fixture has such batches"
@@ -116,7 +116,7 @@ def test_a_delete_horizon_does_not_move_the_records_timestamps() -> None:
             assert all(r.timestamp < header.base_timestamp for r in decode_batch(batch, header))
 
 
-def test_compaction_leaves_gaps_and_empty_batches_that_are_read() -> None:
+def test_batches_with_gaps_and_empty_batches_of_compaction_are_parsed() -> None:
     headers = [
         header
         for name in ("compacted-codec-0", "compacted-rm-0", "compacted-txn-0")
@@ -127,7 +127,7 @@ def test_compaction_leaves_gaps_and_empty_batches_that_are_read() -> None:
 
 
 @pytest.mark.parametrize("folder", ["txn-0", "txn-multi-0", "txn-multi-1", "compacted-txn-0"])
-def test_markers_are_those_that_kafka_s_own_tool_prints(folder: str) -> None:
+def test_markers_are_those_that_kafkas_dump_tool_prints(folder: str) -> None:
     path = golden.ROOT / folder
     printed = [
         (marker == "COMMIT", int(epoch))
@@ -141,8 +141,8 @@ def test_markers_are_those_that_kafka_s_own_tool_prints(folder: str) -> None:
     assert printed
 
 
-def test_encoding_the_records_again_gives_kafka_s_bytes() -> None:
-    """Java's and librdkafka's bytes before compression; the compressors choose for themselves."""
+def test_encoding_the_records_again_gives_kafkas_bytes() -> None:
+    """Java's and librdkafka's bytes before compression; compressors may differ."""
     for header, batch in golden.all_batches():
         plain = not header.is_control and not header.timestamp_type
         if not plain or header.has_delete_horizon or not header.record_count:
@@ -167,7 +167,7 @@ def test_encoding_the_records_again_gives_kafka_s_bytes() -> None:
             assert again == batch
 
 
-def test_every_codec_gives_the_same_records() -> None:
+def test_records_round_trip_with_every_codec() -> None:
     for header, batch in golden.all_batches():
         if not header.record_count or header.size_bytes > 200_000:
             continue
@@ -184,7 +184,7 @@ def test_every_codec_gives_the_same_records() -> None:
             assert found[1:] == columns[1:]
 
 
-def test_stamping_makes_the_very_batch_that_kafka_stored() -> None:
+def test_stamping_gives_the_bytes_that_kafka_stored() -> None:
     for header, batch in golden.batches(golden.ROOT / "codec-lz4-0"):
         sent = bytearray(batch)
         stamp(sent, 0, base_offset=0, leader_epoch=-1)
@@ -193,7 +193,7 @@ def test_stamping_makes_the_very_batch_that_kafka_stored() -> None:
         assert sent == batch
 
 
-def test_records_are_cut_at_both_ends() -> None:
+def test_iteration_starts_and_ends_at_the_given_offsets() -> None:
     _, data = golden.logs(golden.ROOT / "codec-zstd-0")[0]
     everything = list(iter_records(data))
     last = everything[-1].offset

@@ -1,4 +1,4 @@
-"""A run of plain batches is what a walk header by header finds, up to the first that is not."""
+"""A header run has the plain batches that a walk finds, up to the first that is not plain."""
 
 import random
 import struct
@@ -21,16 +21,16 @@ ANY = 2**62
 
 
 def batch(base_offset: int, *, count: int = 3, epoch: int = 4, **fields) -> bytes:
-    made = encode_batch(
+    encoded = encode_batch(
         [b"v" * 20] * count, timestamps=[1000 + base_offset + i for i in range(count)], **fields
     )
-    stamp(made, 0, base_offset=base_offset, leader_epoch=epoch)
-    return bytes(made)
+    stamp(encoded, 0, base_offset=base_offset, leader_epoch=epoch)
+    return bytes(encoded)
 
 
-def with_fields(made: bytes, *, delta: int, count: int) -> bytes:
-    """The batch with another last offset delta and record count, under a good checksum."""
-    changed = bytearray(made)
+def with_fields(encoded: bytes, *, delta: int, count: int) -> bytes:
+    """The batch with another last offset delta and record count, with the checksum corrected."""
+    changed = bytearray(encoded)
     struct.pack_into(">i", changed, 23, delta)
     struct.pack_into(">i", changed, 57, count)
     struct.pack_into(">I", changed, 17, crc32c(changed[CRC_START:]))
@@ -64,7 +64,7 @@ def test_a_run_has_the_columns_of_its_headers():
         ),
         ("a control batch", batch(3, control=True, producer_id=-1)),
         ("another epoch", batch(3, epoch=5)),
-        ("a cut batch", batch(3)[:-5]),
+        ("a truncated batch", batch(3)[:-5]),
         ("a flipped byte", batch(3)[:-1] + b"\xff"),
         ("a count beyond its offsets", with_fields(batch(3), delta=2, count=4)),
         ("a count beyond its bytes", with_fields(batch(3), delta=99, count=99)),
@@ -76,13 +76,13 @@ def test_a_run_has_the_columns_of_its_headers():
         ("zeros", bytes(HEADER_SIZE + 10)),
     ],
 )
-def test_a_run_ends_before_what_is_not_plain(name, second):
+def test_a_run_ends_before_a_batch_that_is_not_plain(name, second):
     data = batch(0) + second + batch(6)
     run = header_run(data, base_offset=0, last_offset=ANY, remember=5)
     assert run.last_offsets == [2], name
 
 
-def test_a_run_stays_below_its_last_offset_and_begins_where_it_is_told():
+def test_a_run_begins_at_its_base_offset_and_ends_at_its_last_offset():
     data = batch(0) + batch(3) + batch(6)
     assert header_run(data, base_offset=0, last_offset=5, remember=5).last_offsets == [2, 5]
     assert header_run(data, base_offset=0, last_offset=1, remember=5) is None
@@ -90,14 +90,14 @@ def test_a_run_stays_below_its_last_offset_and_begins_where_it_is_told():
     assert header_run(b"", base_offset=0, last_offset=ANY, remember=5) is None
 
 
-def test_a_run_ends_with_a_batch_that_compaction_emptied():
+def test_a_run_includes_a_batch_emptied_by_compaction():
     header = parse_header(batch(3))._replace(size_bytes=HEADER_SIZE)
     emptied = with_fields(header.pack(), delta=2, count=0)
     run = header_run(batch(0) + emptied, base_offset=0, last_offset=ANY, remember=5)
     assert run.last_offsets == [2, 5]
 
 
-def test_random_damage_never_makes_a_run_longer_than_what_is_good():
+def test_random_damage_never_enters_a_run():
     dice = random.Random(seed := random.randrange(10**6))
     print("seed", seed)
     whole = b"".join(batch(offset) for offset in range(0, 30, 3))
@@ -113,7 +113,7 @@ def test_random_damage_never_makes_a_run_longer_than_what_is_good():
     assert runs > 300
 
 
-def test_of_each_producer_the_last_headers_are_given():
+def test_the_last_headers_of_each_producer_are_remembered():
     data, numbers = b"", dict.fromkeys((7, 8, 0), 0)
     for offset, producer_id in enumerate((7, 7, 8, -1, 7, 0, 7, 8, 7)):
         if producer_id < 0:
@@ -129,10 +129,17 @@ def test_of_each_producer_the_last_headers_are_given():
         numbers[producer_id] += 1
     run = header_run(data, base_offset=0, last_offset=ANY, remember=3)
     assert run.last_offsets == list(range(9))
-    given = {pid: [parse_header(one) for one in own] for pid, own in run.remembered.items()}
-    assert {pid: [one.base_offset for one in own] for pid, own in given.items()} == {
+    remembered = {
+        producer_id: [parse_header(packed) for packed in headers]
+        for producer_id, headers in run.remembered.items()
+    }
+    offsets = {
+        producer_id: [header.base_offset for header in headers]
+        for producer_id, headers in remembered.items()
+    }
+    assert offsets == {
         7: [4, 6, 8],
         8: [2, 7],
         0: [5],
     }
-    assert [one.base_sequence for one in given[7]] == [2, 3, 4]
+    assert [header.base_sequence for header in remembered[7]] == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""The key table of compaction: both kinds give the same answers, within their memory."""
+"""The key tables of compaction: both give the same results within their memory limit."""
 
 import random
 
@@ -20,8 +20,8 @@ from record_format.kernel_bytes import pointer_to
 from record_format.key_kernel import hash_key
 from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
 
-GO = BatchRetentionResult(BatchRetention.DELETE_EMPTY)
-NOW = TombstonePolicy(now_ms=5000, delete_retention_ms=100)
+RETENTION = BatchRetentionResult(BatchRetention.DELETE_EMPTY)
+POLICY = TombstonePolicy(now_ms=5000, delete_retention_ms=100)
 
 
 def log_of(seed: int, batches: int = 60) -> bytes:
@@ -52,14 +52,16 @@ def fill(table, log: bytes, start: int):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_both_tables_leave_the_same_batches(seed):
+def test_both_tables_keep_the_same_records(seed):
     log = log_of(seed)
     tables = (make_key_table(1 << 20), PlainKeyTable(1 << 20))
     for table in tables:
         fill(table, log, 100)
     assert len(tables[0]) == len(tables[1])
     for header in iter_headers(log):
-        native, plain = (compact_batch(log, header, GO, table=t, policy=NOW) for t in tables)
+        native, plain = (
+            compact_batch(log, header, RETENTION, table=t, policy=POLICY) for t in tables
+        )
         assert (native is None) == (plain is None)
         if native is not None:
             assert native.header == plain.header
@@ -67,7 +69,7 @@ def test_both_tables_leave_the_same_batches(seed):
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
-def test_only_the_last_record_of_a_key_stays(make):
+def test_only_the_last_record_of_a_key_is_kept(make):
     log = log_of(9)
     table = make(1 << 20)
     fill(table, log, 0)
@@ -75,25 +77,25 @@ def test_only_the_last_record_of_a_key_stays(make):
     last = {record.key: record for record in records if record.key is not None}
     kept = []
     for header in iter_headers(log):
-        batch = compact_batch(log, header, GO, table=table, policy=NOW)
+        batch = compact_batch(log, header, RETENTION, table=table, policy=POLICY)
         if batch is not None:
             kept += decode_batch(batch.body, batch.header._replace(position=0))
     assert kept == sorted(last.values(), key=lambda record: record.offset)
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
-def test_times_that_lie_2_to_the_63_apart_stay_what_they_are(make):
+def test_timestamps_2_to_the_63_apart_are_preserved(make):
     end = 2**63 - 1
     batch = encode_batch([b"1", b"2", b"3"], keys=[b"a", b"b", b"a"], timestamps=[end, -1, end])
     table = make(1 << 20)
     fill(table, bytes(batch), 0)
-    left = compact_batch(batch, parse_header(batch), GO, table=table, policy=NOW)
+    left = compact_batch(batch, parse_header(batch), RETENTION, table=table, policy=POLICY)
     records = decode_batch(left.body, left.header)
     assert [(record.value, record.timestamp) for record in records] == [(b"2", -1), (b"3", end)]
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
-def test_a_full_table_says_so_and_takes_no_more(make):
+def test_a_full_table_rejects_further_keys(make):
     table = make(40 * PLAIN_ENTRY_BYTES)
     table.clear(start_offset=0)
     count = 10_000
@@ -106,11 +108,11 @@ def test_a_full_table_says_so_and_takes_no_more(make):
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
-def test_a_tombstone_stays_until_its_horizon(make):
+def test_a_tombstone_is_kept_until_its_delete_horizon(make):
     batch = encode_batch([None, b"v"], keys=[b"a", b"b"], timestamps=[7, 9])
     table = make(1 << 16)
     fill(table, bytes(batch), 0)
-    first = compact_batch(batch, parse_header(batch), GO, table=table, policy=NOW)
+    first = compact_batch(batch, parse_header(batch), RETENTION, table=table, policy=POLICY)
     assert first.header.has_delete_horizon
     assert first.header.base_timestamp == 5100
     assert [(r.timestamp, r.value) for r in decode_batch(first.body, first.header)] == [
@@ -118,15 +120,15 @@ def test_a_tombstone_stays_until_its_horizon(make):
         (9, b"v"),
     ]
     before = TombstonePolicy(now_ms=5099, delete_retention_ms=100)
-    assert compact_batch(first.body, first.header, GO, table=table, policy=before) == first
+    assert compact_batch(first.body, first.header, RETENTION, table=table, policy=before) == first
     at = TombstonePolicy(now_ms=5100, delete_retention_ms=100)
-    later = compact_batch(first.body, first.header, GO, table=table, policy=at)
+    later = compact_batch(first.body, first.header, RETENTION, table=table, policy=at)
     assert [r.value for r in decode_batch(later.body, later.header)] == [b"v"]
     assert (later.header.base_offset, later.header.last_offset) == (0, 1)
     assert later.header.base_timestamp == 5100
 
 
-def test_records_that_lie_are_corrupt_and_not_followed():
+def test_records_with_invalid_lengths_are_refused():
     batch = encode_batch([b"value"] * 3, keys=[b"k"] * 3, timestamps=[1, 2, 3])
     header = parse_header(batch)
     data = expand(batch, header)
@@ -150,7 +152,7 @@ def _hashed(data, seed):
 
 
 def test_the_hash_is_murmur3():
-    text = b"The quick brown fox jumps over the lazy dog"  # the reference's own test vector
+    text = b"The quick brown fox jumps over the lazy dog"  # a test vector of the reference
     assert _hashed(np.frombuffer(text, np.uint8), np.uint64(0)) == (
         0xE34BBC7BBC071B6C,
         0x7A433CA9C49A9347,

@@ -1,4 +1,4 @@
-"""Loading the compiled walk, each time in a process of its own."""
+"""Loading the compiled kernels, each time in its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from record_format import compiled
 
 PROJECT = Path(__file__).parents[3]
 KERNELS = ("arrow_kernel", "key_kernel", "native_summary", "native_walk")
-IN_PLAIN_PYTHON = {"batch_summary", "compiled"}  # no kernel takes anything of these
+IN_PLAIN_PYTHON = {"batch_summary", "compiled"}  # nothing of these is inlined into a kernel
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:
@@ -26,7 +26,7 @@ def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:
     ).stdout.strip()
 
 
-def test_nothing_imports_numba_before_load_and_load_switches_the_walk() -> None:
+def test_numba_is_imported_only_by_load_which_switches_the_walk() -> None:
     assert (
         run(
             "import sys\n"
@@ -39,7 +39,7 @@ def test_nothing_imports_numba_before_load_and_load_switches_the_walk() -> None:
     )
 
 
-def test_without_its_packages_the_plain_walk_stays() -> None:
+def test_without_numba_the_plain_walk_is_used() -> None:
     assert (
         run(
             "import importlib.util\n"
@@ -52,7 +52,7 @@ def test_without_its_packages_the_plain_walk_stays() -> None:
     )
 
 
-def test_without_a_folder_for_its_cache_the_plain_walk_stays() -> None:
+def test_without_a_cache_folder_the_plain_walk_is_used() -> None:
     assert (
         run(
             "from numba.core import caching\n"
@@ -64,10 +64,10 @@ def test_without_a_folder_for_its_cache_the_plain_walk_stays() -> None:
     )
 
 
-def test_out_of_a_zip_without_a_folder_for_its_cache_the_plain_walk_stays(tmp_path: Path) -> None:
+def test_from_a_zip_without_a_cache_folder_the_plain_walk_is_used(tmp_path: Path) -> None:
     path = shutil.make_archive(str(tmp_path / "code"), "zip", PROJECT, "record_format")
     home = tmp_path / "home"
-    home.touch()  # as good as the `/` of a container's user
+    home.touch()  # not a folder, like the home of some container users
     assert (
         run(
             "from record_format import key_table, native, record_walk\n"
@@ -83,7 +83,7 @@ def test_out_of_a_zip_without_a_folder_for_its_cache_the_plain_walk_stays(tmp_pa
 
 
 def small_package(root: Path) -> Path:
-    """`record_format` with empty files in place of most."""
+    """`record_format` with most modules empty."""
     package = root / "record_format"
     package.mkdir()
     for name in ("__init__", *compiled._INLINED_FROM):
@@ -93,7 +93,7 @@ def small_package(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_what_a_power_cut_left_of_machine_code_is_made_anew(tmp_path: Path, kind: str) -> None:
+def test_machine_code_lost_in_a_power_failure_is_compiled_again(tmp_path: Path, kind: str) -> None:
     package = small_package(tmp_path)
     (package / "native_walk.py").write_text(
         "from record_format.compiled import compiled\n"
@@ -102,29 +102,31 @@ def test_what_a_power_cut_left_of_machine_code_is_made_anew(tmp_path: Path, kind
     for _ in range(2):
         program = "from record_format.native_walk import one; print(one(1))"
         assert run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)) == "2"
-        (kept,) = package.glob(f"__pycache__/*.{kind}")
-        assert kept.stat().st_size
-        kept.write_bytes(b"")
+        (cached,) = package.glob(f"__pycache__/*.{kind}")
+        assert cached.stat().st_size
+        cached.write_bytes(b"")
 
 
-def test_a_kernel_is_compiled_anew_when_what_it_takes_of_another_file_changed(
+def test_a_kernel_is_compiled_again_when_an_inlined_function_changes(
     tmp_path: Path,
 ) -> None:
     package = small_package(tmp_path)
-    begins = "from record_format.compiled import compiled\n"
+    imports = "from record_format.compiled import compiled\n"
     kernel = "@compiled('int64(int64)')\ndef {}(x):\n    return {}\n"
     (package / "caller.py").write_text(
-        begins + "from record_format.native_walk import one\n" + kernel.format("ten", "10 * one(x)")
+        imports
+        + "from record_format.native_walk import one\n"
+        + kernel.format("ten", "10 * one(x)")
     )
-    answers = []
+    results = []
     for text in ("x + 1", "x + 2"):
-        (package / "native_walk.py").write_text(begins + kernel.format("one", text))
+        (package / "native_walk.py").write_text(imports + kernel.format("one", text))
         program = "from record_format.caller import ten; print(ten(1))"
-        answers.append(run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
-    assert answers == ["20", "30"]
+        results.append(run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
+    assert results == ["20", "30"]
 
 
-def test_without_numbas_compiler_it_says_what_to_do() -> None:
+def test_with_numbas_compiler_disabled_the_error_says_what_to_do() -> None:
     program = (
         "from record_format import native\n"
         "try:\n    native.load()\nexcept ImportError as error:\n    print(error)"
@@ -132,12 +134,12 @@ def test_without_numbas_compiler_it_says_what_to_do() -> None:
     assert "unset NUMBA_DISABLE_JIT" in run(program, cwd=PROJECT, NUMBA_DISABLE_JIT="1")
 
 
-def test_all_files_are_known_that_kernels_take_something_of() -> None:
-    taken = set()
+def test_all_modules_inlined_into_kernels_are_listed() -> None:
+    imported = set()
     for name in KERNELS:
         for node in ast.walk(ast.parse((PROJECT / f"record_format/{name}.py").read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "record_format":
-                taken.update(one.name for one in node.names)
+                imported.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module.startswith("record_format."):
-                taken.add(node.module.partition(".")[2])
-    assert taken - IN_PLAIN_PYTHON == set(compiled._INLINED_FROM)
+                imported.add(node.module.partition(".")[2])
+    assert imported - IN_PLAIN_PYTHON == set(compiled._INLINED_FROM)

@@ -15,39 +15,41 @@ def fd(tmp_path):
 
 
 @pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_what_was_just_written_is_read_without_waiting(fd):
+def test_pread_nowait_reads_pages_in_memory(fd):
     assert pread_nowait(fd, 10, 5) == bytes(range(5, 15))
-    assert pread_nowait(fd, 10, 95) == bytes(range(95, 100)), "short at the file's end"
+    assert pread_nowait(fd, 10, 95) == bytes(range(95, 100)), "short at the end of the file"
     assert pread_nowait(fd, 10, 100) == b""
 
 
 @pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_what_comes_into_memory_between_two_looks_is_no_end_of_the_file(fd, monkeypatch):
-    look = os.preadv
+def test_a_partial_read_is_continued(fd, monkeypatch):
+    preadv = os.preadv
 
-    def first_a_little(fd, buffers, *rest):
+    def read_20_bytes(fd, buffers, *rest):
         (buffer,) = buffers
-        return look(fd, [memoryview(buffer)[:20]], *rest)
+        return preadv(fd, [memoryview(buffer)[:20]], *rest)
 
-    monkeypatch.setattr(os, "preadv", first_a_little)
+    monkeypatch.setattr(os, "preadv", read_20_bytes)
     assert pread_nowait(fd, 50, 5) == bytes(range(5, 55))
-    assert pread_nowait(fd, 50, 75) == bytes(range(75, 100)), "short at the file's end"
+    assert pread_nowait(fd, 50, 75) == bytes(range(75, 100)), "short at the end of the file"
 
 
-def test_where_the_system_cannot_tell_every_read_would_wait(fd, monkeypatch):
+def test_without_rwf_nowait_every_read_would_block(fd, monkeypatch):
     monkeypatch.setattr(page_cache, "NOWAIT", 0)
     with pytest.raises(BlockingIOError):
         pread_nowait(fd, 10, 0)
 
 
-def test_where_the_file_system_cannot_tell_every_read_would_wait(fd, monkeypatch):
-    monkeypatch.setattr(page_cache, "NOWAIT", 1 << 30)  # no flag that a kernel knows
+def test_without_support_of_the_file_system_every_read_would_block(fd, monkeypatch):
+    monkeypatch.setattr(page_cache, "NOWAIT", 1 << 30)  # a flag that no kernel knows
     with pytest.raises(BlockingIOError):
         pread_nowait(fd, 10, 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs a cache that can be emptied")
-def test_what_of_a_file_is_in_memory_is_counted_by_pages(tmp_path):
+@pytest.mark.skipif(
+    not hasattr(os, "posix_fadvise"), reason="needs posix_fadvise to drop the page cache"
+)
+def test_resident_bytes_are_counted_by_pages(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1_000_003))
     opened = os.open(path, os.O_RDWR)

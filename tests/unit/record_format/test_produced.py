@@ -1,4 +1,6 @@
-"""The gate: what Kafka's broker would take is taken as it is, all else is refused by name."""
+"""Validation of produced batches: what Kafka's broker accepts is accepted unchanged, anything else
+is refused with the reason.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def batch(count: int = 3, **fields: Any) -> bytearray:
 
 
 def resealed(body: bytes) -> bytearray:
-    """The body, of one batch, with the checksum that its bytes make."""
+    """The body, one batch, with its checksum corrected."""
     changed = bytearray(body)
     header = parse_header(changed)
     set_max_timestamp(changed, header, timestamp=header.max_timestamp)
@@ -78,19 +80,19 @@ def patched(body: bytes, layout: str, position: int, value: int) -> bytearray:
     return resealed(changed)
 
 
-# --- taken ----------------------------------------------------------------------------------------
+# --- accepted -------------------------------------------------------------------------------------
 
 
-def test_what_kafka_s_producers_sent_is_taken_as_it_is(walk: Walker) -> None:
+def test_batches_of_kafkas_producers_are_accepted_unchanged(walk: Walker) -> None:
     for header, data in golden.all_batches():
-        broker_s_own = (
+        only_for_brokers = (
             header.is_control
             or header.is_transactional
             or header.timestamp_type
             or header.has_delete_horizon
             or header.record_count != header.last_offset_delta + 1
         )
-        if broker_s_own:
+        if only_for_brokers:
             with pytest.raises((InvalidRecord, InvalidBatch)):
                 check(data)
             continue
@@ -101,7 +103,7 @@ def test_what_kafka_s_producers_sent_is_taken_as_it_is(walk: Walker) -> None:
         assert produced.min_timestamps == [min(timestamps)]
 
 
-def test_a_whole_segment_of_many_batches_is_taken(walk: Walker) -> None:
+def test_a_segment_of_many_batches_is_accepted(walk: Walker) -> None:
     _, data = golden.logs(golden.ROOT / "codec-zstd-0")[0]
     produced = check(data)
     assert produced.body == data
@@ -110,7 +112,7 @@ def test_a_whole_segment_of_many_batches_is_taken(walk: Walker) -> None:
 
 
 @given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)))
-def test_what_we_encode_is_taken(batch: Rows, codec: int) -> None:
+def test_encoded_batches_are_accepted(batch: Rows, codec: int) -> None:
     data = encode_batch(**batch._asdict(), codec=codec)
     produced = check(data)
     assert produced.body == data
@@ -132,7 +134,7 @@ def test_every_flipped_bit_of_the_checksummed_part_is_refused(walk: Walker) -> N
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_changed_bytes_under_a_right_checksum_never_pass_for_what_they_are_not(
+def test_changed_bytes_with_a_valid_checksum_are_refused_or_decoded_correctly(
     codec: int, walk: Walker
 ) -> None:
     source = random.Random(codec)
@@ -159,7 +161,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
         check(data)
 
 
-def test_a_cut_or_trailing_byte_is_refused_at_the_right_position() -> None:
+def test_truncated_and_trailing_batches_are_refused_with_their_position() -> None:
     data = batch()
     for size in range(1, len(data)):
         with pytest.raises(InvalidBatch) as caught:
@@ -186,19 +188,19 @@ def test_an_empty_request_is_refused() -> None:
         (">q", 43, -2),
     ],
 )
-def test_a_field_that_does_not_fit_is_refused(layout: str, position: int, value: int) -> None:
+def test_an_inconsistent_field_is_refused(layout: str, position: int, value: int) -> None:
     with pytest.raises(InvalidBatch):
         check(patched(batch(), layout, position, value))
 
 
-def test_a_producer_id_that_nobody_gives_is_refused_also_with_an_epoch_and_a_sequence() -> None:
-    """The log would take the batch for one without a producer."""
+def test_a_negative_producer_id_is_refused_even_with_epoch_and_sequence() -> None:
+    """The log would treat the batch as one without a producer."""
     data = batch(producer_id=9, producer_epoch=0, base_sequence=0)
     with pytest.raises(InvalidBatch):
         check(patched(data, ">q", 43, -2))
 
 
-def test_a_batch_of_no_records_is_refused() -> None:
+def test_a_batch_without_records_is_refused() -> None:
     empty = batch(1)[:61]
     struct.pack_into(">i", empty, 8, 49)
     struct.pack_into(">i", empty, 57, 0)
@@ -207,7 +209,7 @@ def test_a_batch_of_no_records_is_refused() -> None:
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_records_that_do_not_expand_are_refused(codec: int) -> None:
+def test_records_that_cannot_be_decompressed_are_refused(codec: int) -> None:
     data = batch(codec=codec)
     for position in (61, 62, 63):
         changed = bytearray(data)
@@ -228,19 +230,19 @@ def test_gaps_in_the_offset_deltas_are_refused(walk: Walker) -> None:
         check(changed)
 
 
-# --- refused: what a producer may not say ---------------------------------------------------------
+# --- refused: fields that producers may not set ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bit", [CONTROL_BIT, TRANSACTIONAL_BIT, DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT]
 )
-def test_what_is_the_broker_s_own_is_refused(bit: int) -> None:
+def test_attributes_reserved_for_the_broker_are_refused(bit: int) -> None:
     with pytest.raises(InvalidRecord) as caught:
         check(batch() + patched(batch(), ">h", 21, bit))
     assert caught.value.problems[0].loc == "batches[1]"
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(walk: Walker) -> None:
+def test_a_compacted_topic_refuses_records_without_a_key(walk: Walker) -> None:
     keyed = encode_batch([b"v", None], timestamps=[NOW, NOW], keys=[b"", b"k"], codec=LZ4)
     assert check(keyed, require_keys=True).record_count == 2
     unkeyed = encode_batch([b"v", None], timestamps=[NOW, NOW], keys=[b"k", None], codec=LZ4)
@@ -251,7 +253,7 @@ def test_a_compacted_topic_takes_no_record_without_a_key(walk: Walker) -> None:
 # --- refused: sizes -------------------------------------------------------------------------------
 
 
-def test_a_batch_at_the_limit_is_taken_and_a_byte_above_refused() -> None:
+def test_a_batch_of_exactly_the_size_limit_is_accepted() -> None:
     data = batch()
     assert check(data, max_message_bytes=len(data)).record_count == 3
     with pytest.raises(RecordTooLarge) as caught:
@@ -260,8 +262,10 @@ def test_a_batch_at_the_limit_is_taken_and_a_byte_above_refused() -> None:
     assert caught.value.size_bytes == len(data)
 
 
-def test_no_batch_is_taken_that_readers_would_not_expand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever `http.expanded.max.bytes` allows a request."""
+def test_a_batch_too_large_for_readers_to_decompress_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever `http.expanded.max.bytes` allows for a request."""
     data = bytes(encode_batch([bytes(1000)], timestamps=[1], codec=ZSTD))
     monkeypatch.setattr(codecs, "MAX_EXPANDED_BYTES", 1010)
     assert check(data * 3, max_expanded_bytes=1 << 40).record_count == 3
@@ -270,7 +274,7 @@ def test_no_batch_is_taken_that_readers_would_not_expand(monkeypatch: pytest.Mon
         check(data, max_expanded_bytes=1 << 40)
 
 
-def test_the_expanded_size_is_bounded_over_the_whole_request() -> None:
+def test_the_decompressed_size_of_a_request_is_limited() -> None:
     value = b"\0" * 100_000
     data = encode_batch([value], timestamps=[NOW], codec=ZSTD)
     assert check(data * 3, max_expanded_bytes=301_000).record_count == 3
@@ -279,13 +283,13 @@ def test_the_expanded_size_is_bounded_over_the_whole_request() -> None:
     assert caught.value.limit_bytes == 301_000
 
 
-def test_the_count_of_records_is_bounded() -> None:
+def test_the_number_of_records_is_limited() -> None:
     assert check(batch(3) * 2, max_records=6).record_count == 6
     with pytest.raises(TooManyRecords):
         check(batch(3) * 2, max_records=5)
 
 
-def test_a_lying_count_under_compression_is_refused() -> None:
+def test_an_impossible_count_of_compressed_records_is_refused() -> None:
     data = bytearray(batch(1, codec=ZSTD))
     struct.pack_into(">i", data, 23, 2**31 - 2)
     struct.pack_into(">i", data, 57, 2**31 - 1)
@@ -299,60 +303,62 @@ CUSTOM: dict[str, Any] = {"before_max_ms": 1000, "after_max_ms": 500}
 
 
 @pytest.mark.parametrize("timestamp", [NOW - 1000, NOW, NOW + 500, -1])
-def test_timestamps_within_the_bounds_are_taken(timestamp: int, walk: Walker) -> None:
+def test_timestamps_within_the_bounds_are_accepted(timestamp: int, walk: Walker) -> None:
     data = encode_batch([b"v"] * 3, timestamps=[NOW, timestamp, NOW])
     assert check(data, **CUSTOM).min_timestamps == [min(NOW, timestamp)]
 
 
 @pytest.mark.parametrize(
-    ("timestamp", "says"),
+    ("timestamp", "message"),
     [(NOW - 1001, "before.max"), (NOW + 501, "after.max"), (0, "before.max"), (-2, "negative")],
 )
-def test_timestamps_outside_the_bounds_are_refused(timestamp: int, says: str, walk: Walker) -> None:
+def test_timestamps_outside_the_bounds_are_refused(
+    timestamp: int, message: str, walk: Walker
+) -> None:
     for others in (NOW, -1):
         data = encode_batch([b"v"] * 3, timestamps=[others, timestamp, NOW])
-        with pytest.raises(InvalidRecord, match=says):
+        with pytest.raises(InvalidRecord, match=message):
             check(data, **CUSTOM)
 
 
-def test_under_log_append_time_the_bounds_do_not_matter() -> None:
+def test_log_append_time_ignores_the_timestamp_bounds() -> None:
     data = encode_batch([b"v"], timestamps=[1])
     assert check(data, timestamp_type=LOG_APPEND_TIME, **CUSTOM).record_count == 1
 
 
-def test_the_maximum_timestamp_is_put_right_as_kafka_does(walk: Walker) -> None:
-    true = batch()
-    for lie in (0, NOW + 10_000, -1):
-        lying = bytearray(batch() + batch())
-        set_max_timestamp(lying, parse_header(lying), timestamp=lie)
-        produced = check(lying)
-        assert produced.body == true + true
-        assert produced.headers[0] == parse_header(true)
+def test_a_wrong_maximum_timestamp_is_corrected_as_kafka_does(walk: Walker) -> None:
+    correct = batch()
+    for wrong in (0, NOW + 10_000, -1):
+        body = bytearray(batch() + batch())
+        set_max_timestamp(body, parse_header(body), timestamp=wrong)
+        produced = check(body)
+        assert produced.body == correct + correct
+        assert produced.headers[0] == parse_header(correct)
 
 
 def test_a_refused_body_is_not_changed() -> None:
-    lying = batch()
-    set_max_timestamp(lying, parse_header(lying), timestamp=5)
-    body = bytearray(lying + batch(control=True))
+    wrong_timestamp = batch()
+    set_max_timestamp(wrong_timestamp, parse_header(wrong_timestamp), timestamp=5)
+    body = bytearray(wrong_timestamp + batch(control=True))
     before = bytes(body)
     with pytest.raises(InvalidRecord):
         check_produced(body, ProduceLimits(max_message_bytes=MIB, now_ms=NOW))
     assert body == before
 
 
-def test_one_timestamp_is_asked_about() -> None:
+def test_a_single_timestamp_can_be_validated() -> None:
     limits = ProduceLimits(1, NOW, **CUSTOM)
     assert timestamp_problem(NOW, limits) == ""
     assert timestamp_problem(-1, limits) == ""
     assert "before.max" in timestamp_problem(NOW - 1001, limits)
 
 
-# --- another codec --------------------------------------------------------------------------------
+# --- recompression --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", CODEC_NAMES)
 @pytest.mark.parametrize("target", CODEC_NAMES)
-def test_recompressing_keeps_everything_but_the_codec(source: int, target: int) -> None:
+def test_recompression_changes_only_the_codec(source: int, target: int) -> None:
     fields = {"producer_id": 77, "producer_epoch": 1, "base_sequence": 5, "codec": source}
     produced = check(batch(4, **fields) + batch(2) + batch(1, codec=target))
     again = recompress(produced, target)
@@ -366,12 +372,12 @@ def test_recompressing_keeps_everything_but_the_codec(source: int, target: int) 
     assert check(again.body).headers == again.headers
 
 
-def test_recompressing_to_the_same_codec_is_free() -> None:
+def test_recompression_to_the_same_codec_changes_nothing() -> None:
     produced = check(batch(codec=LZ4))
     assert recompress(produced, LZ4) is produced
 
 
-def test_sizes_are_checked_again_after_recompressing() -> None:
+def test_sizes_are_checked_again_after_recompression() -> None:
     data = encode_batch([b"\0" * 5000], timestamps=[NOW], codec=ZSTD)
     produced = recompress(check(data, max_message_bytes=1000), 0)
     with pytest.raises(RecordTooLarge):
@@ -383,7 +389,7 @@ def test_sizes_are_checked_again_after_recompressing() -> None:
 
 
 @given(batch=rows(), codec=st.sampled_from(list(CODEC_NAMES)))
-def test_built_batches_pass_the_gate(batch: Rows, codec: int) -> None:
+def test_built_batches_are_valid(batch: Rows, codec: int) -> None:
     built = build_produced(**batch._asdict(), max_message_bytes=1500 + 61, codec=codec)
     assert check(built.body) == built
 
@@ -403,7 +409,7 @@ def test_an_idempotent_request_is_one_batch() -> None:
     assert len(build_produced(**fields(50)).headers) > 1
 
 
-def test_compressed_noise_in_place_of_records_is_refused() -> None:
+def test_compressed_garbage_is_refused() -> None:
     data = bytearray(batch(3, codec=GZIP))[:61] + compress(GZIP, b"noise" * 50)
     struct.pack_into(">i", data, 8, len(data) - 12)
     with pytest.raises(InvalidBatch):

@@ -1,4 +1,4 @@
-"""The two walks agree on every input, and nothing wrong gets past either."""
+"""The plain and the compiled walk agree on every input, and find every invalid record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request_of(header: BatchHeader, *, dense: bool = False) -> WalkRequest:
     )
 
 
-def test_both_walks_agree_on_kafka_s_records(walk_native: Walker) -> None:
+def test_both_walks_agree_on_kafkas_records(walk_native: Walker) -> None:
     for header, batch in golden.all_batches():
         records = expand(batch, header)
         for dense in (False, True):
@@ -44,7 +44,7 @@ def test_both_walks_agree_on_kafka_s_records(walk_native: Walker) -> None:
             assert walk_native(records, request) == walk_plain(records, request)
 
 
-def test_both_walks_agree_on_kafka_s_records_with_changed_bytes(walk_native: Walker) -> None:
+def test_both_walks_agree_on_kafkas_records_with_changed_bytes(walk_native: Walker) -> None:
     source = random.Random(20)
     for header, batch in golden.all_batches():
         original = expand(batch, header)
@@ -83,7 +83,7 @@ def test_both_walks_agree_on_any_bytes(records: bytes, count: int, base: int) ->
     assert walk_native(records, request) == walk_plain(records, request)
 
 
-# --- what is wrong, by kind -----------------------------------------------------------------------
+# --- valid and invalid records --------------------------------------------------------------------
 
 
 def record(
@@ -108,7 +108,7 @@ GOOD = [
     record(headers=b"\2\0" + NULL),
     record(timestamp=zigzag(2**63 - 1001)),
     record(timestamp=zigzag(-(2**63))),
-    record(offset=b"\x80\0"),  # longer than needed, as Kafka too lets pass
+    record(offset=b"\x80\0"),  # longer than needed, which Kafka accepts too
     record(headers=b"\x80\0"),
 ]
 BAD = [
@@ -147,18 +147,18 @@ ONE = WalkRequest(1, 1000, 0, dense=True, with_columns=False)
 
 
 @pytest.mark.parametrize("records", GOOD, ids=bytes.hex)
-def test_a_sound_record_passes(records: bytes, walk: Walker) -> None:
+def test_a_valid_record_is_accepted(records: bytes, walk: Walker) -> None:
     assert walk(records, ONE).problem == Problem.NONE
 
 
 @pytest.mark.parametrize(("records", "problem"), BAD, ids=lambda item: str(item)[:40])
-def test_an_unsound_record_is_found(records: bytes, problem: Problem, walk: Walker) -> None:
+def test_an_invalid_record_is_found(records: bytes, problem: Problem, walk: Walker) -> None:
     found = walk(records, ONE)
     assert found.problem == problem
     assert "record" in found.describe()
 
 
-def test_gaps_are_for_compacted_batches_alone(walk: Walker) -> None:
+def test_gaps_are_valid_only_in_compacted_batches(walk: Walker) -> None:
     records = record(offset=b"\0") + record(offset=zigzag(5))
     request = WalkRequest(2, 0, 5, dense=False, with_columns=True)
     found = walk(records, request)
@@ -170,13 +170,13 @@ def test_gaps_are_for_compacted_batches_alone(walk: Walker) -> None:
     assert walk(again, request).problem == Problem.OFFSET_DELTA
 
 
-def test_fields_are_where_they_are_said_to_be(walk: Walker) -> None:
+def test_the_walk_returns_the_positions_of_fields(walk: Walker) -> None:
     records = record(key=b"\2k", value=NULL, headers=b"\2\2h\2x", timestamp=zigzag(-3))
     found = walk(records, ONE._replace(with_columns=True))
     assert found == Walk(0, 1, len(records), 997, 997, ([997], [0], [5], [6], [-1], [7], [7]))
 
 
-def test_no_records_are_no_problem(walk: Walker) -> None:
+def test_an_empty_batch_is_valid(walk: Walker) -> None:
     request = WalkRequest(0, 0, 0, dense=False, with_columns=True)
     assert walk(b"", request).problem == Problem.NONE
     assert walk(b"\0", request).problem == Problem.TRAILING

@@ -1,4 +1,4 @@
-"""A sealed document is whole or refused."""
+"""A sealed document is intact or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ json_values = st.recursive(
 )
 
 
-def test_the_form_is_this() -> None:
+def test_the_layout_of_a_sealed_document() -> None:
     assert (
         b'{"format_version":1,"kind":"manifest","length":%d,"crc32c":"%08x","document":%s}'
         % (len(DOCUMENT), crc32c(DOCUMENT), DOCUMENT)
@@ -29,14 +29,14 @@ def test_the_form_is_this() -> None:
 
 
 @given(st.dictionaries(st.text(), json_values))
-def test_a_document_comes_back_byte_for_byte(document: dict[str, object]) -> None:
+def test_a_document_round_trips_byte_for_byte(document: dict[str, object]) -> None:
     data = msgspec.json.encode(document)
     sealed = seal(data, kind="k")
     for form in (bytes, bytearray, memoryview):
         assert unseal(form(sealed), kind="k", file="f") == data
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for position in range(len(SEALED)):
         for bit in range(8):
             changed = bytearray(SEALED)
@@ -45,7 +45,7 @@ def test_every_flipped_bit_is_noticed() -> None:
                 unseal(changed, kind="manifest", file="f")
 
 
-def test_every_cut_and_every_trailing_byte_is_noticed() -> None:
+def test_truncation_and_trailing_bytes_are_detected() -> None:
     for size in range(len(SEALED)):
         with pytest.raises(CorruptManifest):
             unseal(SEALED[:size], kind="manifest", file="f")
@@ -60,14 +60,14 @@ def test_another_kind_is_refused() -> None:
     assert caught.value.file == "some/key"
 
 
-def test_a_newer_version_is_refused_by_name_whatever_else_it_holds() -> None:
+def test_a_newer_version_is_refused_whatever_its_other_fields() -> None:
     newer = b'{"format_version":2,"checksum":"other","body":[]}'
     with pytest.raises(UnknownFormatVersion, match="version 2") as caught:
         unseal(newer, kind="manifest", file="some/key")
     assert caught.value.file == "some/key"
 
 
-def test_a_document_that_was_edited_is_refused() -> None:
+def test_an_edited_document_is_refused() -> None:
     for old, new in ((b'"version":12', b'"version":13'), (b"[1,2", b"[1, 2")):
         with pytest.raises(CorruptManifest):
             unseal(SEALED.replace(old, new), kind="manifest", file="f")
@@ -76,12 +76,12 @@ def test_a_document_that_was_edited_is_refused() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"null", b"[]", b"{}", b"\xff", b'{"format_version":"1"}', b"[" * 100_000]
 )
-def test_what_is_no_sealed_document_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_sealed_document_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptManifest):
         unseal(data, kind="manifest", file="f")
 
 
-def test_a_document_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_document_is_refused() -> None:
     deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     with pytest.raises(CorruptManifest):
         unseal(seal(deep, kind="k"), kind="k", file="f")

@@ -1,4 +1,4 @@
-"""Kafka's small files: byte for byte back, and strict."""
+"""Kafka's small files: byte-for-byte round trips, and strict parsing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ entries = st.builds(
 # --- producer snapshots ---------------------------------------------------------------------------
 
 
-def test_snapshots_of_kafka_come_back() -> None:
+def test_kafkas_snapshots_round_trip() -> None:
     for path in golden.files("*.snapshot"):
         data = path.read_bytes()
         assert format_snapshot(parse_snapshot(data)) == data, path
@@ -59,12 +59,12 @@ def as_printed(entry: ProducerEntry) -> tuple[str, ...]:
         str(entry.coordinator_epoch),
         "" if entry.current_txn_first_offset < 0 else str(entry.current_txn_first_offset),
         str(entry.timestamp),
-        # Where a marker was the last that was seen, Kafka keeps no batch.
+        # If the producer's last batch was an end marker, Kafka keeps no batch.
         *(map(str, batch) if entry.last_offset >= 0 else ("", "", "", "")),
     )
 
 
-def test_snapshots_hold_what_kafka_s_own_tool_prints() -> None:
+def test_snapshots_have_the_entries_that_kafkas_dump_tool_prints() -> None:
     for dump in golden.files("*.snapshot.dump.txt"):
         printed = re.findall(
             r"producerId: (-?\d+) producerEpoch: (-?\d+) coordinatorEpoch: (-?\d+) "
@@ -78,7 +78,7 @@ def test_snapshots_hold_what_kafka_s_own_tool_prints() -> None:
 
 
 @given(st.lists(entries, max_size=5))
-def test_any_snapshot_comes_back(producers: list[ProducerEntry]) -> None:
+def test_any_snapshot_round_trips(producers: list[ProducerEntry]) -> None:
     assert parse_snapshot(format_snapshot(producers)) == producers
 
 
@@ -103,7 +103,7 @@ def test_a_newer_snapshot_is_refused_by_name() -> None:
         parse_snapshot(data, file="x.snapshot")
 
 
-def test_the_first_sequence_of_the_last_batch() -> None:
+def test_the_first_sequence_is_derived_from_the_last() -> None:
     entry = ProducerEntry(1, 0, 2, 100, 5, 0, -1, -1)
     assert entry.first_sequence == 2**31 - 3
     empty = ProducerEntry(1, 0, -1, -1, 0, 0, -1, -1)
@@ -113,7 +113,7 @@ def test_the_first_sequence_of_the_last_batch() -> None:
 # --- offset checkpoints ---------------------------------------------------------------------------
 
 
-def test_checkpoints_of_kafka_come_back() -> None:
+def test_kafkas_checkpoints_round_trip() -> None:
     for path in golden.files("*-offset-checkpoint"):
         data = path.read_bytes()
         found = parse_offset_checkpoint(data)
@@ -142,7 +142,7 @@ def test_checkpoints_of_kafka_come_back() -> None:
         b"0\n1\nt 0 9223372036854775808\n",
         b"0\n1\nt 0 99999999999999999999999\n",
         b"0\n1\nt 0 05\n",
-        b"0\n1\nt 0 \xd9\xa3\n",  # a digit, but not one of Java's
+        b"0\n1\nt 0 \xd9\xa3\n",  # a Unicode digit, which Java does not accept
         b"0\n1\n 0 5\n",
         b"0\n2\nt 0 5\nt 0 6\n",
         b"0\n-1\n",
@@ -151,12 +151,12 @@ def test_checkpoints_of_kafka_come_back() -> None:
         b"\xff\n0\n",
     ],
 )
-def test_an_unsound_offset_checkpoint_is_refused(data: bytes) -> None:
+def test_an_invalid_offset_checkpoint_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptSnapshot):
         parse_offset_checkpoint(data)
 
 
-def test_an_empty_checkpoint_is_one_that_kafka_never_wrote_to() -> None:
+def test_an_empty_file_is_an_empty_checkpoint() -> None:
     assert parse_offset_checkpoint(b"") == []
     assert parse_epoch_checkpoint(b"") == []
 
@@ -167,7 +167,7 @@ def test_a_newer_checkpoint_is_refused_by_name() -> None:
             parse(b"1\n0\n")
 
 
-def test_checkpoints_have_kafka_s_bytes() -> None:
+def test_checkpoints_have_kafkas_bytes() -> None:
     assert format_offset_checkpoint([TopicPartitionOffset("a.b", 3, 77)]) == b"0\n1\na.b 3 77\n"
     assert format_epoch_checkpoint([EpochEntry(0, 0), EpochEntry(4, 9)]) == b"0\n2\n0 0\n4 9\n"
     assert format_epoch_checkpoint([]) == b"0\n0\n"
@@ -176,12 +176,12 @@ def test_checkpoints_have_kafka_s_bytes() -> None:
 @pytest.mark.parametrize(
     "lines", [[(1, 0), (1, 5)], [(2, 0), (1, 5)], [(1, 6), (2, 5)], [(-1, 0)], [(0, -1)]]
 )
-def test_epochs_in_disorder_are_refused(lines: list[tuple[int, int]]) -> None:
+def test_unordered_epochs_are_refused(lines: list[tuple[int, int]]) -> None:
     with pytest.raises(CorruptSnapshot):
         parse_epoch_checkpoint(format_epoch_checkpoint(EpochEntry(*line) for line in lines))
 
 
-def test_an_epoch_without_a_record_is_no_disorder() -> None:
+def test_an_epoch_without_records_is_valid() -> None:
     data = format_epoch_checkpoint([EpochEntry(1, 5), EpochEntry(2, 5)])
     assert len(parse_epoch_checkpoint(data)) == 2
 
@@ -189,14 +189,14 @@ def test_an_epoch_without_a_record_is_no_disorder() -> None:
 # --- partition.metadata ---------------------------------------------------------------------------
 
 
-def test_partition_metadata_of_kafka_comes_back() -> None:
+def test_kafkas_partition_metadata_round_trips() -> None:
     for path in golden.files("partition.metadata"):
         data = path.read_bytes()
         assert format_partition_metadata(parse_partition_metadata(data)) == data, path
 
 
 @given(st.uuids())
-def test_topic_ids_come_back(topic_id: uuid.UUID) -> None:
+def test_topic_ids_round_trip(topic_id: uuid.UUID) -> None:
     text = format_topic_id(topic_id)
     assert len(text) == 22
     assert parse_topic_id(text) == topic_id
@@ -206,7 +206,7 @@ def test_topic_ids_come_back(topic_id: uuid.UUID) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a", "A" * 21, "A" * 23, "A" * 21 + "B", "A" * 21 + "+", "A" * 20 + "==", "é" * 22]
 )
-def test_what_is_no_topic_id_is_refused(text: str) -> None:
+def test_an_invalid_topic_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="topic id"):
         parse_topic_id(text)
     with pytest.raises(CorruptSnapshot):
@@ -214,12 +214,12 @@ def test_what_is_no_topic_id_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"version: 0\n", b"version: 0", b"topic_id: x", b"\xff"])
-def test_what_is_no_partition_metadata_is_refused(data: bytes) -> None:
+def test_invalid_partition_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptSnapshot):
         parse_partition_metadata(data)
 
 
-def test_bytes_behind_partition_metadata_are_refused() -> None:
+def test_bytes_after_partition_metadata_are_refused() -> None:
     with pytest.raises(CorruptSnapshot):
         parse_partition_metadata(format_partition_metadata(uuid.UUID(int=1)) + b"\nmore")
 
@@ -232,7 +232,7 @@ def test_newer_partition_metadata_is_refused_by_name() -> None:
 # --- meta.properties ------------------------------------------------------------------------------
 
 
-def test_properties_of_kafka_are_read() -> None:
+def test_kafkas_properties_are_parsed() -> None:
     for path in golden.files("meta.properties"):
         found = parse_properties(path.read_bytes())
         assert set(found) == {"node.id", "directory.id", "version", "cluster.id"}
@@ -240,19 +240,19 @@ def test_properties_of_kafka_are_read() -> None:
         assert len(found["cluster.id"]) == 22
 
 
-def test_properties_come_back() -> None:
+def test_properties_round_trip() -> None:
     properties = {"cluster.id": "abc-_DEF", "node.id": "1", "empty": ""}
     data = format_properties(properties)
     assert data == b"#\ncluster.id=abc-_DEF\nnode.id=1\nempty=\n"
     assert parse_properties(data) == properties
 
 
-def test_properties_may_be_written_as_java_allows() -> None:
+def test_properties_are_parsed_like_javas() -> None:
     data = b"# c\r\n! d\n\n  a : b c \nd\\:e=f\\\\g\\u0041\\t\n\nh=\n"
     assert parse_properties(data) == {"a": "b c ", "d:e": "f\\gA\t", "h": ""}
 
 
 @pytest.mark.parametrize("data", [b"name\n", b"=x\n", b"a=b\na=c\n", b"a=b\\\n", b"a=\\u00g0\n"])
-def test_unsound_properties_are_refused(data: bytes) -> None:
+def test_invalid_properties_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptSnapshot):
         parse_properties(data)

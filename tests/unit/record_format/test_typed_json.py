@@ -1,4 +1,4 @@
-"""A type that several threads meet at once: decoded, and the process lives."""
+"""Decoding a new type in several threads at once does not crash the process."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from record_format import typed_json
 
 ROOT = Path(__file__).parents[3]
-ROOMS = [
+PACKAGES = [
     "record_format",
     "hot_tier",
     "cold_tier",
@@ -22,7 +22,7 @@ ROOMS = [
     "tierlog",
 ]
 
-# Without the lock about every other run dies with SIGSEGV.
+# Without the lock about every second run dies with SIGSEGV.
 EIGHT_THREADS = """
 import sys, threading, msgspec
 from record_format import typed_json
@@ -43,17 +43,17 @@ for _ in range(400):
 """
 
 
-def test_eight_threads_meet_a_type_at_once():
-    ran = subprocess.run(
+def test_eight_threads_decode_a_new_type_at_once():
+    completed = subprocess.run(
         [sys.executable, "-c", EIGHT_THREADS], check=False, cwd=ROOT, capture_output=True
     )
-    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert (completed.returncode, completed.stderr) == (0, b"")
 
 
-def test_no_room_lets_msgspec_meet_a_type_where_threads_run():
-    told = re.compile(r"json\.decode\((?:[^()]|\([^()]*\))*type=")
-    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
-    assert [str(path) for path in files if told.search(path.read_text())] == []
+def test_no_package_decodes_typed_json_with_msgspec_directly():
+    typed_decode = re.compile(r"json\.decode\((?:[^()]|\([^()]*\))*type=")
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert [str(path) for path in files if typed_decode.search(path.read_text())] == []
 
 
 class Point(msgspec.Struct):
@@ -64,7 +64,7 @@ class Named(Point):
     name: str
 
 
-def test_errors_are_msgspecs_own():
+def test_errors_are_those_of_msgspec():
     assert typed_json.decode(b'{"x": 3}', Point) == Point(3)
     with pytest.raises(msgspec.ValidationError):
         typed_json.decode(b'{"x": "3"}', Point)
@@ -72,6 +72,6 @@ def test_errors_are_msgspecs_own():
         typed_json.decode(b'{"x": 3', Point)
 
 
-def test_bytes_that_are_no_text_are_no_json():
+def test_invalid_utf8_is_refused():
     with pytest.raises(msgspec.DecodeError, match="utf-8"):
         typed_json.decode(b'{"x": 3, "name": "\xff"}', Named)
