@@ -24,6 +24,7 @@ from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from record_format.clock import wall_clock_ms
 from record_format.errors import (
+    Forbidden,
     MissingObject,
     UnknownManifestVersion,
     UnknownTopicOrPartition,
@@ -205,11 +206,13 @@ class Catalog:
         broker = self._connections.broker
         with suppress(UnknownTopicOrPartition):
             if broker.describe_topic(topic.name).topic_id == topic.topic_id:
+                url = "another"
+                with suppress(Forbidden):  # a token for some topics only
+                    url = str(broker.storage_report().get("store"))
                 raise InvalidOption(
                     f"option store: {self._connections.store.url} has no manifest of "
-                    f"{topic.name}-{partition}; the broker's store is "
-                    f"{broker.storage_report().get('store')}, which holds {described.cold_bytes} "
-                    "bytes of it"
+                    f"{topic.name}-{partition}; the broker's store is {url}, which holds "
+                    f"{described.cold_bytes} bytes of it"
                 )
 
     def _pinned_version(self, manifests: ManifestStore) -> int:

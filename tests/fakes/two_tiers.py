@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from api.http.settings import HttpSettings
 from broker.broker import Broker
 from cold_tier.open import open_store
 from hot_tier.append import Acks
@@ -79,11 +80,14 @@ class TwoTiers:
 
 
 @contextmanager
-def two_tiers(root: Path, *, adopted: Sequence[Path] = ()) -> Iterator[TwoTiers]:
+def two_tiers(
+    root: Path, *, adopted: Sequence[Path] = (), http: HttpSettings | None = None
+) -> Iterator[TwoTiers]:
     """`adopted`: Kafka's partition folders, to begin with."""
     store_url = f"file://{root / 'bucket'}"
     data = root / "data"
     for folder in adopted:
         shutil.copytree(folder, data / folder.name)
-    with served_broker(data, store=open_store(store_url), cache_bytes=64 << 20) as one:
+    store = open_store(store_url)
+    with served_broker(data, store=store, http=http, cache_bytes=64 << 20) as one:
         yield TwoTiers(one.broker, one.server.url, store_url)

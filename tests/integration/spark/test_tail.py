@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from api.http.access.grants import Scope
+from api.http.access.tokens import create_token
+from api.http.settings import HttpSettings
 from broker.damaged_partition import DamagedPartition
 from cold_tier.object_keys import parse_segment
 from cold_tier.segment_indexes import SegmentIndexes
@@ -103,6 +106,18 @@ def test_a_store_that_is_not_the_brokers_is_refused_and_both_are_named(tmp_path,
         gone = Run(tiers, subscribe="t", failOnDataLoss="false")
         assert gone.rows() == {}
         assert "t-0: offsets 0 to 550 are gone" in gone.lost[0]
+
+
+def test_a_wrong_store_is_refused_even_if_the_token_may_not_see_the_brokers(tmp_path):
+    http = HttpSettings(tokens_file=tmp_path / "tokens.json")
+    token = create_token(http.tokens_file, "t", scopes=(Scope.READ,), topics="t", now_ms=1)
+    with two_tiers(tmp_path, http=http) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 550)
+        tiers.offload("t")
+        (tmp_path / "other").mkdir()
+        with pytest.raises(InvalidOption, match=r"other has no .* t-0; .* store is another,"):
+            Run(tiers, subscribe="t", store=f"file://{tmp_path}/other", token=token)
 
 
 @pytest.mark.parametrize("store", [True, False])
