@@ -52,7 +52,7 @@ from record_format.index_layouts import AbortedTxn
 
 
 class LastRecord(NamedTuple):
-    """A producer's last data batch; `offset` None if the log has only a marker of it."""
+    """A producer's last data batch; `offset` None if only a marker of its epoch is known."""
 
     offset: int | None
     epoch: int

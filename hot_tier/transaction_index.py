@@ -1,7 +1,7 @@
 """The `.txnindex` of a segment: the aborted transactions whose marker is in the segment.
 
-A segment without one has no file. It is only written by recovery: there is no transaction
-coordinator, so no markers are appended.
+A segment without one has no file. Recovery and compaction write it, appends never do: there is no
+transaction coordinator here, so no markers are appended.
 """
 
 from __future__ import annotations

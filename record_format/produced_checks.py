@@ -76,9 +76,7 @@ def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
         try:
             header = parse_header(body, position)
             if header.size_bytes > limits.max_message_bytes:
-                check_whole(
-                    body, header
-                )  # a truncated batch is reported as such, whatever its size
+                check_whole(body, header)  # a truncated batch is reported as such
                 raise too_large(header, limits.max_message_bytes)
             check_crc(body, header)
         except CorruptBatch as error:

@@ -114,9 +114,8 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
     columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])
     fields = Fields(*columns)
     last_offset_delta, base_timestamp = request.last_offset_delta, request.base_timestamp
-    step = (
-        1 if request.dense else last_offset_delta + 1
-    )  # the greatest allowed increase of an offset delta
+    # The greatest allowed increase of an offset delta.
+    step = 1 if request.dense else last_offset_delta + 1
     with_columns = request.with_columns
     length = len(data)
     minimum, maximum = I64_MAX, I64_MIN
