@@ -174,7 +174,7 @@ class _Retries:
         self._logged_s = now_s
         following = f", next in {pause_s:.0f} s" if pause_s >= LOG_INTERVAL_S else ""
         error = _failure(self._call, outcome)
-        log.warning("still trying after %.0f s%s: %s", now_s - self._start_s, following, error)
+        log.warning("still retrying after %.0f s%s: %s", now_s - self._start_s, following, error)
 
 
 def _is_success(response: Response, call: Call[T]) -> bool:

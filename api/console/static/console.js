@@ -89,7 +89,7 @@
   // The body of an error: a problem document, or anything else.
   function refused(status, body, isWholeView = false) {
     if (status === 401) return askForToken();
-    let detail = `The broker answered ${status}.`;
+    let detail = `The broker responded with status ${status}.`;
     try {
       const problem = JSON.parse(body);
       if (problem.detail) detail = `${problem.title}: ${problem.detail}`;

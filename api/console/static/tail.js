@@ -42,7 +42,7 @@
           if (!(await this.read())) return;
         } catch {
           if (!this.isShown) return;
-          this.say("the broker does not answer; trying again");
+          this.say("the broker does not respond; reconnecting");
         }
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       }

@@ -269,7 +269,7 @@ def test_long_retries_are_logged_however_few_the_attempts(caplog):
     with waiting as c, pytest.raises(errors.StoreUnavailable):
         c.offsets("t", 0)
     messages = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert messages == ["still trying after 20 s"]
+    assert messages == ["still retrying after 20 s"]
 
 
 def test_a_retry_after_past_the_deadline_ends_the_retries():
