@@ -97,10 +97,10 @@ class AsyncProducer:
         self._check_open()
         if partition is None:
             partition = self._partitioner.choose(topic, record)
-        placed, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
+        future, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
         if wake_sender:
             self._wake.set()
-        return placed
+        return future
 
     async def _refresh_topic(self, topic: str, now_ms: int) -> None:
         try:

@@ -239,17 +239,17 @@ class Accumulator(Generic[FutureT]):
         return self.buffered_bytes <= 0 or buffered_bytes <= self._batching.buffer_bytes
 
     def add(
-        self, partition: TopicPartition, record: PreparedRecord, *, now_ms: int
+        self, topic_partition: TopicPartition, record: PreparedRecord, *, now_ms: int
     ) -> tuple[FutureT, bool]:
         """The record's future, and whether to wake the sender: a batch was opened, or is full."""
-        queue = self._queues.get(partition)
+        queue = self._queues.get(topic_partition)
         if queue is None:
-            queue = self._queues[partition] = deque()
+            queue = self._queues[topic_partition] = deque()
         limit, size = self._batching.batch_bytes, record.size_bytes
         is_new_batch = not queue or queue[-1].size_bytes + size > limit
         if is_new_batch:
             due_ms = now_ms + self._batching.linger_ms
-            pending = PendingBatch(partition, due_ms, self._new_factory())
+            pending = PendingBatch(topic_partition, due_ms, self._new_factory())
             future = pending.add(record)
             queue.append(pending)  # last: Ctrl-C must not leave an empty batch
         else:
@@ -263,13 +263,13 @@ class Accumulator(Generic[FutureT]):
 
         Partitions take turns: one that is always full does not starve the others.
         """
-        for partition, queue in self._queues.items():
-            if not queue or partition in self._in_flight:
+        for topic_partition, queue in self._queues.items():
+            if not queue or topic_partition in self._in_flight:
                 continue
             if flushing or len(queue) > 1 or self._is_due(queue[0], now_ms):
-                self._in_flight[partition] = queue.popleft()
-                self._queues[partition] = self._queues.pop(partition)
-                return self._in_flight[partition]
+                self._in_flight[topic_partition] = queue.popleft()
+                self._queues[topic_partition] = self._queues.pop(topic_partition)
+                return self._in_flight[topic_partition]
         return None
 
     def _is_due(self, pending: PendingBatch[FutureT], now_ms: int) -> bool:
@@ -302,8 +302,8 @@ class Accumulator(Generic[FutureT]):
         """When the next batch's linger time ends; None if none is pending."""
         waiting = [
             queue[0].due_ms
-            for partition, queue in self._queues.items()
-            if queue and partition not in self._in_flight
+            for topic_partition, queue in self._queues.items()
+            if queue and topic_partition not in self._in_flight
         ]
         return min(waiting, default=None)
 
