@@ -131,8 +131,8 @@ def test_indexes_of_an_interrupted_swap_are_published_with_their_log(
     copy = copies / str(half)
     assert (copy / "00000000000000000000.log.swap").exists()
     if both_names:
-        half_way = copy / "00000000000000000000.index.cleaned"
-        shutil.copy(half_way, half_way.with_suffix(".swap"))
+        cleaned = copy / "00000000000000000000.index.cleaned"
+        shutil.copy(cleaned, cleaned.with_suffix(".swap"))
     open_log(copy, config=CONFIG, clean=False, recovery_point=10**6).close()
     assert (copy / "00000000000000000000.timeindex").read_bytes() == index
 
@@ -160,7 +160,7 @@ def test_a_failed_disk_call_during_a_round_loses_nothing(
             log.close()
             break
         disk.heal()
-        assert last_of(records_of(log)) == last, "reads go on"
+        assert last_of(records_of(log)) == last, "reads continue"
         if not log.offline:
             log.close()
         again = open_log(folder, config=CONFIG, clean=False, recovery_point=10**6)

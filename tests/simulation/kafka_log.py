@@ -1,4 +1,4 @@
-"""A partition left by a Kafka with transactional producers, and the model of it."""
+"""A partition written by a Kafka with transactional producers, and the model of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ PRODUCERS = range(50, 54)
 KEPT = LogConfig.parse({"retention.ms": -1, "retention.bytes": -1})
 
 NewLines = Callable[[int], tuple[list[int], list[Line]]]
-"""So many records that were never sent: their numbers, and the records."""
+"""Makes that many new records: their numbers, and the records."""
 
 
 def encoded(numbers: list[int], lines: list[Line], **fields: object) -> bytearray:
@@ -26,8 +26,8 @@ def encoded(numbers: list[int], lines: list[Line], **fields: object) -> bytearra
     )
 
 
-def left_by_kafka(folder: Path, new_lines: NewLines, random: Random, now_ms: int) -> TopicModel:
-    """Transactions that are interleaved, aborted, and (rarely) still open."""
+def write_kafka_log(folder: Path, new_lines: NewLines, random: Random, now_ms: int) -> TopicModel:
+    """Write interleaved transactions, some aborted, rarely some still open; return the model."""
     log = _Log(new_lines, random, now_ms)
     segments, start = {}, 0
     for _ in range(random.randrange(60)):

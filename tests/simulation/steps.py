@@ -1,6 +1,6 @@
-"""How a simulation runs: steps drawn by its world's seed, and what must hold after each.
+"""Runs a simulation: random steps drawn from the world's seed, with a check after each.
 
-A world has `random`; `check`, called after a step; `finish`, for what must hold at the end; and
+A world has `random`; `check`, called after each step; `finish`, with the checks at the end; and
 `close`.
 """
 
@@ -20,8 +20,8 @@ class World(Protocol):
 
 def seeds(count: int) -> Sequence[int]:
     """Only `TIERLOG_SEED` if it is set."""
-    one = os.environ.get("TIERLOG_SEED")
-    return range(count) if one is None else [int(one)]
+    seed = os.environ.get("TIERLOG_SEED")
+    return range(count) if seed is None else [int(seed)]
 
 
 def run(world: World, weights: Mapping[Callable[[Any], None], int], count: int) -> None:

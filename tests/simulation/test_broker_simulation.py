@@ -1,13 +1,14 @@
-"""Seeded steps on a whole broker: topics of every policy, made, altered, trimmed, deleted and made
-again under the same names; groups; transactions of a log that Kafka left; a clock that steps back.
+"""Seeded steps on a whole broker: topics of every policy, created, altered, trimmed, deleted and
+created again with the same names; groups; transactions of a log written by Kafka; a clock that is
+set back.
 
-Meanwhile, at any call that changes the disk, the process dies, the power fails, or the disk is full
-or fails. The store fails calls, loses answers, and returns wrong bytes. Files go bad of which there
-is another copy. The folder is restored from the bucket, with or without the old one's tail.
+At any call that changes the disk, the process dies, the power fails, or the disk is full or fails.
+The store fails calls, loses responses, and returns wrong bytes. Files of which there is another
+copy are damaged. The folder is restored from the bucket, with or without the old one's tail.
 
-After each step every topic is what its `TopicModel` says, and groups are where they were. At the
-end `verify --deep` finds nothing either, nor in a folder restored from the bucket alone.
-The seed is in the test's name; `TIERLOG_SEED` runs that one.
+After each step every topic agrees with its `TopicModel`, and groups have their committed offsets.
+At the end `verify --deep` finds no problem, and neither does a restore from the bucket alone.
+The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 import errno
@@ -50,10 +51,10 @@ from tests.fakes.faulty_object_store import (
     WrongRange,
 )
 from tests.fakes.house import copy_now, tidy
-from tests.simulation.kafka_log import encoded, left_by_kafka
+from tests.simulation.failing_disk import ALLOCATING, CALLS, SYNCS, Crash, FailingDisk
+from tests.simulation.kafka_log import encoded, write_kafka_log
 from tests.simulation.steps import run, seeds
 from tests.simulation.topic_model import Line, TopicModel, Wrong, read
-from tests.simulation.worn_disk import CALLS, SYNCS, TAKES_ROOM, Crash, Wear
 
 STEPS = 60
 GAP = 10_000
@@ -107,7 +108,7 @@ STORE_FAULTS = [
 
 @dataclass
 class Producer:
-    """`last`: its last acknowledged request. `is_unsure`: the next one had no answer."""
+    """`last`: its last acknowledged request. `is_unsure`: the next one got no response."""
 
     producer_id: int
     sequence: int = 0
@@ -125,21 +126,21 @@ class Known:
 
 
 class World:
-    """`topics`: by name. `unsure`: names of topics that an interrupted step may have made, altered
-    or deleted. `committed`: by group and topic, the offsets it may have.
+    """`topics`: by name. `unsure`: names of topics that an interrupted step may have created,
+    altered or deleted. `committed`: by group and topic, the offsets it may have.
     """
 
-    def __init__(self, seed: int, root, wear: Wear) -> None:
-        self.random, self.root, self.wear = Random(seed), root, wear
+    def __init__(self, seed: int, root, disk: FailingDisk) -> None:
+        self.random, self.root, self.disk = Random(seed), root, disk
         self.now_ms, self.lives, self.sent, self.producers = 10**12, 0, 0, 0
         self.topics: dict[str, Known] = {}
         self.unsure: dict[str, list[LogConfig]] = {}
         self.committed: dict[tuple[str, str], set[int | None]] = {}
         self.folder = self._new_folder()
         self.bucket = f"file://{root / 'bucket'}"
-        model = left_by_kafka(self.folder / "kafkas-0", self.new_lines, self.random, self.now_ms)
+        model = write_kafka_log(self.folder / "kafkas-0", self.new_lines, self.random, self.now_ms)
         self.open()
-        self._know("kafkas", model)
+        self._add_known("kafkas", model)
         self.broker.alter_topic("kafkas", config={"flush.ms": NEVER_MS})
         config, log = self.broker.topic("kafkas").config, self.broker.partition("kafkas", 0).log
         model.configured(config, end_offset=log.log_end_offset)
@@ -181,7 +182,7 @@ class World:
             for _ in numbers
         ]
 
-    def _know(self, name: str, model: TopicModel | None = None) -> None:
+    def _add_known(self, name: str, model: TopicModel | None = None) -> None:
         topic = self.broker.topic(name)
         model = model or TopicModel(topic.config)
         self.topics[name] = Known(topic.record.topic_id, model)
@@ -190,7 +191,7 @@ class World:
         del self.topics[name]
         self.committed = {key: may for key, may in self.committed.items() if key[1] != name}
 
-    def _one(self):
+    def _pick_topic(self):
         """The name of an existing topic, and its partition."""
         if not self.topics:
             self.create()
@@ -205,17 +206,17 @@ class World:
         self.unsure[name] = []
         self.broker.create_topic(name, config=config)
         del self.unsure[name]
-        self._know(name)
+        self._add_known(name)
 
     def delete(self) -> None:
-        name, _, _ = self._one()
+        name, _, _ = self._pick_topic()
         self.unsure[name] = []
         self.broker.delete_topic(name)
         del self.unsure[name]
         self._forget(name)
 
     def alter(self) -> None:
-        name, known, partition = self._one()
+        name, known, partition = self._pick_topic()
         change = self.random.choice(ALTERATIONS)
         with suppress(InvalidConfig):
             before = self.broker.topic(name).config
@@ -229,7 +230,7 @@ class World:
     # --- records ----------------------------------------------------------------------------------
 
     def produce(self) -> None:
-        _, known, partition = self._one()
+        _, known, partition = self._pick_topic()
         for _ in range(self.random.randint(1, 6)):
             self._append(known, partition)
 
@@ -258,8 +259,8 @@ class World:
             producer.sequence += len(numbers)
 
     def produce_without_waiting(self) -> None:
-        """With acks=1: nobody was promised what a crash takes."""
-        _, known, partition = self._one()
+        """With acks=1: a crash may lose the records."""
+        _, known, partition = self._pick_topic()
         for _ in range(self.random.randint(1, 6)):
             numbers, lines = self.new_lines(self.random.randint(1, 4))
             known.model.sent.update(zip(numbers, lines, strict=True))
@@ -270,7 +271,7 @@ class World:
                 raise
 
     def _producer(self, known: Known) -> Producer:
-        sure = [one for one in known.producers if not one.is_unsure]
+        sure = [producer for producer in known.producers if not producer.is_unsure]
         if len(sure) < 3:
             self.producers += 1
             known.producers.append(Producer(self.producers + 100))
@@ -284,7 +285,7 @@ class World:
         return partition.append(produced, acks=acks).result(10)
 
     def repeat(self) -> None:
-        _, known, partition = self._one()
+        _, known, partition = self._pick_topic()
         for producer in known.producers:
             if producer.last is not None and not producer.is_unsure:
                 batch, offset = producer.last
@@ -293,7 +294,7 @@ class World:
                     raise Wrong(f"the repeat of {offset} is at {found.base_offset}")
 
     def trim(self) -> None:
-        name, known, partition = self._one()
+        name, known, partition = self._pick_topic()
         now = partition.offsets()
         offset = self.random.randint(now.log_start_offset, now.high_watermark)
         known.model.trimmed_before = max(known.model.trimmed_before, offset)
@@ -301,7 +302,7 @@ class World:
             self.broker.trim(name, 0, offset)
 
     def commit_offset(self) -> None:
-        name, _, partition = self._one()
+        name, _, partition = self._pick_topic()
         offset = self.random.randint(0, partition.offsets().high_watermark)
         key = self.random.choice(GROUPS), name
         self.committed.setdefault(key, {None}).add(offset)
@@ -311,7 +312,7 @@ class World:
     # --- background work --------------------------------------------------------------------------
 
     def roll_and_copy(self) -> None:
-        self._one()[2].log.roll()
+        self._pick_topic()[2].log.roll()
         self.copy()
 
     def copy(self) -> None:
@@ -321,14 +322,14 @@ class World:
         self.broker.background.compactor._backoff.clear()
         self.broker.background.compactor.run_round()
 
-    def retain(self) -> None:
+    def run_janitor(self) -> None:
         tidy(self.broker)
 
-    def relieve(self) -> None:
+    def relieve_disk(self) -> None:
         self.broker.background.janitor.relieve_disk(self.random.choice((1, 1 << 20)))
 
-    def let_go(self) -> None:
-        _, _, partition = self._one()
+    def delete_local(self) -> None:
+        _, _, partition = self._pick_topic()
         if not partition.log.config.compacts:
             partition.log.delete_local(janitor.removable_end(partition))
             partition.log.reap(at_once=True)
@@ -337,13 +338,13 @@ class World:
         self.broker.background.checkpoints.save()
 
     def collect(self) -> None:
-        partition = self._one()[2]
+        partition = self._pick_topic()[2]
         policy = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=self.random.choice((1, 3, 100)))
         if partition.cold is not None:
             with suppress(TierlogError):
                 partition.cold.collect(policy)
 
-    def keep_groups(self) -> None:
+    def run_groups_round(self) -> None:
         with suppress(TierlogError):
             self.broker.groups.run_round()
 
@@ -374,31 +375,37 @@ class World:
 
     def full_disk(self) -> None:
         full = OSError(errno.ENOSPC, "No space left")
-        self._worn(full, of=TAKES_ROOM, times=self.random.choice((1, 3, 1 << 30)), after=30)
-        offline = [one.log for one in self.broker.partitions() if one.log.offline]
+        self._change_on_failing_disk(
+            full, of=ALLOCATING, times=self.random.choice((1, 3, 1 << 30)), after=30
+        )
+        offline = [p.log for p in self.broker.partitions() if p.log.offline]
         if any(not log.config.compacts for log in offline):
             raise Wrong("a full disk took a log offline")
         if offline:  # in the middle of a swap
-            self._start_again(power_fails=False)
+            self._restart_after_crash(power_fails=False)
         else:
             self._settle_topics()
 
     def bad_disk(self) -> None:
         bad = OSError(errno.EIO, "I/O error")
         calls = self.random.choice((SYNCS, ("sync_bytes",), ("write_at",), ("rename",), CALLS))
-        self._worn(bad, of=calls, times=self.random.choice((1, 1, 1 << 30)), after=20)
-        self._start_again(power_fails=False)
+        self._change_on_failing_disk(
+            bad, of=calls, times=self.random.choice((1, 1, 1 << 30)), after=20
+        )
+        self._restart_after_crash(power_fails=False)
 
-    def _worn(self, error: OSError, *, of: tuple[str, ...], times: int, after: int) -> None:
-        self.wear.plan(error, of=of, after=self.random.randint(0, after), times=times)
+    def _change_on_failing_disk(
+        self, error: OSError, *, of: tuple[str, ...], times: int, after: int
+    ) -> None:
+        self.disk.plan(error, of=of, after=self.random.randint(0, after), times=times)
         for step in self.random.choices(CHANGES, k=4):
             print("  ", step.__name__)
             with suppress(TierlogError, OSError):
                 step(self)
-        self.wear.heal()
+        self.disk.heal()
 
     def crash(self) -> None:
-        self._start_again(power_fails=self.random.random() < 0.6)
+        self._restart_after_crash(power_fails=self.random.random() < 0.6)
 
     def crash_within(self) -> None:
         self._plan_a_crash(after=60)
@@ -407,10 +414,10 @@ class World:
                 print("  ", step.__name__)
                 step(self)
         assert self.broker.background.copier.wait_until_idle(timeout_s=30)
-        self._start_again(power_fails=self.random.random() < 0.6)
+        self._restart_after_crash(power_fails=self.random.random() < 0.6)
 
     def _plan_a_crash(self, *, after: int) -> None:
-        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, after), times=1 << 30)
+        self.disk.plan(Crash(), of=CALLS, after=self.random.randint(0, after), times=1 << 30)
 
     def crash_while_starting(self) -> None:
         self._lose_process(power_fails=self.random.random() < 0.6)
@@ -420,12 +427,12 @@ class World:
         except Crash:
             died = self.folder
             self.folder = self._new_folder()
-            self.wear.crash_broker(
+            self.disk.crash_broker(
                 died, self.folder, self.random, power_fails=self.random.random() < 0.6
             )
         else:
             self._lose_process(power_fails=False)
-        self.wear.heal()
+        self.disk.heal()
         self.open()
         self._settle()
 
@@ -434,36 +441,36 @@ class World:
         self.open()
         self._settle()
 
-    def _start_again(self, *, power_fails: bool) -> None:
+    def _restart_after_crash(self, *, power_fails: bool) -> None:
         self._lose_process(power_fails=power_fails)
         self.open()
         self._settle()
 
     def _lose_process(self, *, power_fails: bool) -> None:
-        """Leave the folder as a process that died, or a machine, would."""
+        """Leave the folder as after a crash of the process, or of the machine."""
         died, broker = self.folder, self.broker
         self.folder = self._new_folder()
-        self.wear.crash_broker(died, self.folder, self.random, power_fails=power_fails)
-        self._end(broker)
+        self.disk.crash_broker(died, self.folder, self.random, power_fails=power_fails)
+        self._discard(broker)
 
-    def _end(self, broker: Broker) -> None:
-        """Nothing it still does reaches the bucket, or matters to the disk."""
+    def _discard(self, broker: Broker) -> None:
+        """Close it without effects on the bucket or the disk."""
         broker.bucket.store.go_down()
-        self.wear.heal()
+        self.disk.heal()
         with suppress(TierlogError, OSError):
             broker.close()
 
     def _settle(self) -> None:
-        """Learn what survived, after a start."""
+        """After a start, learn what survived."""
         self._settle_topics()
         for known in self.topics.values():
-            known.producers = [one for one in known.producers if not one.is_unsure]
+            known.producers = [p for p in known.producers if not p.is_unsure]
         self.check()
         for known in self.topics.values():
             known.model.settle()
 
     def _settle_topics(self) -> None:
-        """Find out what became of interrupted steps."""
+        """Find out the outcome of interrupted steps."""
         live = {topic.name: topic.topic_id for topic in self.broker.list_topics()}
         for name, configs in list(self.unsure.items()):
             known = self.topics.get(name)
@@ -476,45 +483,45 @@ class World:
             elif name in live:
                 if known is not None:
                     raise Wrong(f"{name} is another topic")
-                self._know(name)
+                self._add_known(name)
             elif known is not None:
                 self._forget(name)
         self.unsure.clear()
         if live.keys() != self.topics.keys():
             raise Wrong(f"topics are {sorted(live)}, and should be {sorted(self.topics)}")
 
-    # --- the bucket alone, and what rotted --------------------------------------------------------
+    # --- the bucket alone, and damaged files ------------------------------------------------------
 
-    def restore_with_the_old_folder(self) -> None:
+    def restore_with_old_tail(self) -> None:
         self._restore(tail=True)
         self._settle()
 
     def restore(self) -> None:
-        """Lose whatever is not in the bucket; groups may be where they were at any time."""
+        """Lose everything that is not in the bucket; groups may have any earlier offset."""
         self._bring_up_to_date()
         ends = self._bucket_ends()
         self.committed.clear()
         local_only = [name for name, end in ends.items() if end is None]
         for name in self.topics.keys() - set(local_only):
-            self.topics[name].model.begin_line(ends[name])
+            self.topics[name].model.begin_history(ends[name])
             self.topics[name].producers.clear()
         self._restore(tail=False)
         for name in local_only:  # the topic exists, and is empty
-            self._know(name)
+            self._add_known(name)
         self._settle()
 
     def _bring_up_to_date(self) -> None:
         self.store.heal()
         self.copy()
-        self.retain()  # a log start that had not reached the bucket
+        self.run_janitor()  # the log start may not be in the bucket yet
 
     def _bucket_ends(self) -> dict[str, int | None]:
         found = {}
         for name in self.topics:
             partition = self.broker.partition(name, 0)
             manifest = partition.cold.manifest if partition.cold else None
-            is_there = manifest is not None and uses_bucket(partition.log.config, manifest)
-            found[name] = manifest.end_offset if is_there else None
+            in_use = manifest is not None and uses_bucket(partition.log.config, manifest)
+            found[name] = manifest.end_offset if in_use else None
         return found
 
     def _restore(self, *, tail: bool) -> None:
@@ -525,13 +532,14 @@ class World:
             data_dir=self.folder, gap=GAP, clock=lambda: self.now_ms, tail=old if tail else None
         )
         report = restore(open_store(self.bucket), options)
-        for one in report.partitions:
-            is_known = one.topic in self.topics  # else its creation was refused halfway
-            is_truncated = power_fails and not one.tail.damaged  # in what was not flushed yet
-            assert one.tail is None or one.tail.whole or is_truncated or not is_known, one
+        for restored in report.partitions:
+            tail = restored.tail
+            is_known = restored.topic in self.topics  # else its creation failed halfway
+            is_truncated = power_fails and not tail.damaged  # only unflushed records are lost
+            assert tail is None or tail.whole or is_truncated or not is_known, restored
         self.open()
 
-    def look_at_the_bucket_alone(self) -> None:
+    def compare_with_a_restored_bucket(self) -> None:
         """A folder restored from a copy of it has everything below the ends of the manifests."""
         self._bring_up_to_date()
         ends = self._bucket_ends()
@@ -556,31 +564,29 @@ class World:
         if not self.broker.partition(name, 0).log.sealed.mirrored:
             return
         found = read(partition, partition.offsets().high_watermark, self.random)
-        wanted = [one for one in before if one.offset < end]
+        wanted = [shown for shown in before if shown.offset < end]
         if found != wanted:
-            missing = [one.offset for one in wanted if one not in found]
-            more = [one.offset for one in found if one not in wanted]
+            missing = [shown.offset for shown in wanted if shown not in found]
+            more = [shown.offset for shown in found if shown not in wanted]
             raise Wrong(f"the bucket of {name} (end {end}) lacks {missing}, and has {more}")
 
-    def rot(self) -> None:
-        """Flip a bit in a file of which there is another copy, or that can be rebuilt: exactly that
-        is found, and repair brings it back.
-        """
+    def damage_a_file(self) -> None:
+        """Damage a file that can be copied or rebuilt: exactly that is found, and repaired."""
         self._bring_up_to_date()
-        name, _, partition = self._one()
-        where = self._with_another_copy(partition)
-        if not where:
+        name, _, partition = self._pick_topic()
+        candidates = self._redundant_files(partition)
+        if not candidates:
             return
-        base_offset, path = self.random.choice(where)
+        base_offset, path = self.random.choice(candidates)
         print("  ", path)
         self._damage(path)
         if self.random.random() < 0.5:
             report = self.broker.verify(name, deep=True)
-            found = {one.base_offset for one in report.problems}
+            found = {problem.base_offset for problem in report.problems}
             if found != {base_offset}:
-                raise Wrong(f"{path} rotted, and found is {report.problems}")
+                raise Wrong(f"{path} is damaged, and verify found {report.problems}")
         else:
-            self._begin_again()
+            self._reopen()
         if self.random.random() < 0.5:
             self._plan_a_crash(after=40)
             with suppress(Crash):
@@ -593,15 +599,17 @@ class World:
             self.broker.repair(name, apply=True, deep=True)
         self.verify()
 
-    def rot_what_is_derived(self) -> None:
-        """Bits of files that can be made anew, while nobody has them open: none of it is seen."""
+    def damage_a_derived_file(self) -> None:
+        """Damage a file that can be rebuilt, while the broker is closed: it must have no effect."""
         self.broker.close()
         derived = [
-            *(one for one in (self.folder / "tierlog" / "cache").rglob("*") if one.is_file()),
+            *(path for path in (self.folder / "tierlog" / "cache").rglob("*") if path.is_file()),
             *self.folder.glob("*-0/*index"),
             *self.folder.glob("*-0/*.snapshot"),
         ]
-        derived = [one for one in sorted(derived) if one.stat().st_size and ".txn" not in one.name]
+        derived = [
+            path for path in sorted(derived) if path.stat().st_size and ".txn" not in path.name
+        ]
         if derived:
             path = self.random.choice(derived)
             print("  ", path)
@@ -620,16 +628,16 @@ class World:
         else:
             path.unlink()
 
-    def _begin_again(self) -> None:
-        """Nothing can be said about a log before it is repaired."""
+    def _reopen(self) -> None:
+        """Reopen without checks: a damaged log cannot be checked before its repair."""
         if self.random.random() < 0.5:
             self.broker.close()
         else:
             self._lose_process(power_fails=False)
         self.open()
 
-    def _with_another_copy(self, partition) -> list[tuple[int, Path]]:
-        """(base offset of the segment, file), from either tier."""
+    def _redundant_files(self, partition) -> list[tuple[int, Path]]:
+        """(base offset of the segment, file) of files in either tier that have another copy."""
         if partition.cold is None or not partition.log.sealed.mirrored:
             return []
         found, entries = [], list(partition.cold.entries(partition.log.log_start_offset))
@@ -670,10 +678,10 @@ class World:
         self.copy()
         self.check()
         self.verify()
-        self.look_at_the_bucket_alone()
+        self.compare_with_a_restored_bucket()
 
     def close(self) -> None:
-        self._end(self.broker)
+        self._discard(self.broker)
 
 
 CHANGES = (
@@ -686,11 +694,11 @@ CHANGES = (
     World.roll_and_copy,
     World.copy,
     World.compact,
-    World.retain,
-    World.relieve,
+    World.run_janitor,
+    World.relieve_disk,
     World.save,
     World.collect,
-    World.keep_groups,
+    World.run_groups_round,
     World.create,
     World.delete,
     World.alter,
@@ -701,7 +709,7 @@ WEIGHTS = {
     World.produce_without_waiting: 5,
     World.delete: 1,
     World.create: 4,
-    World.let_go: 2,
+    World.delete_local: 2,
     World.wait: 4,
     World.verify: 2,
     World.fail_store: 3,
@@ -712,25 +720,25 @@ WEIGHTS = {
     World.crash_within: 5,
     World.crash_while_starting: 2,
     World.restart: 2,
-    World.restore_with_the_old_folder: 1,
+    World.restore_with_old_tail: 1,
     World.restore: 1,
-    World.look_at_the_bucket_alone: 1,
-    World.rot: 3,
-    World.rot_what_is_derived: 2,
+    World.compare_with_a_restored_bucket: 1,
+    World.damage_a_file: 3,
+    World.damage_a_derived_file: 2,
 }
 
 
 @pytest.mark.parametrize("seed", seeds(6))
-def test_nothing_is_lost_and_nothing_wrong_is_shown(seed, tmp_path, wear):
-    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
+def test_no_record_is_lost_and_reads_agree_with_the_model(seed, tmp_path, failing_disk):
+    run(World(seed, tmp_path, failing_disk), WEIGHTS, STEPS)
 
 
-def _run_from(seed, root, wear) -> None:
+def _run_from(seed, root, failing_disk) -> None:
     for number in range(seed, seed + 15):
-        run(World(number, root / str(number), wear), WEIGHTS, STEPS)
+        run(World(number, root / str(number), failing_disk), WEIGHTS, STEPS)
 
 
-def test_planted_a_snapshot_that_is_synced_too_late(tmp_path, wear, monkeypatch):
+def test_the_simulation_catches_an_unsynced_producer_snapshot(tmp_path, failing_disk, monkeypatch):
     sync = REAL_DISK.sync_bytes
 
     def sync_all_but_snapshots(fd):
@@ -738,18 +746,22 @@ def test_planted_a_snapshot_that_is_synced_too_late(tmp_path, wear, monkeypatch)
             sync(fd)
 
     monkeypatch.setattr(REAL_DISK, "sync_bytes", sync_all_but_snapshots)
-    monkeypatch.setattr(ColdReads, "producers_before", lambda *_: None)  # it would mend that
+    monkeypatch.setattr(ColdReads, "producers_before", lambda *_: None)  # would repair it
     with pytest.raises(Wrong, match=r"committed up to|the repeat of"):
-        _run_from(27, tmp_path, wear)
+        _run_from(27, tmp_path, failing_disk)
 
 
-def test_planted_a_read_that_does_not_ask_the_bucket_what_was_aborted(tmp_path, wear, monkeypatch):
+def test_the_simulation_catches_reads_that_ignore_aborted_transactions_in_the_bucket(
+    tmp_path, failing_disk, monkeypatch
+):
     monkeypatch.setattr(ColdReads, "aborted_transactions", lambda *_: [])
     with pytest.raises(Wrong, match="committed up to"):
-        _run_from(0, tmp_path, wear)
+        _run_from(0, tmp_path, failing_disk)
 
 
-def test_planted_a_disk_that_forgets_what_the_bucket_lacks(tmp_path, wear, monkeypatch):
+def test_the_simulation_catches_local_deletion_before_the_upload(
+    tmp_path, failing_disk, monkeypatch
+):
     monkeypatch.setattr(janitor, "removable_end", lambda partition: partition.log.high_watermark)
     with pytest.raises((Wrong, TierlogError)):
-        _run_from(2, tmp_path, wear)
+        _run_from(2, tmp_path, failing_disk)

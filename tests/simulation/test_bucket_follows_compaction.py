@@ -1,8 +1,8 @@
-"""A compacted topic in two tiers under a store that fails, rounds that meet, and crashes.
+"""A compacted topic in two tiers, with store faults, overlapping rounds, and crashes.
 
-After each commit the bucket is what a lost disk would leave. So for each key: what was once there
-is still there with that or a newer value, or its tombstone came; and what a tombstone deleted does
-not come back. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+After each commit the bucket must be a valid backup. So for each key: a value once in the bucket
+stays until a newer one or a tombstone replaces it, and a deleted value does not come back.
+The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 import shutil
@@ -28,19 +28,19 @@ class Wrong(AssertionError):
 
 
 class World(House):
-    """`truth`: the last value of each key. `tombstones`: their offsets, by key."""
+    """`latest`: the last value of each key. `tombstones`: their offsets, by key."""
 
-    def __init__(self, seed, root, wear):
-        self.root, self.wear, self.folder = root, wear, root / "data"
+    def __init__(self, seed, root, failing_disk):
+        self.root, self.disk, self.folder = root, failing_disk, root / "data"
         self.random, self.now_ms = Random(seed), 10**12
         self.store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}"))
-        self.truth, self.tombstones, self.deleted, self.seen = {}, {}, {}, {}
+        self.latest, self.tombstones, self.deleted, self.seen = {}, {}, {}, {}
         self.wrong = []
         self._open()
         self.broker.create_topic(
             "t", config={**CONFIG, "delete.retention.ms": self.random.choice([0, 5000])}
         )
-        self._watch()
+        self._check_each_commit()
 
     def _open(self):
         settings = BrokerSettings(data_dir=self.folder, cache_bytes=1 << 20, disk_reserve_bytes=0)
@@ -50,23 +50,23 @@ class World(House):
     def partition(self):
         return self.broker.partition("t", 0)
 
-    def _watch(self):
+    def _check_each_commit(self):
         bucket_state = self.partition.cold.bucket_state
         publish = bucket_state.record_manifest
 
         def published(manifest):
             publish(manifest)
             with self.store.faultless():
-                self._look(manifest.end_offset)
+                self._check_bucket(manifest.end_offset)
 
         bucket_state.record_manifest = published
 
-    def _look(self, end_offset):
+    def _check_bucket(self, end_offset):
         shown = last_of(cold_records(self, "t")).items()
         alive = {key: offset for key, (offset, value) in shown if value is not None}
         for key, offset in self.seen.items():
-            took = [at for at in self.tombstones.get(key, ()) if offset < at < end_offset]
-            if key not in alive and not took:
+            deleting = [at for at in self.tombstones.get(key, ()) if offset < at < end_offset]
+            if key not in alive and not deleting:
                 self.wrong.append(f"{key} of offset {offset} is lost below {end_offset}")
         for key, offset in alive.items():
             if offset < self.deleted.get(key, -1):
@@ -87,7 +87,7 @@ class World(House):
             pairs.append((b"k%d" % self.random.randrange(6), value))
         first = put(self, "t", pairs).base_offset
         for offset, (key, value) in enumerate(pairs, first):
-            self.truth[key] = value
+            self.latest[key] = value
             if value is None:
                 self.tombstones.setdefault(key, []).append(offset)
         self.partition.log.roll()
@@ -105,20 +105,20 @@ class World(House):
         self.store.heal()
 
     def follow_while_compacting(self):
-        one, left = mirror._follow, [self.random.randrange(3)]
+        original, calls_left = mirror._follow, [self.random.randrange(3)]
 
-        def overtaken(*view, **seen):
-            found = one(*view, **seen)
-            left[0] -= 1
-            if left[0] == 0:
+        def follow_then_compact(*view, **seen):
+            found = original(*view, **seen)
+            calls_left[0] -= 1
+            if calls_left[0] == 0:
                 self.compact()
             return found
 
-        mirror._follow = overtaken
+        mirror._follow = follow_then_compact
         try:
             self.copy()
         finally:
-            mirror._follow = one
+            mirror._follow = original
 
     def copy(self):
         self.broker.background.copier.reset_backoff([self.partition])
@@ -130,15 +130,15 @@ class World(House):
             self.broker.background.checkpoints.save()
         died, broker = self.folder, self.broker
         self.folder = self.root / f"{died.name}+"
-        self.wear.crash_broker(
+        self.disk.crash_broker(
             died, self.folder, self.random, power_fails=self.random.random() < 0.6
         )
-        self.store.go_down()  # nothing it still does reaches the bucket
+        self.store.go_down()  # the dead process no longer reaches the bucket
         broker.close()
         self.store.heal()
         shutil.rmtree(died)
         self._open()
-        self._watch()
+        self._check_each_commit()
 
     # --- after each step --------------------------------------------------------------------------
 
@@ -150,10 +150,10 @@ class World(House):
     def finish(self):
         for _ in range(4):
             self.copy()
-        expected = {key: value for key, value in self.truth.items() if value is not None}
+        expected = {key: value for key, value in self.latest.items() if value is not None}
         for records in (self.records("t"), cold_records(self, "t")):
-            held = {key: value for key, (_, value) in last_of(records).items()}
-            assert {key: value for key, value in held.items() if value is not None} == expected
+            found = {key: value for key, (_, value) in last_of(records).items()}
+            assert {key: value for key, value in found.items() if value is not None} == expected
         assert self.broker.verify("t", deep=True).ok
 
     def close(self):
@@ -170,11 +170,13 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("seed", seeds(6))
-def test_the_bucket_loses_nothing_and_nothing_comes_back(seed, tmp_path, wear):
-    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
+def test_the_bucket_loses_no_key_and_no_deleted_key_comes_back(seed, tmp_path, failing_disk):
+    run(World(seed, tmp_path, failing_disk), WEIGHTS, STEPS)
 
 
-def test_planted_a_bucket_that_follows_before_it_has_what_is_newer(tmp_path, wear, monkeypatch):
+def test_the_simulation_catches_mirroring_before_newer_records_are_uploaded(
+    tmp_path, failing_disk, monkeypatch
+):
     monkeypatch.setattr(copier, "_may_mirror", lambda partition, work: True)
     with pytest.raises(Wrong, match="is lost"):
-        run(World(0, tmp_path, wear), WEIGHTS, STEPS)
+        run(World(0, tmp_path, failing_disk), WEIGHTS, STEPS)

@@ -1,8 +1,8 @@
-"""Seeded steps on a compacted log beside a plain list of all that was ever appended.
+"""Seeded steps on a compacted log, compared with a plain list of all appended records.
 
-Whatever was compacted and wherever the power failed: each record read is the one that was appended
-at its offset, offsets rise, and the last flushed record of each key is there, unless it is a
-tombstone past its time. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+Whatever was compacted and wherever the power failed: each record read is the one appended at its
+offset, offsets increase, and the last flushed record of each key exists, unless it is an expired
+tombstone. The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 class World:
     def __init__(self, seed: int, folder: Path) -> None:
         self.random, self.folder, self.clock = Random(seed), folder, Clock()
-        self.lines: list[Line | None] = []  # None: lost in a crash, before it was flushed
+        self.lines: list[Line | None] = []  # None: lost in a crash before its flush
         self.flushed = self.recovery_point = self.life = self.sequence = 0
         self.checkpoint: int | None = None
         self.config = LogConfig.parse(
@@ -108,23 +108,23 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Kill the process: everything written is there, but still unsynced."""
+        """Kill the process: everything written is kept, but still unsynced."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.recovery_point = len(self.lines)
 
     def crash(self) -> None:
-        """Power failure: a new folder with what was synced and some of what was not."""
+        """Power failure: a new folder with what was synced, and some unsynced writes."""
         flushed, self.life = self.flushed, self.life + 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
         self.open(LossyDisk(), clean=False)
         end = self.log.log_end_offset
-        assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
+        assert flushed <= end <= len(self.lines), "an acknowledged record is lost"
         del self.lines[end:]
-        there = {record.offset for record in records_of(self.log)}
+        survived = {record.offset for record in records_of(self.log)}
         for offset in range(flushed, end):
-            if offset not in there:  # a later file was kept, but not the end of an earlier one
+            if offset not in survived:  # a later file survived, but not the end of an earlier one
                 self.lines[offset] = None
         self.flushed = self.recovery_point = end
         known = self.log._state.producers.get(9)
@@ -136,7 +136,7 @@ class World:
         assert offsets == sorted(set(offsets))
         for record in records:
             line = self.lines[record.offset]
-            assert line is not None, "it was lost, and is back"
+            assert line is not None, "a lost record came back"
             assert (record.key, record.value) == (line.key, line.value)
         found = {record.key: record.offset for record in records}
         last = {
@@ -145,10 +145,10 @@ class World:
             if line is not None
         }
         for key, (offset, line) in last.items():
-            over = line.value is None and line.written_ms + RETENTION_MS <= self.clock.now_ms
-            if over and key not in found:
+            expired = line.value is None and line.written_ms + RETENTION_MS <= self.clock.now_ms
+            if expired and key not in found:
                 continue
-            assert found.get(key) == offset, f"the last record of {key!r} is not there"
+            assert found.get(key) == offset, f"the last record of {key!r} is missing"
 
     def finish(self) -> None:
         self.crash()
@@ -176,24 +176,24 @@ def test_a_compacted_log_keeps_the_last_record_of_each_key(seed, tmp_path):
     run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
-def test_the_simulation_notices_old_segments_deleted_too_early(tmp_path, monkeypatch):
-    """The planted bug: the new segment is renamed unsynced, before the old ones are deleted."""
+def test_the_simulation_catches_old_segments_deleted_too_early(tmp_path, monkeypatch):
+    """Planted bug: the new segment is renamed unsynced before the old ones are deleted."""
 
     def publish(state, cleaned):
         for suffix in cleaned.suffixes:
             segment_swap._stage(state, cleaned, suffix)
 
-    class Forgetful(LossyDisk):
+    class NonsyncingDisk(LossyDisk):
         def sync_bytes(self, fd):
             if Path(f"/proc/self/fd/{fd}").readlink().suffix != ".cleaned":
                 super().sync_bytes(fd)
 
     monkeypatch.setattr(segment_swap, "_publish", publish)
-    monkeypatch.setattr("tests.simulation.test_compaction_simulation.LossyDisk", Forgetful)
+    monkeypatch.setattr("tests.simulation.test_compaction_simulation.LossyDisk", NonsyncingDisk)
 
     def run_all():
         for seed in range(30):
             run(World(seed, tmp_path / str(seed)), WEIGHTS, STEPS)
 
-    with pytest.raises(Exception):  # noqa: B017  the bug may show in several ways
+    with pytest.raises(Exception):  # noqa: B017  the bug may have several symptoms
         run_all()

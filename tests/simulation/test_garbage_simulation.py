@@ -1,9 +1,9 @@
 """Seeded steps on one partition's manifest: uploads, retention, trims, compaction, repairs, pins,
-and collections, some of which the store interrupts.
+and collections, some of which fail halfway.
 
-After each step everything that the manifest in force names is in the bucket, and everything that a
-pin names except what a trim has passed. At the end, without pins and after every grace, nothing
-else is there. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+After each step the bucket has all objects referenced by the current manifest, and by pins except
+what was trimmed. At the end, without pins and after every grace period, it has no other object.
+The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SMALL: Final = {
 }
 
 
-class Named(NamedTuple):
-    """An object, and the last offset in it."""
+class Referenced(NamedTuple):
+    """A referenced object, and the last offset in it."""
 
     key: str
     last_offset: int
@@ -55,8 +55,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random, self.clock = Random(seed), Clock()
         self.store = PlainStore(clock=self.clock)
-        self.made = 0
-        self.pinned: dict[str, list[Named]] = {}
+        self.names_used = 0
+        self.pinned: dict[str, list[Referenced]] = {}
         self.trimmed_before = 0
         self.manifests: ManifestStore
         self.pins: Pins
@@ -69,14 +69,14 @@ class World:
         self.pins = Pins(self.manifests, clock=self.clock)
 
     def name(self) -> str:
-        self.made += 1
-        return f"x{self.made}"
+        self.names_used += 1
+        return f"x{self.names_used}"
 
-    def uploaded(self, base_offset: int, *, records: int = SEGMENT_RECORDS) -> SegmentEntry:
-        made = entry(base_offset, records=records, unique=self.name())
-        for key in made.keys:
+    def upload(self, base_offset: int, *, records: int = SEGMENT_RECORDS) -> SegmentEntry:
+        segment = entry(base_offset, records=records, unique=self.name())
+        for key in segment.keys:
             self.store.put(key, b"x")
-        return made
+        return segment
 
     def entries(self) -> list[SegmentEntry]:
         return list(self.manifests.iter_entries(self.state))
@@ -87,11 +87,11 @@ class World:
     # --- steps ------------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        added = self.uploaded(self.state.end_offset)
+        added = self.upload(self.state.end_offset)
         self.commit(lambda state: add_segments(state, [added]))
 
     def leave_an_orphan(self) -> None:
-        self.uploaded(self.random.randrange(0, self.state.end_offset + 1))
+        self.upload(self.random.randrange(0, self.state.end_offset + 1))
 
     def _front(self) -> int:
         entries = self.entries()
@@ -113,7 +113,7 @@ class World:
             first = self.random.randrange(len(entries))
             old = entries[first : first + self.random.randint(1, 4)]
             records = old[-1].next_offset - old[0].base_offset
-            new = self.uploaded(old[0].base_offset, records=records)
+            new = self.upload(old[0].base_offset, records=records)
             self.commit(
                 lambda state: replace_segments(state, old, [new], pages=pages, now_ms=now_ms)
             )
@@ -126,7 +126,7 @@ class World:
         if self.random.random() < 0.4:
             self.commit(lambda state: drop_lost_segment(state, old, pages=pages, now_ms=now_ms))
             return
-        again = self.uploaded(old.base_offset)
+        again = self.upload(old.base_offset)
         new = replace(old, log_key=again.log_key, indexes_key=again.indexes_key)
         change = replace_objects
         if self.random.random() < 0.3:
@@ -139,10 +139,10 @@ class World:
 
     def pin(self) -> None:
         name, version = self.name(), max(1, self.state.version - self.random.choice([0, 0, 3, 9]))
-        with suppress(MissingObject, UnknownManifestVersion):  # collected already, and it says so
+        with suppress(MissingObject, UnknownManifestVersion):  # already collected
             self.pins.create(name, version)
             manifest = self.manifests.load_version(version)
-            self.pinned[name] = named(self.manifests, manifest)
+            self.pinned[name] = referenced_objects(self.manifests, manifest)
 
     def unpin(self) -> None:
         if self.pinned:
@@ -161,29 +161,29 @@ class World:
         self.state = collector.apply(self.state, plan)
 
     def collect_and_fail(self) -> None:
-        left = self.random.randint(0, 12)
+        calls_left = self.random.randint(0, 12)
 
-        def broken_off(_call: str, _key: str) -> Fault | None:
-            nonlocal left
-            left -= 1
-            return Fault.UNAVAILABLE if left < 0 else None
+        def fail_after_some_calls(_call: str, _key: str) -> Fault | None:
+            nonlocal calls_left
+            calls_left -= 1
+            return Fault.UNAVAILABLE if calls_left < 0 else None
 
-        self.store.faults = broken_off
+        self.store.faults = fail_after_some_calls
         with suppress(StoreUnavailable, OutcomeUnknownError):
             self.collect()
         self.store.faults = lambda _call, _key: None
         self.state = self.manifests.load(at_least=self.state.version) or self.state
 
-    # --- what must hold ---------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         fresh = manifest_store(self.store, clock=self.clock)
-        for one in named(fresh, self.state):
-            assert one.key in self.store.objects, "the manifest in force names it"
+        for item in referenced_objects(fresh, self.state):
+            assert item.key in self.store.objects, "the current manifest references it"
         for name, pinned in self.pinned.items():
-            for one in pinned:
-                is_trimmed = one.last_offset < self.trimmed_before
-                assert is_trimmed or one.key in self.store.objects, f"pin {name} names it"
+            for item in pinned:
+                is_trimmed = item.last_offset < self.trimmed_before
+                assert is_trimmed or item.key in self.store.objects, f"pin {name} references it"
 
     def finish(self) -> None:
         while self.pinned:
@@ -192,8 +192,8 @@ class World:
             self.clock.now_ms += 2 * DAY_MS
             self.collect()
         self.check()
-        wanted = {one.key for one in named(self.manifests, self.state)}
-        wanted |= {one.key for one in self.state.removed}
+        wanted = {item.key for item in referenced_objects(self.manifests, self.state)}
+        wanted |= {removed.key for removed in self.state.removed}
         wanted |= {page.key for page in self.state.removed_pages}
         folders = (KEYS.segments, KEYS.pages)
         assert {key for key in self.store.objects if key.startswith(folders)} == wanted
@@ -202,11 +202,13 @@ class World:
         pass
 
 
-def named(manifests: ManifestStore, manifest: Manifest) -> list[Named]:
+def referenced_objects(manifests: ManifestStore, manifest: Manifest) -> list[Referenced]:
     refs = (page for page in manifest.pages if isinstance(page, PageRef))
-    pages = [Named(page.key, page.last_offset) for page in refs]
+    pages = [Referenced(page.key, page.last_offset) for page in refs]
     entries = manifests.iter_entries(manifest)
-    return pages + [Named(key, one.last_offset) for one in entries for key in one.keys]
+    return pages + [
+        Referenced(key, segment.last_offset) for segment in entries for key in segment.keys
+    ]
 
 
 WEIGHTS: Final = {
@@ -227,7 +229,7 @@ WEIGHTS: Final = {
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-def test_nothing_that_is_named_goes_and_nothing_else_stays(
+def test_collection_keeps_referenced_objects_and_deletes_all_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SMALL.items():

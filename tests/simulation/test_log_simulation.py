@@ -1,7 +1,7 @@
-"""Seeded steps on a log, and the same steps on a plain list; they must agree after each.
+"""Seeded steps on a log and on a plain list; they must agree after each step.
 
-A crash may lose whatever was not synced. What was flushed stays, at its offset, and everything left
-is a prefix of what was appended. The seed is in the test's name; `TIERLOG_SEED` runs that one.
+A crash may lose unsynced writes. Flushed records stay at their offsets, and the log stays a prefix
+of what was appended. The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class World:
         self.lines: list[Line] = []
         self.flushed = 0
         self.log_start = 0
-        self.checkpoint = 0  # a recovery point that was saved at some time
+        self.checkpoint = 0  # a recovery point saved earlier
         self.epoch = 0
         self.life = 0
         self.config = LogConfig.parse(
@@ -153,7 +153,7 @@ class World:
             assert self.log.trim(self.log_start) == self.log_start
 
     def delete(self) -> None:
-        """Delete what the log start has passed."""
+        """Delete segments below the log start."""
         self.log.delete_local(min(self.log_start, self.flushed))
         assert self.log.local_log_start_offset == self.log_start
         self.log.reap(at_once=self.random.random() < 0.5)
@@ -197,44 +197,44 @@ class World:
         self.open(self.disk, clean=True)
 
     def kill(self) -> None:
-        """Kill the process: everything written is there, but still unsynced."""
+        """Kill the process: everything written is kept, but still unsynced."""
         self.open(self.disk, clean=False)
         assert self.log.log_end_offset == len(self.lines)
         self.flushed = self.checkpoint = len(self.lines)
 
     def crash(self) -> None:
-        """Power failure: a new folder with what was synced and some of what was not."""
+        """Power failure: a new folder with what was synced, and some unsynced writes."""
         flushed = self.flushed
         self.life += 1
         self.disk.crash_into(self.folder / str(self.life), self.random, of=self.log.folder)
         self.close()
         self.open(LossyDisk(), clean=False)
         end = self.log.log_end_offset
-        assert flushed <= end <= len(self.lines), "an acknowledged record is gone"
+        assert flushed <= end <= len(self.lines), "an acknowledged record is lost"
         del self.lines[end:]
         self.flushed = self.checkpoint = end
         self._check_records(max(self.log_start, self.log.local_log_start_offset))
 
     def crash_within(self) -> None:
-        """As `crash`, at a call to the disk in the middle of a step. The log itself continues."""
+        """Like `crash`, at a disk call in the middle of a step. The log itself continues."""
         step = self.random.choice((World.append, World.flush, World.roll, World.delete))
         crashed = self.folder / "crashed"
         flushed, calls = self.flushed, self.random.randint(0, 12)
 
-        def crash_in_time(_call: str) -> None:
+        def crash_at_call(_call: str) -> None:
             nonlocal calls
             if calls == 0:
                 self.disk.crash_into(crashed, self.random, of=self.log.folder)
             calls -= 1
 
-        self.disk.before_call = crash_in_time
+        self.disk.before_call = crash_at_call
         step(self)
         self.disk.before_call = lambda call: None
         if calls < 0:
             disk = LossyDisk()
             log = self._open(crashed, disk, clean=False)
             assert flushed <= log.log_end_offset <= len(self.lines), (
-                "an acknowledged record is gone"
+                "an acknowledged record is lost"
             )
             self._check_records(max(self.log_start, log.local_log_start_offset), of=log)
             log.close()
@@ -283,15 +283,15 @@ def test_the_log_agrees_with_a_plain_list(seed, tmp_path):
     run(World(seed, tmp_path), WEIGHTS, STEPS)
 
 
-class ForgetfulDisk(LossyDisk):
-    """Claims to sync, but does not: the planted bug."""
+class NonsyncingDisk(LossyDisk):
+    """Planted bug: claims to sync, but does not."""
 
     def sync_bytes(self, fd: int) -> None:
         pass
 
 
-def test_the_simulation_notices_a_flush_that_did_not_happen(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.simulation.test_log_simulation.LossyDisk", ForgetfulDisk)
+def test_the_simulation_catches_a_flush_that_does_not_sync(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.simulation.test_log_simulation.LossyDisk", NonsyncingDisk)
 
     def run_all() -> None:
         for seed in range(20):

@@ -1,22 +1,22 @@
-"""Seeded steps on one partition whose data folder changes: its process or its machine crashes, it
-is copied, is lost and restored from the bucket, and the previous broker may live on as a zombie on
-the same bucket, even in the middle of an operation there, before any call.
-The store fails calls and loses answers; trims, retention and collections continue meanwhile.
+"""Seeded steps on one partition whose owner changes: its process or machine crashes, its folder is
+copied, or lost and restored from the bucket, and the previous broker may live on as a zombie on the
+same bucket, even in the middle of an operation, before any call to the store.
+The store fails calls and loses responses; trims, retention and collections continue meanwhile.
 
 After each step:
 
-* no offset was ever acknowledged with two different values, by any owner, unless the first of them
-  was not waited for, and the power failed;
+* no offset was ever acknowledged with two different values, by any owner, unless the first was
+  acknowledged before its flush, and the power failed;
 * the owner serves each acknowledged record that it must have, with its value. After a restore
   without the old folder, or a take-over with an older copy or by a zombie, it must have what the
-  bucket had; otherwise everything. No log start passes a record that no trim passed;
-* what a folder that takes over cannot serve is set apart in it, and stays there.
+  bucket had; otherwise everything. The log start passes only trimmed records;
+* records that a folder cannot serve after its take-over are set apart in it, and stay there.
 
-At the end `verify --deep` finds nothing either.
+At the end `verify --deep` finds no problem.
 
-Not seen: an older copy after which the original committed at most twice (decision 0173), each copy
-here is started after more; and a copy that has what a power cut took from the original.
-The seed is in the test's name; `TIERLOG_SEED` runs that one.
+Not covered: an older copy after which the original committed at most twice (decision 0173; each
+copy here is started after more), and a copy with records that a power failure took from the
+original. The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from record_format.errors import CorruptBatch, FencedError, StoreUnavailable, Ti
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.house import House, copy_now, tidy
 from tests.fakes.records import iter_records
+from tests.simulation.failing_disk import CALLS, Crash, FailingDisk
 from tests.simulation.steps import run, seeds
-from tests.simulation.worn_disk import CALLS, Crash, Wear
 
 STEPS = 50
 GAP = 10_000
@@ -91,27 +91,27 @@ class Owner(House):
             self.partition.log.roll()
         self.copy()
 
-    def held(self) -> dict[int, bytes | None]:
-        """What it serves, by offset. Planned faults do not hit this."""
+    def served(self) -> dict[int, bytes | None]:
+        """The values it serves, by offset, read without the planned faults."""
         with self.store.faultless():
             start = self.partition.offsets().log_start_offset
             return {record.offset: record.value for record in self.records("t", offset=start)}
 
-    def has_flushed(self) -> dict[int, bytes | None]:
-        """What is on its own disk, served or not, by offset."""
+    def flushed(self) -> dict[int, bytes | None]:
+        """The flushed values on its own disk, served or not, by offset."""
         end = self.partition.log.high_watermark
         found = in_files(self.folder / "t-0")
         return {offset: value for offset, value in found.items() if offset < end}
 
     def set_apart(self) -> set[tuple[int, bytes | None]]:
         found: set[tuple[int, bytes | None]] = set()
-        return found.union(*(in_files(one).items() for one in self.folder.glob("t-0.diverged-*")))
+        return found.union(*(in_files(path).items() for path in self.folder.glob("t-0.diverged-*")))
 
     def die(self) -> None:
-        """Nothing reaches the bucket any more. A folder copied before this is that of a crash."""
+        """End without reaching the bucket; a folder copied before is as after a crash."""
         if self.alive:
             self.set_down(True)
-            with suppress(TierlogError):  # a call that died keeps its log offline
+            with suppress(TierlogError):  # a crashed call leaves its log offline
                 self.broker.close()
             self.alive = False
 
@@ -119,25 +119,25 @@ class Owner(House):
 def in_files(folder: Path) -> dict[int, bytes | None]:
     found: dict[int, bytes | None] = {}
     for path in sorted(folder.glob("*.log")):
-        with suppress(CorruptBatch):  # where its records end
+        with suppress(CorruptBatch):  # at the end of its records
             for record in iter_records(path.read_bytes()):
                 found[record.offset] = record.value
     return found
 
 
 class World:
-    """`acknowledged`: by offset, also by owners outside the present line. `owed`: the offsets that
-    the present owner must have. `not_waited_for`: those it may lose if the power fails. `apart`:
-    the offsets and values that its folder must have set apart.
+    """`acknowledged`: values by offset, of all owners. `required`: the offsets that the current
+    owner must have. `unflushed`: those that a power failure may lose. `apart`: the offsets and
+    values that its folder must have set apart.
     """
 
-    def __init__(self, seed: int, root: Path, wear: Wear) -> None:
+    def __init__(self, seed: int, root: Path, failing_disk: FailingDisk) -> None:
         self.random, self.root, self.folders = Random(seed), root, 0
-        self.wear = wear
+        self.disk = failing_disk
         self.bucket = f"file://{root / 'bucket'}"
         self.acknowledged: dict[int, bytes] = {}
-        self.owed: set[int] = set()
-        self.not_waited_for: set[int] = set()
+        self.required: set[int] = set()
+        self.unflushed: set[int] = set()
         self.power_failed = False
         self.apart: set[tuple[int, bytes | None]] = set()
         self.trimmed_before = self.written = 0
@@ -163,7 +163,7 @@ class World:
         for _ in range(self.random.randint(1, 12)):
             acks = self.random.choice((Acks.ALL, Acks.ALL, Acks.LEADER))
             offsets = self._append(self.owner, acks)
-            (self.owed if acks is Acks.ALL else self.not_waited_for).update(offsets)
+            (self.required if acks is Acks.ALL else self.unflushed).update(offsets)
 
     def _append(self, owner: Owner, acks: Acks = Acks.ALL) -> range:
         values = [
@@ -174,7 +174,7 @@ class World:
         base_offset = owner.produce("t", values, acks=acks).base_offset
         for offset, value in enumerate(values, base_offset):
             if self.acknowledged.setdefault(offset, value) != value:
-                raise Wrong(f"offset {offset} is given twice")
+                raise Wrong(f"offset {offset} is assigned twice")
         return range(base_offset, base_offset + len(values))
 
     def roll_and_copy(self) -> None:
@@ -183,11 +183,11 @@ class World:
     def copy(self) -> None:
         self.owner.copy()
 
-    def retain(self) -> None:
+    def run_janitor(self) -> None:
         tidy(self.owner.broker)
 
-    def let_go(self) -> None:
-        """Delete from the local disk everything that the bucket has."""
+    def delete_local(self) -> None:
+        """Delete everything from the local disk that is in the bucket."""
         partition = self.owner.partition
         partition.log.delete_local(removable_end(partition))
         partition.log.reap(at_once=True)
@@ -207,7 +207,7 @@ class World:
             self.owner.partition.cold.collect(policy)
 
     def fail(self) -> None:
-        """Fail some of the calls to come, the next one or a later one."""
+        """Plan faults for some of the next calls."""
         for call, fault in self.random.choices(FAULTS, k=2):
             passed = iter(range(self.random.randint(0, 4)))
             self.owner.store.fail(
@@ -222,8 +222,8 @@ class World:
 
     # --- steps from one owner to the next ---------------------------------------------------------
 
-    def _started(self, folder: Path, *, take_over: bool = False) -> Owner:
-        """On `folder`, or on what is left of it once the start died in the middle."""
+    def _start_owner(self, folder: Path, *, take_over: bool = False) -> Owner:
+        """Start an owner on `folder`; the start may crash, and is repeated on what is left."""
         while self.random.random() < 0.4:
             self._plan_a_crash()
             try:
@@ -231,18 +231,18 @@ class World:
             except Crash:
                 folder = self._after_crash(folder)
             finally:
-                self.wear.heal()
+                self.disk.heal()
         return Owner(folder, self.bucket, take_over=take_over)
 
     def _plan_a_crash(self) -> None:
-        self.wear.plan(Crash(), of=CALLS, after=self.random.randint(0, 60), times=1 << 30)
+        self.disk.plan(Crash(), of=CALLS, after=self.random.randint(0, 60), times=1 << 30)
 
     def _after_crash(self, died: Path, *, power_fails: bool | None = None) -> Path:
         """The folder that the next start finds."""
         if power_fails is None:
             power_fails = self.random.random() < 0.6
         folder = self._new_folder()
-        self.wear.crash_broker(died, folder, self.random, power_fails=power_fails)
+        self.disk.crash_broker(died, folder, self.random, power_fails=power_fails)
         if power_fails:
             self.copies = []
             self.power_failed = True
@@ -250,22 +250,22 @@ class World:
 
     def restart(self) -> None:
         self.owner.broker.close()
-        self._go_on(self.owner.folder)
+        self._start_next(self.owner.folder)
 
     def crash(self) -> None:
         copied = self._copy_of_folder()
         self.owner.die()
-        self._go_on(copied)
+        self._start_next(copied)
 
-    def _go_on(self, folder: Path) -> None:
-        self.owner = self._started(folder)
+    def _start_next(self, folder: Path) -> None:
+        self.owner = self._start_owner(folder)
         if self.power_failed:
             self.power_failed = False
-            for offset in self.not_waited_for - self.owner.held().keys():
+            for offset in self.unflushed - self.owner.served().keys():
                 self.acknowledged.pop(offset, None)
 
     def lose_power(self) -> None:
-        self._start_again(power_fails=True)
+        self._restart_after_crash(power_fails=True)
 
     def crash_within(self) -> None:
         """The process, or the machine, dies before a call that changes the disk."""
@@ -274,13 +274,13 @@ class World:
             for step in self.random.choices(CHANGES, k=4):
                 print("  ", step.__name__)
                 step(self)
-        self._start_again()
+        self._restart_after_crash()
 
-    def _start_again(self, *, power_fails: bool | None = None) -> None:
+    def _restart_after_crash(self, *, power_fails: bool | None = None) -> None:
         folder = self._after_crash(self.owner.folder, power_fails=power_fails)
-        self.wear.heal()
+        self.disk.heal()
         self.owner.die()
-        self._go_on(folder)
+        self._start_next(folder)
 
     def keep_a_copy(self) -> None:
         self.copies = [*self.copies[-1:], self._copy_of_folder()]
@@ -292,17 +292,17 @@ class World:
         self._commit_enough()
         in_bucket = self._in_bucket()
         self.produce()
-        self._leave(as_zombie=self.random.choice((True, False)))
+        self._replace_owner(as_zombie=self.random.choice((True, False)))
         copied = self.copies.pop(self.random.randrange(len(self.copies)))
         if self.random.random() < 0.5:
-            refused = self._is_fenced(self._started(copied))
+            refused = self._assert_fenced(self._start_owner(copied))
             refused.die()
             copied = refused.folder
-        self.owner = self._started(copied, take_over=True)
-        self._begin_line(in_bucket)
+        self.owner = self._start_owner(copied, take_over=True)
+        self._begin_history(in_bucket)
 
     def _commit_enough(self) -> None:
-        """So that an older copy is recognised: see "Not seen". Some pass the copy's end."""
+        """So that an older copy is recognised (see "Not covered"); some pass the copy's end."""
         self.owner.copy()  # no trim is committed before the claim
         cold, by_trims = self.owner.partition.cold, self.random.choice((True, False))
         enough = cold.manifest.version + 4
@@ -318,12 +318,12 @@ class World:
         self.heal()
         self.owner.copy()
         in_bucket = self._in_bucket()
-        self._leave(as_zombie=self.random.choice((True, False)))
-        folder = self._restored(tail=None)
+        self._replace_owner(as_zombie=self.random.choice((True, False)))
+        folder = self._restore(tail=None)
         if self.zombie is not None and self.random.random() < 0.5:
             self.act_as_zombie()
-        self.owner = self._started(folder)
-        self._begin_line(in_bucket)
+        self.owner = self._start_owner(folder)
+        self._begin_history(in_bucket)
 
     def zombie_takes_over(self) -> None:
         if self.zombie is None:
@@ -331,36 +331,36 @@ class World:
         self.heal()
         in_bucket = self._in_bucket()
         loser, self.zombie = self.zombie, None
-        had, folder = loser.has_flushed(), loser.folder
+        had, folder = loser.flushed(), loser.folder
         if self.random.random() < 0.5:
             folder = self._after_crash(folder)
         else:
             loser.broker.close()
         loser.die()
-        self._leave(as_zombie=self.random.choice((True, False)))
-        self.owner = self._started(folder, take_over=True)
-        self._begin_line(in_bucket)
-        start, held = self.owner.partition.offsets().log_start_offset, self.owner.held()
-        self.apart |= {one for one in had.items() - held.items() if one[0] >= start}
+        self._replace_owner(as_zombie=self.random.choice((True, False)))
+        self.owner = self._start_owner(folder, take_over=True)
+        self._begin_history(in_bucket)
+        start, served = self.owner.partition.offsets().log_start_offset, self.owner.served()
+        self.apart |= {item for item in had.items() - served.items() if item[0] >= start}
 
-    def restore_with_the_old_folder(self) -> None:
+    def restore_with_old_tail(self) -> None:
         power_fails = self.random.random() < 0.5
         tail = self._after_crash(self.owner.folder, power_fails=power_fails)
         self.owner.die()
-        self._go_on(self._restored(tail=tail, is_truncated=power_fails))
-        self.apart = set()  # it stays in the old folder
+        self._start_next(self._restore(tail=tail, is_truncated=power_fails))
+        self.apart = set()  # those stay in the old folder
 
-    def _restored(self, *, tail: Path | None, is_truncated: bool = False) -> Path:
-        """It may die in the middle, and is then begun again on what is left."""
+    def _restore(self, *, tail: Path | None, is_truncated: bool = False) -> Path:
+        """Restore into a new folder; it may crash, and is repeated on what is left."""
         folder = self._new_folder()
         while self.random.random() < 0.4:
             self._plan_a_crash()
             with suppress(Crash):
                 self._restore_into(folder, tail=tail, is_truncated=is_truncated)
                 return folder
-            self.wear.heal()
+            self.disk.heal()
             died, folder = folder, self._new_folder()
-            leave = self.random.choice((self.wear.keep_into, self._crash_into))
+            leave = self.random.choice((self.disk.keep_into, self._crash_into))
             leave(folder, of=died)
             if (folder / "meta.properties").exists():
                 return folder
@@ -370,18 +370,18 @@ class World:
     def _restore_into(self, folder: Path, *, tail: Path | None, is_truncated: bool = False) -> None:
         """`is_truncated`: the power failed on the old folder."""
         options = RestoreOptions(data_dir=folder, gap=GAP, clock=lambda: 0, tail=tail)
-        (one,) = restore(open_store(self.bucket), options).partitions
-        assert tail is None or (one.tail is not None and (one.tail.whole or is_truncated)), one
-        self.wear.heal()
+        (found,) = restore(open_store(self.bucket), options).partitions
+        assert tail is None or (found.tail and (found.tail.whole or is_truncated)), found
+        self.disk.heal()
 
     def _crash_into(self, folder: Path, *, of: Path) -> None:
-        self.wear.crash_into(folder, self.random, of=of)
+        self.disk.crash_into(folder, self.random, of=of)
 
     def _in_bucket(self) -> set[int]:
         manifest = self.owner.partition.cold.manifest
-        return {offset for offset in self.owed if offset < manifest.end_offset}
+        return {offset for offset in self.required if offset < manifest.end_offset}
 
-    def _leave(self, *, as_zombie: bool) -> None:
+    def _replace_owner(self, *, as_zombie: bool) -> None:
         if as_zombie:
             if self.zombie is not None:
                 self.zombie.die()
@@ -389,15 +389,15 @@ class World:
         else:
             self.owner.die()
 
-    def _begin_line(self, in_bucket: set[int]) -> None:
-        """Whatever else the owner begins with, it must keep too."""
-        self.owed = in_bucket | (self.owner.held().keys() & self.acknowledged.keys())
-        self.not_waited_for = set()
+    def _begin_history(self, in_bucket: set[int]) -> None:
+        """The new owner must keep everything that it starts with."""
+        self.required = in_bucket | (self.owner.served().keys() & self.acknowledged.keys())
+        self.unflushed = set()
         self.power_failed = False
         self.apart = self.owner.set_apart()
 
     def act_as_zombie(self) -> None:
-        """It continues until it asks the bucket: what it acknowledges is only on its own disk."""
+        """Until its next call to the bucket its appends succeed, but only on its own disk."""
         if self.zombie is None:
             return
         with suppress(FencedError):
@@ -408,42 +408,42 @@ class World:
     def restart_zombie(self) -> None:
         if self.zombie is not None:
             self.zombie.broker.close()
-            self.zombie = self._is_fenced(Owner(self.zombie.folder, self.bucket))
+            self.zombie = self._assert_fenced(Owner(self.zombie.folder, self.bucket))
 
-    def stop_in_a_call(self) -> None:
-        """The process is stopped before a call to the store, and continues once another folder has
-        taken over.
-        """
-        stopped, passed = self.owner, iter(range(self.random.randint(0, 6)))
+    def pause_in_a_call(self) -> None:
+        """Pause the process before a call to the store, until another folder has taken over."""
+        paused, passed = self.owner, iter(range(self.random.randint(0, 6)))
 
-        def others_are_faster(_key: str) -> bool:
-            if self.owner is stopped and next(passed, None) is None:
-                self._taken_over_meanwhile()
+        def take_over_first(_key: str) -> bool:
+            if self.owner is paused and next(passed, None) is None:
+                self._take_over_with_a_restore()
             return False
 
         self.heal()
-        stopped.partition.log.roll()
+        paused.partition.log.roll()
         for call in ("put", "put_file", "get", "head", "list", "delete"):
-            stopped.store.fail(call, FailsBefore(), when=others_are_faster)
-        for act in self.random.sample((World.copy, World.retain, World.trim, World.collect), 2):
-            if self.owner is stopped:
+            paused.store.fail(call, FailsBefore(), when=take_over_first)
+        for act in self.random.sample(
+            (World.copy, World.run_janitor, World.trim, World.collect), 2
+        ):
+            if self.owner is paused:
                 act(self)
-        stopped.store.heal()
-        if self.owner is not stopped:
+        paused.store.heal()
+        if self.owner is not paused:
             if self.zombie is not None:
                 self.zombie.die()
-            self.zombie = stopped
+            self.zombie = paused
 
-    def _taken_over_meanwhile(self) -> None:
+    def _take_over_with_a_restore(self) -> None:
         in_bucket = self._in_bucket()
         folder = self._new_folder()
         self._restore_into(folder, tail=None)
         self.owner = Owner(folder, self.bucket)
-        self._begin_line(in_bucket)
+        self._begin_history(in_bucket)
         self.produce()
         self.owner.roll_and_copy()
 
-    def _is_fenced(self, started: Owner) -> Owner:
+    def _assert_fenced(self, started: Owner) -> Owner:
         started.copy()
         assert started.partition.leadership_lost is not None
         return started
@@ -452,12 +452,12 @@ class World:
 
     def check(self) -> None:
         assert self.owner.partition.leadership_lost is None
-        held = self.owner.held()
-        self.owed = {offset for offset in self.owed if offset >= self.trimmed_before}
-        if lost := sorted(self.owed - held.keys()):
+        served = self.owner.served()
+        self.required = {offset for offset in self.required if offset >= self.trimmed_before}
+        if lost := sorted(self.required - served.keys()):
             raise Wrong(f"{len(lost)} records from {lost[0]} to {lost[-1]} are lost")
-        for offset in held.keys() & self.acknowledged.keys():
-            if held[offset] != self.acknowledged[offset]:
+        for offset in served.keys() & self.acknowledged.keys():
+            if served[offset] != self.acknowledged[offset]:
                 raise Wrong(f"offset {offset} has another value")
         if missing := self.apart - self.owner.set_apart():
             raise Wrong(f"{len(missing)} records are not set apart, from {min(missing)} on")
@@ -471,22 +471,22 @@ class World:
         assert report.ok, report.problems
 
     def close(self) -> None:
-        self.wear.heal()
-        for one in (self.owner, self.zombie):
-            if one is not None:
-                one.die()
+        self.disk.heal()
+        for owner in (self.owner, self.zombie):
+            if owner is not None:
+                owner.die()
 
 
 CHANGES = (
     *[World.produce, World.roll_and_copy] * 2,
-    *(World.copy, World.retain, World.let_go, World.trim, World.collect),
+    *(World.copy, World.run_janitor, World.delete_local, World.trim, World.collect),
 )
 WEIGHTS = {
     World.produce: 8,
     World.roll_and_copy: 5,
     World.copy: 3,
-    World.retain: 2,
-    World.let_go: 2,
+    World.run_janitor: 2,
+    World.delete_local: 2,
     World.trim: 1,
     World.collect: 2,
     World.fail: 4,
@@ -498,21 +498,23 @@ WEIGHTS = {
     World.keep_a_copy: 2,
     World.take_over_with_a_copy: 1,
     World.restore: 1,
-    World.restore_with_the_old_folder: 1,
+    World.restore_with_old_tail: 1,
     World.act_as_zombie: 3,
     World.restart_zombie: 1,
     World.zombie_takes_over: 1,
-    World.stop_in_a_call: 2,
+    World.pause_in_a_call: 2,
 }
 
 
 @pytest.mark.parametrize("seed", seeds(8))
-def test_no_offset_is_given_twice_and_nothing_acknowledged_is_lost(seed, tmp_path, wear):
-    run(World(seed, tmp_path, wear), WEIGHTS, STEPS)
+def test_no_offset_is_assigned_twice_and_no_acknowledged_record_is_lost(
+    seed, tmp_path, failing_disk
+):
+    run(World(seed, tmp_path, failing_disk), WEIGHTS, STEPS)
 
 
-def test_planted_an_owner_that_leaves_no_gap(tmp_path, monkeypatch, wear):
+def test_the_simulation_catches_a_take_over_without_a_gap(tmp_path, monkeypatch, failing_disk):
     plan = take_over.plan_take_over
     monkeypatch.setattr(take_over, "plan_take_over", lambda *facts, gap: plan(*facts, gap=0))
-    with pytest.raises(Wrong, match="given twice"):
-        run(World(0, tmp_path, wear), WEIGHTS, STEPS)
+    with pytest.raises(Wrong, match="assigned twice"):
+        run(World(0, tmp_path, failing_disk), WEIGHTS, STEPS)

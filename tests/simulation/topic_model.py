@@ -1,10 +1,10 @@
-"""What a partition must hold, by what was sent to it: each record carries a unique number.
+"""What a partition must contain, given what was sent to it: each record has a unique number.
 
-* A record that was acknowledged, or seen below the high watermark, stays at its offset with its
-  bytes until the log start passes it, or compaction may have dropped it for a newer one.
-* The log start never moves back, and passes only what a trim passed, or what retention may delete.
-* A record that was refused, or lost for good, never comes (back).
-* A reader of committed records gets all but the aborted, up to the last stable offset.
+* A record that was acknowledged, or read below the high watermark, stays at its offset with its
+  bytes until the log start passes it, or compaction replaces it by a newer one.
+* The log start never moves back, and passes only records that were trimmed or may expire.
+* A record that was refused or lost never appears again.
+* A read_committed reader gets all records but the aborted, up to the last stable offset.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from hot_tier.log_config import LogConfig
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 
-FOR_EVER = 1 << 62
+FOREVER = 1 << 62
 Numbered = tuple[tuple[str, bytes], ...]
 
 
 class Wrong(AssertionError):
-    """A record is lost, or a shown one is wrong."""
+    """A record is lost, or a read returned a wrong one."""
 
 
 class Line(NamedTuple):
@@ -47,8 +47,9 @@ def headers_of(number: int) -> Numbered:
 
 @dataclass
 class TopicModel:
-    """`sent`: by number. `placed`: numbers by offset, of what must be there. `gone`: numbers that
-    must not be shown any more. `compactable_end`: compaction may have worked below it.
+    """`sent`: records by number. `placed`: numbers by offset, of the records that must exist.
+    `gone`: numbers that must not appear any more. `compactable_end`: records below it may have been
+    compacted.
     """
 
     config: LogConfig
@@ -59,7 +60,7 @@ class TopicModel:
     end: int = 0
     trimmed_before: int = 0
     compactable_end: int = 0
-    least_retention_ms: int = FOR_EVER
+    least_retention_ms: int = FOREVER
     has_size_limit: bool = False
     latest_ms: int = 0
 
@@ -68,8 +69,8 @@ class TopicModel:
 
     def configured(self, config: LogConfig, *, end_offset: int) -> None:
         if config.compacts:
-            self.compactable_end = FOR_EVER
-        elif self.compactable_end == FOR_EVER:
+            self.compactable_end = FOREVER
+        elif self.compactable_end == FOREVER:
             self.compactable_end = end_offset
         if config.deletes and config.retention_ms >= 0:
             self.least_retention_ms = min(self.least_retention_ms, config.retention_ms)
@@ -78,19 +79,19 @@ class TopicModel:
 
     def acknowledge(self, number: int, offset: int) -> None:
         if self.placed.setdefault(offset, number) != number:
-            raise Wrong(f"offset {offset} is given to {number}, and is {self.placed[offset]}'s")
+            raise Wrong(f"offset {offset} is assigned to {number} and to {self.placed[offset]}")
 
-    def begin_line(self, in_bucket_end: int) -> None:
-        """Give up what was acknowledged above; it may still be found, only on the old disk."""
-        for offset in [one for one in self.placed if one >= in_bucket_end]:
+    def begin_history(self, in_bucket_end: int) -> None:
+        """Forget what was acknowledged above: it may exist only on the old disk."""
+        for offset in [placed for placed in self.placed if placed >= in_bucket_end]:
             self.gone.add(self.placed.pop(offset))
 
     def settle(self) -> None:
-        """After a start: what was in progress and is not there never comes."""
+        """After a start: appends in progress that did not survive never appear."""
         known = set(self.placed.values())
         self.gone |= self.sent.keys() - known
 
-    # --- what must hold ---------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def check(self, partition: Partition, random: Random, *, now_ms: int) -> None:
         self.latest_ms = max(self.latest_ms, now_ms)
@@ -103,7 +104,7 @@ class TopicModel:
         self._check_start(now.log_start_offset)
         self.log_start, self.end = now.log_start_offset, now.high_watermark
         self._check_shown(shown)
-        self._check_all_there({one.offset for one in shown})
+        self._check_complete({record.offset for record in shown})
         self._check_committed(partition, shown, random)
         self._check_times(partition, shown, random)
 
@@ -115,15 +116,15 @@ class TopicModel:
                 break
             line = self.sent[self.placed[offset]]
             is_compacted = offset < self.compactable_end and offset != last.get(line.key)
-            may_go = line.timestamp <= expired or self.has_size_limit or is_compacted
-            if offset >= self.trimmed_before and not may_go:
+            may_pass = line.timestamp <= expired or self.has_size_limit or is_compacted
+            if offset >= self.trimmed_before and not may_pass:
                 raise Wrong(f"the log start {log_start} passed offset {offset}")
             self.gone.add(self.placed.pop(offset))
 
     def _check_shown(self, shown: list[Shown]) -> None:
-        offsets = [one.offset for one in shown]
+        offsets = [record.offset for record in shown]
         if offsets != sorted(set(offsets)):
-            raise Wrong(f"offsets do not rise: {offsets}")
+            raise Wrong(f"offsets do not increase: {offsets}")
         places = {number: offset for offset, number in self.placed.items()}
         for offset, number, line in shown:
             if number is None:
@@ -131,13 +132,13 @@ class TopicModel:
             if number not in self.sent or line != self.sent[number]._replace(aborted=False):
                 raise Wrong(f"offset {offset} is not what was sent as {number}: {line}")
             if number in self.gone:
-                raise Wrong(f"offset {offset}: {number} was refused, or lost, and is there")
+                raise Wrong(f"offset {offset}: {number} was refused or lost, and is back")
             if places.get(number, offset) != offset:
                 raise Wrong(f"{number} is at offset {offset}, and was at {places[number]}")
             self.acknowledge(number, offset)
 
-    def _check_all_there(self, there: set[int]) -> None:
-        lost = sorted(self.placed.keys() - there)
+    def _check_complete(self, found: set[int]) -> None:
+        lost = sorted(self.placed.keys() - found)
         last = self._last_of_keys()
         for offset in lost:
             line = self.sent[self.placed[offset]]
@@ -146,11 +147,11 @@ class TopicModel:
             newest = last.get(line.key)
             if not line.aborted and offset == newest and line.value is not None:
                 raise Wrong(f"offset {offset}, the last of its key, is lost: {line}")
-        for offset in there & self.placed.keys() if lost else ():
+        for offset in found & self.placed.keys() if lost else ():
             line = self.sent[self.placed[offset]]
             newest = last.get(line.key, offset)
-            if offset < newest and newest not in there and not line.aborted:
-                raise Wrong(f"offset {offset} of {line.key} came back: {newest} took it")
+            if offset < newest and newest not in found and not line.aborted:
+                raise Wrong(f"offset {offset} of {line.key} came back: {newest} replaced it")
 
     def _last_of_keys(self) -> dict[bytes | None, int]:
         live = (at for at in sorted(self.placed) if not self.sent[self.placed[at]].aborted)
@@ -159,14 +160,16 @@ class TopicModel:
     def _check_committed(self, partition: Partition, shown: list[Shown], random: Random) -> None:
         end = partition.offsets().last_stable_offset
         wanted = [
-            one.offset
-            for one in shown
-            if one.number is not None and one.offset < end and not self.sent[one.number].aborted
+            record.offset
+            for record in shown
+            if record.number is not None
+            and record.offset < end
+            and not self.sent[record.number].aborted
         ]
         found = [
-            one.offset
-            for one in read(partition, end, random, committed=True)
-            if one.number is not None
+            record.offset
+            for record in read(partition, end, random, committed=True)
+            if record.number is not None
         ]
         if found != wanted:
             raise Wrong(f"committed up to {end}: {found}, and should be {wanted}")
@@ -191,8 +194,8 @@ def read(
         if fetched is None:
             fetched = partition.read(offset, max_bytes=limit, committed=committed)
         if fetched.next_offset <= offset:
-            raise Wrong(f"a fetch of {offset} below {end_offset} gets nowhere")
-        found += [one for one in _records(fetched) if one.offset >= offset]
+            raise Wrong(f"a fetch of {offset} below {end_offset} does not advance")
+        found += [record for record in _records(fetched) if record.offset >= offset]
         offset = fetched.next_offset
     return found
 

@@ -1,8 +1,8 @@
-"""A stream of Spark from a topic into Parquet, while the broker is killed, frozen and stopped, the
-store's line is cut, and Spark itself is killed and started again from its checkpoint.
+"""A Spark stream from a topic into Parquet, while the broker is killed, frozen and stopped, the
+connection to the store is cut, and Spark itself is killed and restarted from its checkpoint.
 
-What must hold in the end: the rows are the records that were acknowledged, each once, under the
-partition and offset that its acknowledgement named, and those that a producer gave up, if at all.
+At the end the rows are exactly the acknowledged records, each once, with their acknowledged
+partition and offset.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.fakes import spark_process
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cut_line import CutLine
 from tests.fakes.forked import ROOT
-from tests.fakes.soaking import MINUTES, client_of, soaked, told_seed, trouble
+from tests.fakes.soak import MINUTES, cause_fault, client_of, soak_broker, soak_seed
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3, pytest.mark.spark]
 
@@ -47,7 +47,7 @@ spark.read.parquet(root + "/rows").coalesce(1).write.parquet(root + "/all")
 
 
 class Stream:
-    """The process; `run` ends at the log's end where `how` is availableNow."""
+    """The Spark process, restarted from its checkpoint."""
 
     def __init__(self, root: Path, broker: BrokerProcess, line: CutLine) -> None:
         self.root, self.lives = root, 0
@@ -75,20 +75,20 @@ class Stream:
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
-    def go_on(self) -> None:
-        """As who watches over it does: it may end while its sources are away."""
+    def ensure_running(self) -> None:
+        """Restart it as a supervisor does: it may end while its sources are unavailable."""
         if self.process is None or self.process.poll() is not None:
             self.start(processingTime="1 second")
 
     def kill(self) -> None:
-        """With its JVM and its workers."""
+        """Kill it with its JVM and its workers."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 
     def finish(self) -> list[tuple[int, int, bytes]]:
-        """All rows, once it has come to the end of the log."""
+        """Run to the end of the log, and return all rows."""
         self.kill()
         self.start(availableNow=True)
         assert self.process.wait(300) == 0, (self.root / "spark.log").read_text()[-3000:]
@@ -97,12 +97,12 @@ class Stream:
 
 
 class Producer(threading.Thread):
-    """Numbered records, a burst at a time, until it is told to end."""
+    """Sends numbered records in bursts until `ending` is set."""
 
     def __init__(self, broker: BrokerProcess, number: int) -> None:
         super().__init__(daemon=True)
         self.broker, self.number, self.ending = broker, number, threading.Event()
-        self.placed: list[tuple[int, int, bytes]] = []
+        self.acknowledged: list[tuple[int, int, bytes]] = []
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -119,14 +119,14 @@ class Producer(threading.Thread):
                 sent = [producer.send("t", value, key=value[-2:]) for value in values]
                 for delivery, value in zip(sent, values, strict=True):
                     at = delivery.result()
-                    self.placed.append((at.partition, at.offset, value))
+                    self.acknowledged.append((at.partition, at.offset, value))
                 count += BURST
 
 
-def test_a_stream_of_spark(tmp_path):
-    seed = told_seed()
+def test_a_spark_stream_writes_each_acknowledged_record_once(tmp_path):
+    seed = soak_seed()
     dice = random.Random(seed)
-    with soaked(tmp_path, *FLAGS) as (broker, line):
+    with soak_broker(tmp_path, *FLAGS) as (broker, line):
         with client_of(broker) as client:
             client.create_topic("t", partitions=PARTITIONS, config=CONFIG)
         producers = [Producer(broker, number) for number in range(PRODUCERS)]
@@ -135,10 +135,10 @@ def test_a_stream_of_spark(tmp_path):
         stream = Stream(tmp_path, broker, line)
         try:
             end = time.monotonic() + MINUTES * 60
-            while time.monotonic() < end and not any(one.failure for one in producers):
-                stream.go_on()
+            while time.monotonic() < end and not any(producer.failure for producer in producers):
+                stream.ensure_running()
                 time.sleep(dice.uniform(5, 20))  # Spark needs ten seconds to start
-                done = trouble(broker, line, dice)
+                done = cause_fault(broker, line, dice)
                 if dice.random() < 0.3:
                     stream.kill()
                     done += ", Spark killed"
@@ -146,12 +146,12 @@ def test_a_stream_of_spark(tmp_path):
             for producer in producers:
                 producer.ending.set()
                 producer.join(180)
-                assert not producer.is_alive(), "a producer did not come to its end"
+                assert not producer.is_alive(), "a producer did not end"
                 assert producer.failure is None, producer.failure
             rows = stream.finish()
         finally:
             stream.kill()
         assert broker.stop() == 0
-    placed = [place for producer in producers for place in producer.placed]
-    assert sorted(rows) == sorted(placed)
+    acknowledged = [record for producer in producers for record in producer.acknowledged]
+    assert sorted(rows) == sorted(acknowledged)
     print(len(rows), "rows, each once, in", stream.lives, "lives of Spark")

@@ -1,10 +1,10 @@
-"""The long run of the threads of one broker, without HTTP between: what races in it takes its turns
-as often as the interpreter changes threads, a million times a second here.
+"""Races between the threads of one broker, without HTTP: the interpreter is set to switch threads a
+million times a second.
 
-Topics of a few names are made, deleted and made again, while they are written and read, looked up,
-trimmed, offloaded, altered and verified, and groups commit on them; the broker is closed under all
-of it, and opened again; the store fails, and loses answers, for a while in each of its lives. What
-must hold is in `PartitionLife`; and nothing is logged as an error, nor raised but refusals.
+Topics of a few names are created, deleted and created again while they are written, read, searched,
+trimmed, offloaded, altered and verified, and groups commit offsets; the broker is closed and opened
+again meanwhile; the store fails calls and loses responses. `PartitionLife` has the invariants; and
+nothing is logged as an error, and only refusals are raised.
 """
 
 import random
@@ -43,9 +43,9 @@ from record_format.errors import (
 )
 from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore, ShortRead
+from tests.fakes.partition_life import PartitionLife, idempotent_value
 from tests.fakes.records import iter_records
-from tests.fakes.soaking import MINUTES, told_seed
-from tests.fakes.topic_life import PartitionLife, once
+from tests.fakes.soak import MINUTES, soak_seed
 
 pytestmark = pytest.mark.soak
 
@@ -102,11 +102,11 @@ def read(partition: Partition, offset: int, *, max_bytes: int = 8192) -> Page:
 
 
 def append(partition: Partition, sent: list[Sent], acks: Acks, **producer: int) -> int:
-    """Base offset."""
+    """Append; return the base offset."""
     now_ms = int(time.time() * 1000)
     batch = encode_batch(
-        [one.value for one in sent],
-        keys=[one.key for one in sent],
+        [record.value for record in sent],
+        keys=[record.key for record in sent],
         timestamps=[now_ms] * len(sent),
         **producer,
     )
@@ -115,8 +115,8 @@ def append(partition: Partition, sent: list[Sent], acks: Acks, **producer: int) 
     return partition.append(produced, acks=acks).result(60).base_offset
 
 
-class Storm:
-    """`lives`: by topic id. `closing`: the broker is, and while it is not `paused` under way."""
+class Workload:
+    """`lives`: by topic id. `closing`: the broker is being closed, under load unless `paused`."""
 
     def __init__(self, root, seed: int) -> None:
         self.root, self.seed = root, seed
@@ -125,13 +125,13 @@ class Storm:
         self.turn, self.working, self.paused = threading.Condition(), 0, False
         self.closing = False
         self.open()
-        works = (
-            *(self.live, self.write, self.write_once, self.follow, self.look),
-            *(self.commit, self.meddle),
+        loops = (
+            *(self.live, self.write, self.write_once, self.follow, self.read_segment),
+            *(self.commit, self.administrate),
         )
         self.threads = [
-            threading.Thread(target=self.go_on, args=(work, number), daemon=True)
-            for work in works
+            threading.Thread(target=self.run_loop, args=(work, number), daemon=True)
+            for work in loops
             for number in range(NAMES)
         ]
         for thread in self.threads:
@@ -150,20 +150,20 @@ class Storm:
         )
         self.broker = Broker.open(settings, store=self.store)
         assert not list(self.broker.damaged_partitions())
-        assert all(one.log.recovery.clean for one in self.broker.partitions()), "after a stop"
+        assert all(p.log.recovery.clean for p in self.broker.partitions()), "after a stop"
 
-    def close(self, *, under_way: bool) -> None:
-        """`under_way`: while the threads go on."""
+    def close(self, *, under_load: bool) -> None:
+        """`under_load`: while the threads keep working."""
         with self.turn:
-            self.paused = not under_way
+            self.paused = not under_load
         self.closing = True
         self.broker.close()
         with self.turn:
             self.paused = True
-            assert self.turn.wait_for(lambda: not self.working, 60), "a thread does not end"
+            assert self.turn.wait_for(lambda: not self.working, 60), "a thread does not pause"
         self.closing = False
 
-    def go_on(self, work, number: int) -> None:
+    def run_loop(self, work, number: int) -> None:
         dice = random.Random(f"{self.seed}-{number}-{work.__name__}")
         while not self.over.is_set():
             with self.one_turn(), suppress(*REFUSALS):
@@ -192,7 +192,7 @@ class Storm:
         return self.broker.partition(f"t{number}", 0)
 
     def life_of(self, partition: Partition) -> PartitionLife:
-        """Of a topic that was just made `live` may not know yet."""
+        """Creates it for a topic that `live` has not recorded yet."""
         name = f"{partition} ({partition.log.topic_id})"
         compacts = partition.log.config.compacts
         life = PartitionLife(name, compacts=compacts)
@@ -228,7 +228,12 @@ class Storm:
     def write_once(self, number: int, dice: random.Random) -> None:
         partition, producer_id = self.partition(number), dice.randrange(2**33, 2**50)
         for sequence in range(10):
-            sent = [Sent(b"key-%d" % dice.randrange(KEYS), once(producer_id, sequence, b"x" * 20))]
+            sent = [
+                Sent(
+                    b"key-%d" % dice.randrange(KEYS),
+                    idempotent_value(producer_id, sequence, b"x" * 20),
+                )
+            ]
             offsets = {
                 self.append(
                     partition,
@@ -251,14 +256,14 @@ class Storm:
 
     def follow(self, number: int, dice: random.Random) -> None:
         partition, life = self.partition(number), self.life_of(self.partition(number))
-        now, news = partition.offsets(), max(life.shown, default=-1) + 1
+        now, news = partition.offsets(), max(life.seen, default=-1) + 1
         offset = dice.choice((news, now.log_start_offset, now.local_log_start_offset))
         life.see_all(read(partition, offset, max_bytes=dice.choice((1, 4096, 1 << 16))).records)
 
-    def look(self, number: int, dice: random.Random) -> None:
+    def read_segment(self, number: int, dice: random.Random) -> None:
         partition = self.partition(number)
         partition.offset_for_timestamp(int(time.time() * 1000) - dice.randrange(3000))
-        bases = [one.base_offset for one in iter_segments(partition)] or [0]
+        bases = [segment.base_offset for segment in iter_segments(partition)] or [0]
         base_offset = dice.choice(bases)
         found = try_open_segment(partition, base_offset) or open_segment(partition, base_offset)
         slices = slices_of(partition, found, start=0, end=found.size_bytes)
@@ -272,14 +277,14 @@ class Storm:
         self.over.wait(dice.random() / 10)
         partition, groups, group = self.partition(number), self.broker.groups, f"g{number}"
         wanted = [(f"t{number}", 0, dice.randrange(1000))]
-        groups.commit(group, [NewOffset(*one) for one in wanted])
+        groups.commit(group, [NewOffset(*commit) for commit in wanted])
         with suppress(UnknownGroup):
-            found = [(one.topic, one.partition, one.offset) for one in groups.group(group)]
+            found = [(row.topic, row.partition, row.offset) for row in groups.group(group)]
             assert found == wanted or partition.is_deleted, (str(partition), found, wanted)
             return
-        assert partition.is_deleted, f"{partition}: what {group} committed is lost"
+        assert partition.is_deleted, f"{partition}: the offset of {group} is lost"
 
-    def meddle(self, number: int, dice: random.Random) -> None:
+    def administrate(self, number: int, dice: random.Random) -> None:
         name, broker, kind = f"t{number}", self.broker, dice.randrange(7)
         self.over.wait(dice.random() / 50)
         if kind == 0:
@@ -305,48 +310,48 @@ class Storm:
         for life in list(self.lives.values()) if change is COMPACTED else ():
             life.compacts = True
         self.broker.alter_topic(f"t{number}", config=change)
-        if change is COMPACTED:  # one that was not known yet
+        if change is COMPACTED:  # a topic not recorded yet
             self.life_of(self.partition(number)).compacts = True
 
 
-def trouble(storm: Storm, dice: random.Random) -> None:
+def fail_store_and_close(workload: Workload, dice: random.Random) -> None:
     for _ in range(dice.randrange(10)):
-        storm.over.wait(dice.uniform(0.02, 0.5))
-        storm.store.fail(*dice.choice(FAULTS), times=dice.choice((1, 1, 3)))
-    storm.close(under_way=dice.random() < 0.7)
+        workload.over.wait(dice.uniform(0.02, 0.5))
+        workload.store.fail(*dice.choice(FAULTS), times=dice.choice((1, 1, 3)))
+    workload.close(under_load=dice.random() < 0.7)
 
 
 @pytest.fixture
-def many_turns():
+def frequent_thread_switches():
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval_s)
 
 
-def test_threads_of_a_broker(tmp_path, many_turns):
-    seed = told_seed()
+def test_a_broker_keeps_its_invariants_under_concurrent_calls(tmp_path, frequent_thread_switches):
+    seed = soak_seed()
     dice, end = random.Random(seed), time.monotonic() + MINUTES * 60
     with capture_logs() as lines:
-        storm = Storm(tmp_path, seed)
-        while time.monotonic() < end and not storm.failures:
-            trouble(storm, dice)
-            storm.open()
-            with storm.turn:
-                storm.paused = False
-                storm.turn.notify_all()
-        storm.over.set()
-        for thread in storm.threads:
+        workload = Workload(tmp_path, seed)
+        while time.monotonic() < end and not workload.failures:
+            fail_store_and_close(workload, dice)
+            workload.open()
+            with workload.turn:
+                workload.paused = False
+                workload.turn.notify_all()
+        workload.over.set()
+        for thread in workload.threads:
             thread.join(60)
             assert not thread.is_alive()
-        assert not storm.failures, storm.failures
-        storm.store.heal()
-        for topic in storm.broker.list_topics():
-            storm.check(int(topic.name[1:]))
-            assert storm.broker.verify(topic.name, deep=True).ok
-        storm.broker.close()
-    faults = [one for one in lines if one["log_level"] in ("error", "critical")]
-    assert not faults, faults
-    waits = [one for one in lines if one["event"] == "compaction failed, will retry"]
-    assert not waits, waits  # it asks the store for nothing
-    print(f"{len(storm.lives)} topics")
+        assert not workload.failures, workload.failures
+        workload.store.heal()
+        for topic in workload.broker.list_topics():
+            workload.check(int(topic.name[1:]))
+            assert workload.broker.verify(topic.name, deep=True).ok
+        workload.broker.close()
+    errors = [line for line in lines if line["log_level"] in ("error", "critical")]
+    assert not errors, errors
+    failures = [line for line in lines if line["event"] == "compaction failed, will retry"]
+    assert not failures, failures  # compaction does not depend on the store
+    print(f"{len(workload.lives)} topics")

@@ -1,4 +1,6 @@
-"""What is known about a topic, from its creation to its deletion, while many write and read it."""
+"""What is known about a partition, from its topic's creation to the deletion, while many threads
+write and read it.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -17,7 +19,7 @@ class Written(Protocol):
 
 
 class Page(Protocol):
-    """The answer of a read."""
+    """The result of a read."""
 
     @property
     def records(self) -> Sequence[Record]: ...
@@ -27,40 +29,40 @@ class Page(Protocol):
     def high_watermark(self) -> int: ...
 
 
-def once(producer_id: int, number: int, filling: bytes) -> bytes:
+def idempotent_value(producer_id: int, number: int, padding: bytes) -> bytes:
     """The value of record number `number` of an idempotent producer."""
-    return b"once %d %d " % (producer_id, number) + filling
+    return b"once %d %d " % (producer_id, number) + padding
 
 
 class PartitionLife:
-    """What was acknowledged, and what was shown, by offset. `compacts`: for part of the time."""
+    """Values acknowledged, and values read, by offset. `compacts`: at least for some time."""
 
     def __init__(self, name: str, *, compacts: bool) -> None:
         self.name, self.compacts = name, compacts
         self.acknowledged: dict[int, bytes] = {}
-        self.shown: dict[int, bytes] = {}
+        self.seen: dict[int, bytes] = {}
         self._keys: dict[int, bytes] = {}
 
     def acknowledge(self, base_offset: int, records: Iterable[Written]) -> None:
         for offset, record in enumerate(records, start=base_offset):
             self._keys[offset] = record.key
             value = self.acknowledged.setdefault(offset, record.value)
-            assert value is record.value, f"{self.name}: {offset} was given twice"
+            assert value is record.value, f"{self.name}: {offset} was assigned twice"
 
     def see(self, offset: int, value: bytes) -> None:
-        for known in (self.shown, self.acknowledged):
+        for known in (self.seen, self.acknowledged):
             before = known.get(offset, value)
-            told = f"{self.name} @{offset}: {before[:40]!r} became {value[:40]!r}"
-            assert before == value, told
-        self.shown[offset] = value
+            changed = f"{self.name} @{offset}: {before[:40]!r} became {value[:40]!r}"
+            assert before == value, changed
+        self.seen[offset] = value
 
     def see_all(self, records: Iterable[Record]) -> None:
         for record in records:
             self.see(record.offset, record.value)
 
     def check(self, log_start: Callable[[], int], read: Callable[[int], Page]) -> None:
-        """While more is written: what was acknowledged before is there, or a later record of its
-        key; and each idempotent producer's records are there in order, each once.
+        """During writes: each acknowledged record exists, or a later one of its key; and each
+        idempotent producer's records are in order, each once.
         """
         wanted, read_offsets, newest = set(self.acknowledged), set(), {}
         counts: dict[bytes, int] = {}
@@ -80,7 +82,7 @@ class PartitionLife:
                 newest[record.key] = record.offset
                 self._count(counts, record.value)
             offset = page.next_offset
-            end = max(end, page.high_watermark)  # a later record of a key may be there
+            end = max(end, page.high_watermark)  # later records of a key may follow
         start = max(start, log_start())
         lost = sorted(
             offset
@@ -91,7 +93,7 @@ class PartitionLife:
         assert not lost, f"{self.name}: lost {lost[:9]}"
 
     def _count(self, counts: dict[bytes, int], value: bytes) -> None:
-        """They follow one another from the oldest left; compaction removes some."""
+        """Numbers are consecutive from the oldest left; compaction removes some."""
         if not value.startswith(b"once "):
             return
         _, producer, number, _ = value.split(b" ", 3)

@@ -1,4 +1,4 @@
-"""Shared by the long tests: a broker on a real S3 server behind a line that can be cut, faults of
+"""For the soak tests: a broker on a real S3 server behind a connection that can be cut, faults of
 both, and a second broker restored from the bucket alone.
 """
 
@@ -24,15 +24,15 @@ MINUTES = float(os.environ.get("TIERLOG_SOAK_MINUTES", "10"))
 PATIENT = RetryPolicy(attempts=100_000, max_pause_s=5, deadline_s=inf)
 
 
-def told_seed() -> int:
+def soak_seed() -> int:
     seed = int(os.environ.get("TIERLOG_SOAK_SEED", secrets.randbelow(10**6)))
     print("TIERLOG_SOAK_SEED", seed, flush=True)
     return seed
 
 
 @contextmanager
-def soaked(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
-    """A running broker, and the line to its store. Afterwards it has ended."""
+def soak_broker(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
+    """A running broker, and the proxy to its store; the broker is killed at the end."""
     s3 = named_s3()
     with CutLine(s3["ENDPOINT"]) as line:
         broker = BrokerProcess(
@@ -50,7 +50,7 @@ def soaked(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
 
 
 @contextmanager
-def restored(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+def restored_broker(broker: BrokerProcess) -> Iterator[BrokerProcess]:
     """A second broker, on a folder restored from the bucket alone."""
     other = BrokerProcess(broker.root / "second", *broker.flags, store=broker.store, **broker.env)
     other.root.mkdir()
@@ -63,8 +63,8 @@ def restored(broker: BrokerProcess) -> Iterator[BrokerProcess]:
         other.kill()
 
 
-def trouble(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
-    """Cause one fault, and end it again."""
+def cause_fault(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
+    """Cause one fault, and end it; return its name."""
     kind = dice.choice(("kill", "kill", "stop", "freeze", "cut", "cut and kill"))
     if kind == "freeze":
         broker.process.send_signal(signal.SIGSTOP)

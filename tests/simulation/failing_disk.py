@@ -1,4 +1,4 @@
-"""A disk that fails, or whose process dies, at a call to come."""
+"""A disk on which a planned call fails, or the process dies."""
 
 import shutil
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from tests.fakes.lossy_disk import LossyDisk
 
-TAKES_ROOM = ("open", "write_at", "rename")
+ALLOCATING = ("open", "write_at", "rename")
 SYNCS = ("sync_bytes", "sync_folder")
-CALLS = (*TAKES_ROOM, *SYNCS, "truncate", "unlink")
+CALLS = (*ALLOCATING, *SYNCS, "truncate", "unlink")
 
 
 class Crash(BaseException):
     """The process ends here."""
 
 
-class Wear(LossyDisk):
-    """From the planned call on, `times` of these calls fail."""
+class FailingDisk(LossyDisk):
+    """From the planned call on, `times` of the given calls fail."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before_call = self._meet
+        self.before_call = self._maybe_fail
         self.heal()
 
     def plan(self, error: BaseException, *, of: tuple[str, ...], after: int, times: int) -> None:
@@ -45,33 +45,33 @@ class Wear(LossyDisk):
         if cache.exists():
             shutil.copytree(cache, image / "tierlog" / "cache", dirs_exist_ok=True)
         owner = image / "tierlog" / "owner"
-        if owner.exists():  # it counts as the same folder
+        if owner.exists():  # so that it counts as the same folder
             owner_id, stat = owner.read_text().partition(" ")[0], image.stat()
             owner.write_text(f"{owner_id} {stat.st_dev}:{stat.st_ino}")
 
-    def _meet(self, call: str) -> None:
+    def _maybe_fail(self, call: str) -> None:
         if self._error is None or call not in self._calls:
             return
         self._after -= 1
         if -self._times <= self._after < 0:
-            raise type(self._error)(*self._error.args)  # each has its own traceback
+            raise type(self._error)(*self._error.args)  # a new one, with its own traceback
 
 
 @pytest.fixture
-def wear(monkeypatch, tmp_path):
-    wear, sound = Wear(), Disk()
+def failing_disk(monkeypatch, tmp_path):
+    failing, sound = FailingDisk(), Disk()
     for name in (*CALLS, "reserve"):
-        call = _below(tmp_path, getattr(wear, name), otherwise=getattr(sound, name))
+        call = _below(tmp_path, getattr(failing, name), otherwise=getattr(sound, name))
         monkeypatch.setattr(REAL_DISK, name, call, raising=False)
-    yield wear
-    wear.heal()
+    yield failing
+    failing.heal()
 
 
-def _below(root: Path, worn: Callable, *, otherwise: Callable) -> Callable:
-    """`worn` below `root`; brokers that other tests left running here keep a sound disk."""
+def _below(root: Path, failing: Callable, *, otherwise: Callable) -> Callable:
+    """`failing` below `root`; brokers of other tests that still run here keep a sound disk."""
 
-    def call(place: Path | int, *more: Any) -> Any:
-        path = Path(f"/proc/self/fd/{place}").readlink() if isinstance(place, int) else place
-        return (worn if path.is_relative_to(root) else otherwise)(place, *more)
+    def call(target: Path | int, *rest: Any) -> Any:
+        path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
+        return (failing if path.is_relative_to(root) else otherwise)(target, *rest)
 
     return call

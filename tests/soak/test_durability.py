@@ -1,13 +1,13 @@
-"""The long run: producers, readers and a compacted topic on a real S3 server, while the broker is
-killed, frozen and stopped and the store's line is cut, for as long as TIERLOG_SOAK_MINUTES says.
+"""Producers, readers and a compacted topic on a real S3 server, while the broker is killed, frozen
+and stopped and the connection to the store is cut, for TIERLOG_SOAK_MINUTES.
 
-What must hold, checked while it runs and once more at the end, from the broker and then from a
-folder restored out of the bucket alone:
+Invariants, checked during the run and at the end, from the broker and then from a folder restored
+from the bucket alone:
 
-* an acknowledged record stays at the offset that its acknowledgement named;
-* each producer's records stand in its partition in its order, each once;
-* what a reader was shown never changes, and offsets have no holes;
-* the compacted topic's last value of each key is the last that was acknowledged.
+* an acknowledged record stays at its acknowledged offset;
+* each producer's records are in its partition in order, each once;
+* records once read never change, and offsets have no gaps;
+* the last value of each key in the compacted topic is the last acknowledged one.
 """
 
 import math
@@ -20,7 +20,14 @@ import httpx
 import pytest
 
 import tierlog
-from tests.fakes.soaking import MINUTES, PATIENT, restored, soaked, told_seed, trouble
+from tests.fakes.soak import (
+    MINUTES,
+    PATIENT,
+    cause_fault,
+    restored_broker,
+    soak_broker,
+    soak_seed,
+)
 from tierlog.client.calls import Limits
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
@@ -41,13 +48,13 @@ RESTORED_KILLS = 8
 
 
 class World:
-    """What is known of the log, and the threads that find it out."""
+    """Threads that write and read, and what they know about the log."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url, self.seed = url, seed
         self.acknowledged: dict[int, dict[int, bytes]] = defaultdict(dict)
-        self.shown: dict[int, list[bytes]] = {p: [] for p in range(PARTITIONS)}
-        self.last_of_key: dict[bytes, bytes] = {}
+        self.seen: dict[int, list[bytes]] = {p: [] for p in range(PARTITIONS)}
+        self.last_values: dict[bytes, bytes] = {}
         self.failures: list[BaseException] = []
         self.writing, self.reading = threading.Event(), threading.Event()
         self.writing.set()
@@ -55,7 +62,7 @@ class World:
         self.writers = [self._thread(self.produce, number) for number in range(PRODUCERS)]
         self.writers.append(self._thread(self.put_keys))
         self.readers = [self._thread(self.follow, partition) for partition in range(PARTITIONS)]
-        self.readers.append(self._thread(self.look_back))
+        self.readers.append(self._thread(self.read_back))
 
     def _thread(self, work, *arguments) -> threading.Thread:
         def run() -> None:
@@ -72,20 +79,20 @@ class World:
         return tierlog.Client(self.url, retries=PATIENT, timeout_s=20)
 
     def produce(self, number: int) -> None:
-        """Numbered records, a burst at a time: `number`-`count` with a filling of its own."""
+        """Send numbered records in bursts: `number`-`count` with random padding."""
         dice, count, sent = random.Random(f"{self.seed}-{number}"), 0, []
         partition = number % PARTITIONS
         with self.client() as client, client.producer(BATCHING) as producer:
             while self.writing.is_set():
                 for _ in range(BURST):
-                    filling = dice.randbytes(dice.randrange(10, 400))
-                    value = b"%d-%d-" % (number, count) + filling
+                    padding = dice.randbytes(dice.randrange(10, 400))
+                    value = b"%d-%d-" % (number, count) + padding
                     sent.append((producer.send("stream", value, partition=partition), value))
                     count += 1
                 for delivery, value in sent:
                     placed = delivery.result()
-                    twin = self.acknowledged[partition].setdefault(placed.offset, value)
-                    assert twin is value, f"offset {placed.offset} was given twice"
+                    known = self.acknowledged[partition].setdefault(placed.offset, value)
+                    assert known is value, f"offset {placed.offset} was assigned twice"
                 sent.clear()
 
     def put_keys(self) -> None:
@@ -94,86 +101,86 @@ class World:
             while self.writing.is_set():
                 for _ in range(BURST):
                     key, value = b"key-%d" % dice.randrange(KEYS), b"%d" % count
-                    self.last_of_key[key] = value
+                    self.last_values[key] = value
                     delivery = producer.send("table", value, key=key, partition=0)
                     count += 1
                 delivery.result()
 
     def follow(self, partition: int) -> None:
-        """The tail, without a hole, over every life of the broker."""
-        shown = self.shown[partition]
+        """Follow the tail without a gap over all restarts of the broker."""
+        seen = self.seen[partition]
         with self.client() as client:
             while self.reading.is_set():
-                fetched = client.fetch("stream", partition, offset=len(shown), limits=WAITING)
+                fetched = client.fetch("stream", partition, offset=len(seen), limits=WAITING)
                 for record in fetched.records:
-                    assert record.offset == len(shown), f"{partition}: a hole at {len(shown)}"
-                    shown.append(record.value)
+                    assert record.offset == len(seen), f"{partition}: a gap at {len(seen)}"
+                    seen.append(record.value)
 
-    def look_back(self) -> None:
-        """Anywhere in what was shown, which by now is mostly in the bucket."""
+    def read_back(self) -> None:
+        """Read again at random offsets, mostly from the bucket."""
         dice = random.Random(f"{self.seed}-back")
-        # A cold read answers 503 while the store is away; that is waited out like all else.
+        # A cold read fails with 503 while the store is unavailable; the client retries.
         with self.client() as client:
             while self.reading.is_set():
                 partition = dice.randrange(PARTITIONS)
-                shown = self.shown[partition]
-                if not shown:
+                seen = self.seen[partition]
+                if not seen:
                     continue
-                fetched = client.fetch("stream", partition, offset=dice.randrange(len(shown)))
+                fetched = client.fetch("stream", partition, offset=dice.randrange(len(seen)))
                 for record in fetched.records:
-                    if record.offset < len(shown):
-                        assert record.value == shown[record.offset], f"{partition}@{record.offset}"
+                    if record.offset < len(seen):
+                        assert record.value == seen[record.offset], f"{partition}@{record.offset}"
 
     def finish(self) -> None:
-        """Let the writers end, and the readers come to the end of the log."""
+        """Let the writers end, and the readers reach the end of the log."""
         self.writing.clear()
         for thread in self.writers:
             thread.join(180)
-            assert not thread.is_alive(), "a producer did not come to its end"
+            assert not thread.is_alive(), "a producer did not end"
         with self.client() as client:
             ends = [client.offsets("stream", p).log_end_offset for p in range(PARTITIONS)]
         deadline = time.monotonic() + 120
-        while any(len(self.shown[p]) < ends[p] for p in range(PARTITIONS)):
+        while any(len(self.seen[p]) < ends[p] for p in range(PARTITIONS)):
             assert not self.failures, self.failures
-            assert time.monotonic() < deadline, "readers did not come to the log's end"
+            assert time.monotonic() < deadline, "readers did not reach the end of the log"
         self.reading.clear()
         for thread in self.readers:
             thread.join(60)
 
     def check(self, url: str) -> None:
-        """All that is known of the log against what the broker at `url` reads from its start."""
+        """Compare everything known about the log with a full read from the broker at `url`."""
         assert not self.failures, self.failures
         with tierlog.Client(url, timeout_s=60) as client:
             for partition in range(PARTITIONS):
                 read = client.consume("stream", partitions=[partition])
                 for offset, record in enumerate(read):
                     assert record.offset == offset
-                    assert record.value == self.shown[partition][offset], f"{partition}@{offset}"
-                assert offset + 1 == len(self.shown[partition])
+                    assert record.value == self.seen[partition][offset], f"{partition}@{offset}"
+                assert offset + 1 == len(self.seen[partition])
             table = {record.key: record.value for record in client.consume("table")}
-        assert table == self.last_of_key
-        for partition, places in self.acknowledged.items():
-            shown = self.shown[partition]
-            lost = [offset for offset, value in places.items() if shown[offset] != value]
+        assert table == self.last_values
+        for partition, by_offset in self.acknowledged.items():
+            seen = self.seen[partition]
+            lost = [offset for offset, value in by_offset.items() if seen[offset] != value]
             assert not lost, (
                 f"{partition}: {len(lost)} acknowledged records are not at their offset"
             )
-            assert_in_order(shown)
+            assert_in_order(seen)
 
 
 def assert_in_order(values: list[bytes]) -> None:
-    """Each producer's records, counted from 0: in order, each once."""
+    """Each producer's records are in order from 0 on, each once."""
     expected: dict[bytes, int] = defaultdict(int)
     for value in values:
         number, count, _ = value.split(b"-", 2)
-        assert int(count) == expected[number], f"producer {number}: {count} came out of order"
+        assert int(count) == expected[number], f"producer {number}: {count} is out of order"
         expected[number] += 1
 
 
-def test_nothing_is_lost_whatever_happens(tmp_path):
-    seed = told_seed()
+def test_no_acknowledged_record_is_lost_under_faults(tmp_path):
+    seed = soak_seed()
     dice = random.Random(seed)
-    with soaked(tmp_path, *FLAGS) as (broker, line):
+    with soak_broker(tmp_path, *FLAGS) as (broker, line):
         for body in (
             {"name": "stream", "partitions": PARTITIONS, "config": STREAM},
             {"name": "table", "config": TABLE},
@@ -183,9 +190,9 @@ def test_nothing_is_lost_whatever_happens(tmp_path):
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end and not world.failures:
             time.sleep(dice.uniform(1, 15))
-            done = trouble(broker, line, dice)
-            shown = sum(map(len, world.shown.values()))
-            print(f"{end - time.monotonic():6.0f} s left: {done}; {shown} records", flush=True)
+            done = cause_fault(broker, line, dice)
+            seen = sum(map(len, world.seen.values()))
+            print(f"{end - time.monotonic():6.0f} s left: {done}; {seen} records", flush=True)
         world.finish()
         world.check(broker.url)
         with tierlog.Client(broker.url, timeout_s=120) as client:
@@ -193,9 +200,9 @@ def test_nothing_is_lost_whatever_happens(tmp_path):
                 assert client.offload(topic, wait_ms=60_000).remaining_segments == 0
                 assert client.verify(topic, deep=True)["ok"]
         assert broker.stop() == 0
-        with restored(broker) as second:
+        with restored_broker(broker) as second:
             world.check(second.url)
-            for _ in range(RESTORED_KILLS):  # the compacted topic is on its way back to disk
+            for _ in range(RESTORED_KILLS):  # while the compacted topic is brought back to disk
                 time.sleep(dice.uniform(0, 1.5))
                 second.kill()
                 second.start()

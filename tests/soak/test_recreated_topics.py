@@ -1,19 +1,19 @@
-"""The long run of topics that are made, deleted, and made again under the same name, while they are
-written and read, followed, trimmed, offloaded, verified and altered, and while the broker is
-killed, frozen and stopped and the store's line is cut.
+"""Topics are created, deleted and created again with the same name, while they are written, read,
+followed, trimmed, offloaded, verified and altered, the broker is killed, frozen and stopped, and
+the connection to the store is cut.
 
-What must hold, while it runs and in a folder restored out of the bucket at the end:
+Invariants, during the run and in a folder restored from the bucket at the end:
 
-* what was acknowledged stands at its offset, but below the log start, or where compaction kept a
-  later record of its key;
-* what an idempotent producer sends is there once, in its order, however often it sends it;
-* what a reader was shown never changes, and is of the topic that the answer names by its id; the
-  bytes of a segment are those of its checksum;
-* a group's offset is what it committed last on the topic that is there;
-* no verification finds anything.
+* an acknowledged record stays at its offset, unless it is below the log start or was replaced in
+  compaction by a later record of its key;
+* an idempotent producer's records exist once and in order, however often they are sent;
+* records once read never change, and belong to the topic whose id the response has; the bytes of a
+  segment match its checksum;
+* a group's offset is the last that it committed on the existing topic;
+* verification finds no problem.
 
-When all topics are deleted nothing of them is left in the bucket, and the broker holds no more
-threads and descriptors than its pools and caches may. Its log tells of no fault but the store's.
+Once all topics are deleted the bucket has none of their objects, and the broker has no more threads
+and descriptors than its pools and caches allow. Its log has no errors but those of the store.
 """
 
 import json
@@ -46,8 +46,15 @@ from record_format.errors import (
 )
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cut_line import CutLine
-from tests.fakes.soaking import MINUTES, client_of, restored, soaked, told_seed, trouble
-from tests.fakes.topic_life import PartitionLife, once
+from tests.fakes.partition_life import PartitionLife, idempotent_value
+from tests.fakes.soak import (
+    MINUTES,
+    cause_fault,
+    client_of,
+    restored_broker,
+    soak_broker,
+    soak_seed,
+)
 from tests.fakes.waiting import until
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.responses import FetchedRecords, TopicDescription
@@ -70,15 +77,15 @@ CHANGES = (
     {"cleanup.policy": "delete"},
     {"local.retention.bytes": 0},
     {"remote.storage.enable": False},
-    {},  # another partition
+    {},  # adds a partition
 )
 FLAGS = (
     *("--retention-check-interval", "0.5", "--log-cleaner-backoff-ms", "500"),
     *("--gc-grace-ms", "6000", "--recovery-checkpoint-ms", "500", "--cache-bytes", str(16 << 20)),
 )
-THREADS_MAX, DESCRIPTORS_MAX = 120, 400  # pools, and chunks and connections that are kept
+THREADS_MAX, DESCRIPTORS_MAX = 120, 400  # pools, cached chunks, kept connections
 GONE = (UnknownTopic, OffsetTrimmed, OffsetPastEnd, OutcomeUnknownError, httpx.TransportError)
-GLANCES = (
+OVERVIEW_PATHS = (
     *("/metrics", "/readyz", "/v1/storage", "/v1/topics", "/v1/topics/{}", "/v1/groups"),
     *("/console/overview", "/console/summary", "/console/topics", "/console/groups"),
     *("/console/store", "/console/topics/{}", "/console/topics/{}/partitions/{}/records"),
@@ -86,26 +93,26 @@ GLANCES = (
     "/v1/topics/{}/partitions/{}/manifest",
 )
 OFFSETS = "__consumer_offsets"
-OF_THE_STORE = frozenset(("store-unavailable", "starting", "shutting-down"))  # and of a stop
+STORE_ERRORS = frozenset(("store-unavailable", "starting", "shutting-down"))  # and of a shutdown
 
 
 class Life:
     """One topic, from its creation to its deletion."""
 
-    def __init__(self, made: TopicDescription) -> None:
-        self.name, self.topic_id = made.name, made.topic_id
-        compacts = "cleanup.policy" in made.config
+    def __init__(self, topic: TopicDescription) -> None:
+        self.name, self.topic_id = topic.name, topic.topic_id
+        compacts = "cleanup.policy" in topic.config
         self.partitions = [
-            PartitionLife(f"{made.name}-{number} ({made.topic_id})", compacts=compacts)
+            PartitionLife(f"{topic.name}-{number} ({topic.topic_id})", compacts=compacts)
             for number in range(PARTITIONS)
         ]
 
     def may_compact(self) -> None:
-        for one in self.partitions:
-            one.compacts = True
+        for partition in self.partitions:
+            partition.compacts = True
 
     def check(self, client: tierlog.Client) -> None:
-        for number, one in enumerate(self.partitions):
+        for number, partition in enumerate(self.partitions):
 
             def log_start(number: int = number) -> int:
                 return client.offsets(self.name, number).log_start_offset
@@ -115,26 +122,26 @@ class Life:
                 assert fetched.topic_id == self.topic_id
                 return fetched
 
-            one.check(log_start, read)
+            partition.check(log_start, read)
 
 
 class Name:
-    """A name of topics, one after the other, and the threads that use it."""
+    """A topic name, the topics that have it one after another, and the threads that use it."""
 
-    def __init__(self, storm: "Storm", number: int) -> None:
-        self.storm, self.name = storm, f"topic-{number}"
+    def __init__(self, workload: "Workload", number: int) -> None:
+        self.workload, self.name = workload, f"topic-{number}"
         self.life: Life | None = None
-        self.compactions = 0  # that were asked for; odd while one is
+        self.compactions = 0  # alterations to compaction; odd during one
         self.lives: dict[str, Life] = {}
         self.group, self.committed = f"group-{number}", 0
-        self.url = f"{storm.broker.url}/v1/topics/{self.name}"
-        works = (
+        self.url = f"{workload.broker.url}/v1/topics/{self.name}"
+        loops = (
             *(self.live, self.write, self.write_once, self.follow, self.tail),
-            *(self.look, self.glance, self.commit, self.meddle),
+            *(self.read_segment, self.read_overviews, self.commit, self.administrate),
         )
         self.threads = [
-            storm.thread(work, random.Random(f"{storm.seed}-{number}-{work.__name__}"))
-            for work in works
+            workload.thread(work, random.Random(f"{workload.seed}-{number}-{work.__name__}"))
+            for work in loops
         ]
 
     def live(self, client: tierlog.Client, dice: random.Random) -> None:
@@ -142,15 +149,15 @@ class Name:
         compactions = self.compactions
         try:
             made = client.create_topic(self.name, partitions=PARTITIONS, config=config)
-        except (TopicExists, OutcomeUnknownError):  # nobody else makes it: an answer was lost
+        except (TopicExists, OutcomeUnknownError):  # nobody else creates it: a response was lost
             made = client.describe_topic(self.name)
         self.life = self.lives[made.topic_id] = Life(made)
         if compactions % 2 or compactions != self.compactions:
             self.life.may_compact()
-        self.storm.over.wait(dice.choice((0.1, 1, 4, 12)))
+        self.workload.over.wait(dice.choice((0.1, 1, 4, 12)))
         if dice.random() < 0.5:
             self.life.check(client)
-        if not self.storm.over.is_set():
+        if not self.workload.over.is_set():
             self.life = None
             client.delete_topic(self.name)
 
@@ -160,17 +167,17 @@ class Name:
         keys = [b"key-%d" % dice.randrange(KEYS) for _ in values]
         records = [tierlog.NewRecord(v, key=k) for v, k in zip(values, keys, strict=True)]
         placed = client.produce(self.name, records, partition=partition).results[0]
-        if life is not None and self.life is life:  # else it may be of the next
+        if life is not None and self.life is life:  # otherwise it may belong to the next topic
             life.partitions[partition].acknowledge(placed.base_offset, records)
 
     def write_once(self, client: tierlog.Client, dice: random.Random) -> None:
-        """A few requests of one producer, each as often as it takes, and now and then once more."""
+        """Send requests of one idempotent producer, sometimes twice."""
         life, partition, producer = self.life, dice.randrange(PARTITIONS), client.init_producer()
         sequence = 0
         while life is not None and self.life is life and sequence < 100:
             records = [
                 tierlog.NewRecord(
-                    once(producer.producer_id, number, dice.randbytes(50)),
+                    idempotent_value(producer.producer_id, number, dice.randbytes(50)),
                     key=b"key-%d" % dice.randrange(KEYS),
                 )
                 for number in range(sequence, sequence + dice.choice((1, 5, 20)))
@@ -188,54 +195,54 @@ class Name:
 
     def follow(self, client: tierlog.Client, dice: random.Random) -> None:
         life, partition = self.life, dice.randrange(PARTITIONS)
-        shown = life.partitions[partition].shown if life is not None else {}
+        shown = life.partitions[partition].seen if life is not None else {}
         offset = dice.choice((max(shown, default=-1) + 1, "earliest"))
         fetched = client.fetch(self.name, partition, offset=offset, limits=Limits(wait_ms=200))
         if (life := self.lives.get(fetched.topic_id)) is not None:
             life.partitions[partition].see_all(fetched.records)
 
     def tail(self, _: tierlog.Client, dice: random.Random) -> None:
-        """Server-sent events, for a while, or until the topic goes."""
+        """Read server-sent events for a while, or until the topic is deleted."""
         partition, end = dice.randrange(PARTITIONS), time.monotonic() + dice.uniform(0.1, 5)
-        asked = {"offset": dice.choice(("earliest", "latest")), "encoding": "base64"}
+        params = {"offset": dice.choice(("earliest", "latest")), "encoding": "base64"}
         path = f"{self.url}/partitions/{partition}/tail"
-        with httpx.stream("GET", path, params=asked, timeout=20) as answer:
-            if not is_answered(answer):
+        with httpx.stream("GET", path, params=params, timeout=20) as response:
+            if not succeeded(response):
                 return
-            life, event = self.lives.get(answer.headers["log-topic-id"]), ""
-            for line in answer.iter_lines():
+            life, event = self.lives.get(response.headers["log-topic-id"]), ""
+            for line in response.iter_lines():
                 if line.startswith("event: "):
                     event = line.removeprefix("event: ")
                 if line.startswith("data: "):
-                    told = json.loads(line.removeprefix("data: "))
+                    data = json.loads(line.removeprefix("data: "))
                     if event:
-                        allowed = OF_THE_STORE | {"unknown-topic", "offset-trimmed"}
-                        assert told["code"] in allowed, told
+                        allowed = STORE_ERRORS | {"unknown-topic", "offset-trimmed"}
+                        assert data["code"] in allowed, data
                     elif life is not None:
-                        value = b64decode(told["value_base64"])
-                        life.partitions[partition].see(told["offset"], value)
+                        value = b64decode(data["value_base64"])
+                        life.partitions[partition].see(data["offset"], value)
                 if time.monotonic() > end:
                     return
 
-    def look(self, client: tierlog.Client, dice: random.Random) -> None:
-        """At a segment's bytes."""
+    def read_segment(self, client: tierlog.Client, dice: random.Random) -> None:
+        """Download a segment, and verify its checksum."""
         partition = dice.randrange(PARTITIONS)
-        bases = [one.base_offset for one in client.segments(self.name, partition)]
+        bases = [segment.base_offset for segment in client.segments(self.name, partition)]
         path = f"{self.url}/partitions/{partition}/segments/{dice.choice(bases or [0])}"
-        answer = httpx.get(path, timeout=20)
-        if not is_answered(answer):
+        response = httpx.get(path, timeout=20)
+        if not succeeded(response):
             return
-        data, etag = answer.content, answer.headers["etag"].strip('"')
+        data, etag = response.content, response.headers["etag"].strip('"')
         topic_id, size_or_base, crc_or_size = etag.rsplit("-", 2)
-        if int(crc_or_size, 16) != len(data):  # else it is the active one
+        if int(crc_or_size, 16) != len(data):  # otherwise it is the active segment
             assert (len(data), crc32c(data)) == (int(size_or_base, 16), int(crc_or_size, 16)), etag
         life = self.lives.get(topic_id)
         for header in iter_headers(data) if life is not None else ():
             life.partitions[partition].see_all(decode_batch(data, header))
 
-    def glance(self, client: tierlog.Client, dice: random.Random) -> None:
-        """At what tells of all topics, or of all that a topic has."""
-        self.storm.over.wait(dice.random())
+    def read_overviews(self, client: tierlog.Client, dice: random.Random) -> None:
+        """Read pages about all topics, or about everything of one topic."""
+        self.workload.over.wait(dice.random())
         if dice.random() < 0.3:
             wanted = [
                 {"topic": f"topic-{number}", "partition": partition, "offset": "latest"}
@@ -243,29 +250,29 @@ class Name:
                 for partition in range(PARTITIONS)
             ]
             body = {"partitions": wanted, "wait_ms": 500}
-            answer = httpx.post(f"{self.storm.broker.url}/v1/fetch", json=body, timeout=20)
-            found = answer.json()["partitions"] if is_answered(answer) else []
-            refusals = {one["error"]["code"] for one in found if "error" in one}
-            assert refusals <= OF_THE_STORE | {"unknown-topic", "offset-trimmed"}, refusals
+            response = httpx.post(f"{self.workload.broker.url}/v1/fetch", json=body, timeout=20)
+            found = response.json()["partitions"] if succeeded(response) else []
+            refusals = {each["error"]["code"] for each in found if "error" in each}
+            assert refusals <= STORE_ERRORS | {"unknown-topic", "offset-trimmed"}, refusals
             return
-        path = dice.choice(GLANCES).format(self.name, dice.randrange(PARTITIONS))
-        answer = httpx.get(f"{self.storm.broker.url}{path}", timeout=20)
-        assert answer.status_code in (200, 404, 503), answer.text
+        path = dice.choice(OVERVIEW_PATHS).format(self.name, dice.randrange(PARTITIONS))
+        response = httpx.get(f"{self.workload.broker.url}{path}", timeout=20)
+        assert response.status_code in (200, 404, 503), response.text
 
     def commit(self, client: tierlog.Client, dice: random.Random) -> None:
-        self.storm.over.wait(dice.random())
+        self.workload.over.wait(dice.random())
         life, self.committed = self.life, self.committed + 1
         wanted = tierlog.OffsetCommit(self.name, 0, self.committed)
         client.commit_offsets(self.group, [wanted])
         with suppress(UnknownGroup):
-            found = [(one.partition, one.offset) for one in client.group(self.group).offsets]
+            found = [(row.partition, row.offset) for row in client.group(self.group).offsets]
             if life is not None and self.life is life:
                 assert found == [(0, self.committed)], (life.topic_id, found, self.committed)
             return
         assert life is None or self.life is not life, f"{self.group} is lost ({life.topic_id})"
 
-    def meddle(self, client: tierlog.Client, dice: random.Random) -> None:
-        self.storm.over.wait(dice.random() / 2)
+    def administrate(self, client: tierlog.Client, dice: random.Random) -> None:
+        self.workload.over.wait(dice.random() / 2)
         partition, kind = dice.randrange(PARTITIONS), dice.randrange(5)
         if kind == 0:
             now = client.offsets(self.name, partition)
@@ -289,27 +296,27 @@ class Name:
         try:
             client.alter_topic(self.name, config=change or None, partitions=None if change else 3)
         except InvalidConfig:
-            pass  # what is only in the bucket is not compacted
+            pass  # records only in the bucket are not compacted
         finally:
             self.compactions += compacts
 
 
-def is_answered(answer: httpx.Response) -> bool:
-    """Else it was refused, as it may be."""
-    if answer.status_code not in (200, 404, 410, 416):
-        answer.read()
-        assert answer.json()["code"] in OF_THE_STORE, answer.text
-    return answer.status_code == 200
+def succeeded(response: httpx.Response) -> bool:
+    """False if it was refused with an allowed error."""
+    if response.status_code not in (200, 404, 410, 416):
+        response.read()
+        assert response.json()["code"] in STORE_ERRORS, response.text
+    return response.status_code == 200
 
 
-def unplanned(log: str) -> list[str]:
-    """The lines of a broker's log that tell of a fault, but for the store's."""
+def unexpected_errors(log: str) -> list[str]:
+    """The errors in a broker's log other than the store's."""
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    errors = [one for one in lines if one["level"] in ("error", "critical")]
-    return [str(one) for one in errors if one.get("code") not in OF_THE_STORE]
+    errors = [line for line in lines if line["level"] in ("error", "critical")]
+    return [str(line) for line in errors if line.get("code") not in STORE_ERRORS]
 
 
-class Storm:
+class Workload:
     def __init__(self, broker, seed: int) -> None:
         self.broker, self.seed = broker, seed
         self.over, self.failures = threading.Event(), []
@@ -334,7 +341,7 @@ class Storm:
         for name in self.names:
             for thread in name.threads:
                 thread.join(180)
-                assert not thread.is_alive(), f"{name.name}: a thread did not come to its end"
+                assert not thread.is_alive(), f"{name.name}: a thread did not end"
         assert not self.failures, self.failures
 
     def check(self, client: tierlog.Client) -> None:
@@ -354,37 +361,40 @@ def store_of(broker: BrokerProcess, line: CutLine) -> ObjectStore:
     return open_store(broker.store, options)
 
 
-def test_topics_come_and_go(tmp_path):
-    seed = told_seed()
+def test_topics_recreated_under_faults_lose_no_record(tmp_path):
+    seed = soak_seed()
     dice = random.Random(seed)
-    with soaked(tmp_path, *FLAGS) as (broker, line):
-        storm = Storm(broker, seed)
+    with soak_broker(tmp_path, *FLAGS) as (broker, line):
+        workload = Workload(broker, seed)
         end = time.monotonic() + MINUTES * 60
-        while time.monotonic() < end and not storm.failures:
+        while time.monotonic() < end and not workload.failures:
             time.sleep(dice.uniform(1, 10))
-            done = trouble(broker, line, dice)
-            lives = sum(len(name.lives) for name in storm.names)
+            done = cause_fault(broker, line, dice)
+            lives = sum(len(name.lives) for name in workload.names)
             print(f"{end - time.monotonic():6.0f} s left: {done}; {lives} topics", flush=True)
-        storm.finish()
+        workload.finish()
         with client_of(broker) as client:
-            storm.check(client)
-            for name in storm.names:
+            workload.check(client)
+            for name in workload.names:
                 if name.life is not None:
                     client.alter_topic(name.name, config={"remote.storage.enable": None})
                     assert client.offload(name.name, wait_ms=60_000).remaining_segments == 0
         registry = tmp_path / "data/tierlog/topics.json"
         until(lambda: not re.search(rb'"(deleted|dirty)":true', registry.read_bytes()))
         assert broker.stop() == 0
-        with restored(broker) as second, client_of(second) as client:
-            storm.check(client)
+        with restored_broker(broker) as second, client_of(second) as client:
+            workload.check(client)
             assert second.stop() == 0
-        broker.flags = ("--take-over", *broker.flags)  # the second has claimed them all
+        broker.flags = (
+            "--take-over",
+            *broker.flags,
+        )  # the second has claimed the partitions
         broker.start()
         with client_of(broker) as client:
             for topic in client.list_topics():
                 client.delete_topic(topic.name)
         with closing(store_of(broker, line)) as store:
-            until(lambda: all(OFFSETS in one.key for one in store.list("topics/", limit=9)))
+            until(lambda: all(OFFSETS in found.key for found in store.list("topics/", limit=9)))
         process = Path(f"/proc/{broker.process.pid}")
         if process.exists():
             assert len(list((process / "task").iterdir())) < THREADS_MAX
@@ -392,4 +402,4 @@ def test_topics_come_and_go(tmp_path):
         assert broker.stop() == 0
         logged = (tmp_path / "broker.log").read_text()
         assert "Traceback" not in logged
-        assert not unplanned(logged)
+        assert not unexpected_errors(logged)
