@@ -1,5 +1,5 @@
-"""Who runs which tests, where there are workers (`make test`): what shares something that takes
-long to start stays together, and so do the tests of one file. And where brokers' log lines go.
+"""Distribution of tests over workers (`make test`): tests that share something slow to start stay
+on one worker, and so do the tests of one file. And where brokers' log lines go.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
 """One Spark session, one Kafka from Maven, one browser."""
 
 
-class ShownWithItsTest:
-    """stdout while pytest keeps it, to show it where a test fails.
+class CapturedStdout:
+    """stdout while pytest captures it, so that a failed test shows the log.
 
-    A broker of several tests also logs between them: that would stand among the dots.
+    What a shared broker logs between tests is dropped: it would clutter pytest's own output.
     """
 
     def write(self, text: str) -> None:
@@ -37,9 +37,9 @@ class ShownWithItsTest:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def short_race() -> Iterator[None]:
-    """Each broker that a test opens on a new folder would write 140 MB to ask whether the folder
-    lets two writers win: fewer and smaller bodies ask the same.
+def short_store_probe() -> Iterator[None]:
+    """Each broker opened on a new folder would write 140 MB to probe for atomic creates: the tests
+    use fewer and smaller objects.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_status, "FOLDER_RACE_S", 0.0)
@@ -47,8 +47,8 @@ def short_race() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def s3_described_once() -> Iterator[None]:
-    """botocore parses its description of S3 for each store that is opened, a sixth of a second."""
+def cached_s3_service_model() -> Iterator[None]:
+    """botocore parses its service model of S3 for each opened store, which takes 0.15 s."""
     parsed = cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))
@@ -56,24 +56,24 @@ def s3_described_once() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Of a proxy, boto3, curl and other clients of the tests would ask what is on this machine.
+    # boto3, curl and other clients would use a proxy for servers on this machine.
     os.environ["no_proxy"] = "127.0.0.1,localhost"
     if config.getoption("capture") != "no":
-        factory = structlog.PrintLoggerFactory(ShownWithItsTest())  # type: ignore[arg-type]
+        factory = structlog.PrintLoggerFactory(CapturedStdout())  # type: ignore[arg-type]
         structlog.configure(logger_factory=factory)
 
 
-class RoomsAndFiles(LoadScopeScheduling):  # type: ignore[misc]
+class SharedFoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file: str = nodeid.partition("::")[0]
-        return next((room for room in SHARED if file.startswith(room)), file)
+        return next((folder for folder in SHARED if file.startswith(folder)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RoomsAndFiles:
-    return RoomsAndFiles(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedFoldersAndFiles:
+    return SharedFoldersAndFiles(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever has the longest room begins with it."""
+    """The worker with the longest folder starts with it."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))

@@ -20,10 +20,10 @@ def cannot_read(monkeypatch, path: Path, *, kept: Path, where: range | None = No
         if number == bad and start < sectors.stop and sectors.start < end:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def read_whole(one: Path) -> bytes:
-        if one.exists():
-            refuse(one.stat().st_ino, 0, one.stat().st_size)
-        return read_bytes(one)
+    def read_whole(path: Path) -> bytes:
+        if path.exists():
+            refuse(path.stat().st_ino, 0, path.stat().st_size)
+        return read_bytes(path)
 
     def read_some(fd: int, size_bytes: int, position: int) -> bytes:
         refuse(os.fstat(fd).st_ino, position, position + size_bytes)

@@ -1,6 +1,6 @@
-"""A bucket as a broker would have filled it, from folders that a real Kafka wrote.
+"""A bucket filled as by a broker, from partition folders written by a real Kafka.
 
-The uploader, the manifest and the topic objects are the real ones; there is no broker.
+The uploader, the manifest and the topic objects are real; there is no broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class Files(NamedTuple):
-    """What the uploader needs to know about a sealed segment."""
+    """What the uploader needs of a sealed segment."""
 
     base_offset: int
     last_offset: int
@@ -35,9 +35,9 @@ class Files(NamedTuple):
 
 
 def segment_files(folder: Path) -> list[Files]:
-    """The segments of a folder that are not empty, oldest first; the active one too.
+    """The non-empty segments of a folder, oldest first, with the active one.
 
-    If compaction removed the end of one, it still ends where the next begins.
+    A segment ends where the next begins, even if compaction removed its last records.
     """
     logs = [log for log in sorted(folder.glob("*.log")) if log.stat().st_size]
     ends = [int(log.stem) for log in logs[1:]]
@@ -87,8 +87,8 @@ def put_partition(
     claim = Claim("owner", epochs, frozenset([("owner", 0)]))  # also from an earlier call
     manifest = manifests.claim(claim, log_start_offset=log_start_offset)
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
-    for one in files:
-        uploaded = uploader.upload(one, folder=manifests.keys.segments, leader_epoch=0)
+    for segment in files:
+        uploaded = uploader.upload(segment, folder=manifests.keys.segments, leader_epoch=0)
         entry = SegmentEntry(**uploaded._asdict(), modified_ms=NOW_MS)
         manifest = manifests.commit(manifest, lambda base, entry=entry: add_segments(base, [entry]))
     return manifest
@@ -96,13 +96,13 @@ def put_partition(
 
 def put_topic(store: ObjectStore, topic: str, partitions: Mapping[int, str]) -> None:
     """A topic whose partitions are fixtures, by name; each is uploaded whole."""
-    made = TopicObject(
+    topic_object = TopicObject(
         name=topic,
         topic_id=topic_id_of(topic),
         partitions=max(partitions) + 1,
         config={},
         created_ms=NOW_MS,
     )
-    TopicObjects(store).write(made, check=lambda: None)
+    TopicObjects(store).write(topic_object, check=lambda: None)
     for number, fixture in partitions.items():
         put_partition(store, topic, number, segment_files(FIXTURES / fixture))

@@ -1,4 +1,4 @@
-"""Made segments, on disk and uploaded, for tests of the cold tier."""
+"""Generated segments, on disk and uploaded, for tests of the cold tier."""
 
 import random
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Written:
-    """A made segment: its files, its bytes, and (offset, timestamp) of every record."""
+    """A generated segment: its files, its bytes, and (offset, timestamp) of every record."""
 
     files: Files
     body: bytes
@@ -35,7 +35,7 @@ class Written:
 def write_segment(
     folder: Path, *, base_offset=0, batches=40, records=7, value_bytes=300, seed=1, codec=0
 ) -> Written:
-    """Batches with timestamps that do not rise."""
+    """Write random batches with unordered timestamps."""
     dice = random.Random(seed)
     body, offset, facts, ends = bytearray(), base_offset, [], []
     for _ in range(batches):

@@ -38,32 +38,32 @@ class Program:
 
     @contextlib.contextmanager
     def begun(self, *arguments, cwd=None) -> Iterator[tuple[IO[bytes], Ended]]:
-        """Its standard input, and a function that closes it, waits, and returns how it ended."""
+        """Yields its standard input, and a function that closes it and waits for the result."""
         read, write = os.pipe()
-        with TemporaryFile() as out, TemporaryFile() as said, open(write, "wb", 0) as given:
+        with TemporaryFile() as out, TemporaryFile() as err, open(write, "wb", 0) as stdin:
             try:
                 process = Forked(
-                    arguments, stdin=read, stdout=out, stderr=said, cwd=cwd, env=self.environment
+                    arguments, stdin=read, stdout=out, stderr=err, cwd=cwd, env=self.environment
                 )
             finally:
                 os.close(read)
 
             def ended() -> subprocess.CompletedProcess:
-                given.close()
+                stdin.close()
                 code = process.wait(120)
                 out.seek(0)
-                said.seek(0)
-                return subprocess.CompletedProcess(arguments, code, out.read(), said.read())
+                err.seek(0)
+                return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
             try:
-                yield given, ended
+                yield stdin, ended
             finally:
                 process.kill()
 
     def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
-        with self.begun(*arguments, cwd=cwd) as (given, ended):
+        with self.begun(*arguments, cwd=cwd) as (pipe, ended):
             with contextlib.suppress(BrokenPipeError):
-                given.write(stdin)
+                pipe.write(stdin)
             return ended()
 
     def ok(self, *arguments, stdin: bytes = b"") -> bytes:
@@ -72,7 +72,7 @@ class Program:
         return done.stdout
 
     def asked(self, answer: str, *arguments) -> tuple[int, str]:
-        """On a terminal, whose user types that line: the exit code, and what was shown."""
+        """Run it on a terminal, and type the answer: its exit code and output."""
         ours, theirs = pty.openpty()
         try:
             process = Forked(
@@ -82,23 +82,23 @@ class Program:
             os.close(theirs)
         os.write(ours, answer.encode() + b"\n")
         shown = b""
-        with open(ours, "rb", 0) as terminal, contextlib.suppress(OSError):  # closed, says Linux
+        with open(ours, "rb", 0) as terminal, contextlib.suppress(OSError):  # EIO at the end
             while piece := terminal.read(4096):
                 shown += piece
         return process.wait(60), shown.decode()
 
     def fails(self, code: int, *arguments, stdin: bytes = b"") -> str:
-        """Its one line on stderr."""
+        """Run it, expect this exit code, and return its one line on stderr."""
         done = self.run(*arguments, stdin=stdin)
-        said = done.stderr.decode()
-        assert done.returncode == code, said
-        assert said.count("\n") == 1, said
-        assert said.startswith("tierlog: "), said
-        return said
+        message = done.stderr.decode()
+        assert done.returncode == code, message
+        assert message.count("\n") == 1, message
+        assert message.startswith("tierlog: "), message
+        return message
 
 
 class RunningBroker:
-    """`tierlog …` until `stop`; `server` once its ready line came."""
+    """`tierlog …`, running until `stop`; `server` is the URL of its ready line."""
 
     def __init__(self, *arguments, cwd: Path) -> None:
         self.log = (cwd / "broker.log").open("ab")

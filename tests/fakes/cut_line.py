@@ -1,4 +1,4 @@
-"""A TCP line that can be cut: between a broker and its store, as if the network failed."""
+"""A TCP proxy that can be cut, such as between a broker and its store, as if the network failed."""
 
 import socket
 import threading
@@ -19,8 +19,8 @@ class CutLine:
         self.see = see
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._is_cut = False
@@ -30,7 +30,7 @@ class CutLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.close()
+        self._listener.close()
         self.cut()
 
     def cut(self) -> None:
@@ -48,7 +48,7 @@ class CutLine:
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._door.accept()
+                near, _ = self._listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._forward, args=(near,), daemon=True).start()
@@ -70,15 +70,15 @@ class CutLine:
                         self._pairs.discard((near, far))
 
     def _show(self, piece: bytes) -> None:
-        """Call the current `see`: the connection may be older than it."""
+        """Call the current `see`, which may be newer than the connection."""
         self.see(piece)
 
 
 def _pump(
     source: socket.socket, target: socket.socket, see: Callable[[bytes], None] = lambda _: None
 ) -> None:
-    """Forward bytes in one direction until their end. If `target` takes no more they are dropped: a
-    server may answer and close before it has read a body, and its answer must still come through.
+    """Forward bytes in one direction until their end. They are dropped once `target` is closed: a
+    server may respond and close before it has read a body, and the response must still pass.
     """
     with suppress(OSError):
         while piece := source.recv(PIECE_BYTES):

@@ -1,6 +1,6 @@
 """A disk that works until it is told to fail.
 
-`fail(name, error, ...)` makes matching calls raise; every call is noted in `calls`.
+`fail(name, error, ...)` makes matching calls raise; `calls` records every call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FaultyDisk(Disk):
         self.faults.clear()
 
     def open(self, path: Path, flags: int) -> int:
-        self._note("open", str(path))
+        self._record("open", str(path))
         fd = super().open(path, flags)
         self._paths[fd] = str(path)
         return fd
@@ -67,32 +67,32 @@ class FaultyDisk(Disk):
         fault = self._matching("write_at", self._paths[fd])
         if fault and fault.bytes_first:
             whole = b"".join(bytes(buffer) for buffer in buffers)
-            self.faults = [one._replace(bytes_first=0) for one in self.faults]
+            self.faults = [planned._replace(bytes_first=0) for planned in self.faults]
             return super().write_at(fd, [whole[: fault.bytes_first]], position)
-        self._note("write_at", self._paths[fd])
+        self._record("write_at", self._paths[fd])
         if self.most_bytes_a_write:
             whole = b"".join(bytes(buffer) for buffer in buffers)
             return super().write_at(fd, [whole[: self.most_bytes_a_write]], position)
         return super().write_at(fd, buffers, position)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self._note("truncate", self._paths[fd])
+        self._record("truncate", self._paths[fd])
         super().truncate(fd, size_bytes)
 
     def sync_bytes(self, fd: int) -> None:
-        self._note("sync_bytes", str(Path(f"/proc/self/fd/{fd}").readlink()))
+        self._record("sync_bytes", str(Path(f"/proc/self/fd/{fd}").readlink()))
         super().sync_bytes(fd)
 
     def sync_folder(self, path: Path) -> None:
-        self._note("sync_folder", str(path))
+        self._record("sync_folder", str(path))
         super().sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._note("rename", str(target))
+        self._record("rename", str(target))
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        self._note("unlink", str(path))
+        self._record("unlink", str(path))
         super().unlink(path)
 
     def _matching(self, name: str, path: str) -> Fault | None:
@@ -101,7 +101,7 @@ class FaultyDisk(Disk):
                 return fault if fault.after == 0 else None
         return None
 
-    def _note(self, name: str, path: str) -> None:
+    def _record(self, name: str, path: str) -> None:
         self.calls.append(Call(name, path))
         for number, fault in enumerate(self.faults):
             if fault.name == name and fault.suffix in (None, Path(path).suffix):

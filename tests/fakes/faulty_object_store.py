@@ -1,11 +1,11 @@
-"""Any store, with faults on demand: what a network and a careless server can do to a caller.
+"""Any store, with faults on demand: those of a network and of a careless server.
 
     store = FaultyObjectStore(MemoryStore())
     store.fail("get_range", ShortRead(100))            the next call
     store.fail("put", FailsAfter(), times=3)           the next three
     store.fail("get_range", Slow(gate), when=lambda key: key.endswith(".log"))
 
-A fault is used up by the calls that it hit; `calls` lists all calls, in order.
+A fault is used up by the calls it hits; `calls` lists all calls, in order.
 """
 
 import threading
@@ -26,7 +26,7 @@ class FailsBefore:
 
 @dataclass
 class FailsAfter:
-    """The call is done, but its answer is lost."""
+    """The call is done, but its response is lost."""
 
     error: Callable[[str], Exception] = lambda key: OutcomeUnknownError(f"{key}: lost")
 
@@ -40,14 +40,14 @@ class Conflict:
 
 @dataclass
 class ShortRead:
-    """The connection breaks after so many bytes."""
+    """The connection breaks after this many bytes."""
 
     size_bytes: int
 
 
 @dataclass
 class SilentShortRead:
-    """The answer ends early, without an error."""
+    """The response ends early, without an error."""
 
     size_bytes: int
 
@@ -67,13 +67,13 @@ class WrongBytes:
 
 
 def fails_its_checksum(key: str) -> CorruptObject:
-    """For FailsBefore: what a store that keeps checksums says of an object that rotted in it."""
+    """For FailsBefore: the error of a store with checksums for a corrupt object."""
     return CorruptObject("came with another CRC-32C than the store's", file=key)
 
 
 @dataclass
 class Slow:
-    """The answer begins when the gate opens."""
+    """The response begins when the gate opens."""
 
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -103,7 +103,7 @@ class FaultyObjectStore:
 
     @contextmanager
     def faultless(self) -> Iterator[None]:
-        """Within, planned faults hit nobody; afterwards they are planned again."""
+        """Suspend the planned faults."""
         planned, self._faults = self._faults, []
         try:
             yield
@@ -118,7 +118,7 @@ class FaultyObjectStore:
             self._store.put(key, fault.body)
             raise ObjectExists(key)
         if isinstance(fault, Slow):
-            assert fault.gate.wait(30), "nobody opened the gate"
+            assert fault.gate.wait(30), "the gate was not opened"
         stat = self._store.put(key, body, **options)
         if isinstance(fault, FailsAfter):
             raise fault.error(key)
@@ -155,7 +155,7 @@ class FaultyObjectStore:
         if isinstance(fault, FailsBefore):
             raise fault.error(key)
         if isinstance(fault, Slow):
-            assert fault.gate.wait(30), "nobody opened the gate"
+            assert fault.gate.wait(30), "the gate was not opened"
         if isinstance(fault, WrongRange):
             start, end = start + fault.shift, end + fault.shift
         body = b"".join(self._store.get_range(key, start, end))

@@ -59,17 +59,19 @@ class Forked:
         env: Mapping[str, str],
     ) -> None:
         self.returncode: int | None = None
-        told = json.dumps([list(map(str, arguments)), str(cwd or Path.cwd()), dict(env)]).encode()
-        assert len(told) <= MAX_REQUEST
-        nothing = os.open(os.devnull, os.O_RDONLY)
+        request = json.dumps(
+            [list(map(str, arguments)), str(cwd or Path.cwd()), dict(env)]
+        ).encode()
+        assert len(request) <= MAX_REQUEST
+        devnull = os.open(os.devnull, os.O_RDONLY)
         self._status, status = os.pipe()
-        fds = [nothing if stdin is None else _number(stdin), _number(stdout), _number(stderr)]
+        fds = [devnull if stdin is None else _number(stdin), _number(stdout), _number(stderr)]
         try:
-            socket.send_fds(_parent(), [told], [*fds, status])
+            socket.send_fds(_parent(), [request], [*fds, status])
         finally:
-            os.close(nothing)
+            os.close(devnull)
             os.close(status)
-        self.pid = self._told()
+        self.pid = self._read_number()
 
     def poll(self) -> int | None:
         if self.returncode is None and self._ended(0):
@@ -80,7 +82,7 @@ class Forked:
         if self.returncode is None:
             if not self._ended(timeout):
                 raise subprocess.TimeoutExpired("tierlog", timeout or 0)
-            self.returncode = self._told()
+            self.returncode = self._read_number()
             os.close(self._status)
         return self.returncode
 
@@ -96,7 +98,7 @@ class Forked:
         status.register(self._status, select.POLLIN)
         return bool(status.poll(None if timeout_s is None else timeout_s * 1000))
 
-    def _told(self) -> int:
+    def _read_number(self) -> int:
         (number,) = _NUMBER.unpack(os.read(self._status, _NUMBER.size))
         return int(number)
 
@@ -107,7 +109,7 @@ def _number(file: int | IO[bytes]) -> int:
 
 @cache
 def _parent() -> socket.socket:
-    """The parent ends when nobody holds the other end of its socket, however pytest ended."""
+    """The parent ends once the other end of its socket is closed, however pytest ended."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
@@ -117,29 +119,29 @@ def _parent() -> socket.socket:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     atexit.register(process.wait)
-    atexit.register(ours.close)  # runs before it: the last registered is called first
+    atexit.register(ours.close)  # runs first: the last registered
     return ours
 
 
 # --- the parent -----------------------------------------------------------------------------------
 
 
-def _serve(door: socket.socket) -> list[str]:
+def _serve(requests: socket.socket) -> list[str]:
     """Fork for each request. Returns in each child, with its arguments."""
     for name in LIBRARIES:
         import_module(name)
     gc.freeze()  # a collection would write to shared pages, and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
     while True:
-        told, fds, _, _ = socket.recv_fds(door, MAX_REQUEST, 4)
-        if not told:
+        request, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST, 4)
+        if not request:
             os._exit(0)
         if os.fork() == 0:
-            door.close()
+            requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             *standard, status = fds
             _keep(status, standard)
-            return _become(told, standard)
+            return _become(request, standard)
         for fd in fds:
             os.close(fd)
 
@@ -153,23 +155,23 @@ def _keep(status: int, standard: Sequence[int]) -> None:
     for fd in (*standard, 0, 1, 2):
         os.close(fd)
     os.write(status, _NUMBER.pack(pid))
-    ended, looks = os.pidfd_open(pid), select.poll()
-    looks.register(ended, select.POLLIN)
-    looks.register(status, 0)  # only errors: the caller is gone
-    if (ended, select.POLLIN) not in looks.poll():
+    ended, poll = os.pidfd_open(pid), select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(status, 0)  # only errors: the caller is gone
+    if (ended, select.POLLIN) not in poll.poll():
         os.kill(pid, signal.SIGKILL)
     _, code = os.waitpid(pid, 0)
     os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(code)))
     os._exit(0)
 
 
-def _become(told: bytes, standard: Sequence[int]) -> list[str]:
-    arguments, folder, environment = json.loads(told)
+def _become(request: bytes, standard: Sequence[int]) -> list[str]:
+    arguments, folder, environment = json.loads(request)
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
         os.close(fd)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the one before is of another file
-    # The tests' own process may ignore these: `nohup`, a shell's `&`.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the previous one is of another file
+    # The test process may ignore these, under `nohup` or a shell's `&`.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)

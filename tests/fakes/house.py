@@ -1,4 +1,4 @@
-"""A broker without a server, and the calls that its tests make."""
+"""A broker without a server, and the calls that most tests make."""
 
 import shutil
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.fakes.waiting import until
 
 
 class House:
-    """A broker on real files and a folder as its bucket, with the calls that tests make most."""
+    """A broker on real files with a folder as its bucket, and helpers for common calls."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,14 +41,14 @@ class House:
         return Broker.open(given, store=store)
 
     def set_down(self, down: bool) -> None:
-        """From now on every call to the store fails, or none does."""
+        """Make every call to the store fail, or none."""
         if down:
             self.store.go_down()
         else:
             self.store.heal()
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
-        """Wait for background work of the broker, which has no call to await."""
+        """Wait for background work of the broker that no call can await."""
         until(condition, patience_s=timeout_s)
 
     def restart(self, **settings: object) -> Broker:
@@ -83,8 +83,8 @@ class House:
     def fill(
         self, count: int, topic: str = "t", *, mark: bytes = b"record", partition: int = 0
     ) -> list[bytes]:
-        """Append numbered records in batches of ten, with times that rise with their offsets;
-        return their values, of about a hundred bytes each.
+        """Append numbered records of about 100 bytes in batches of ten, with timestamps that
+        increase with their offsets; return their values.
         """
         start = self.broker.partition(topic, partition).offsets().log_end_offset
         values = [b"%s %d " % (mark, start + n) * 9 for n in range(count)]
@@ -93,7 +93,7 @@ class House:
         return values
 
     def offload(self, topic: str = "t") -> Offloaded:
-        """Afterwards the whole topic, including the active segments, is in the bucket."""
+        """Upload the whole topic, including the active segments."""
         progress = self.broker.offload(topic, wait_ms=20_000)
         assert progress.remaining_segments == 0
         return progress
@@ -104,15 +104,15 @@ class House:
         assert self.broker.background.copier.wait_until_idle(timeout_s=20)
 
     def stop_copying(self) -> None:
-        """From now on only calls upload, and uploads in progress have ended: a new topic is just
-        being claimed, and segments sealed meanwhile would be uploaded too.
+        """Stop background uploads, and wait for those in progress: the claim of a new topic may
+        upload segments that are sealed meanwhile.
         """
         self.broker.background.copying.stop(10)
         assert self.broker.background.copier.wait_until_idle(timeout_s=20)
 
     def copy_sealed(self) -> Partition:
-        """Upload sealed segments at once, even if nothing copies in the background. Failures are
-        ignored; returns the first partition of `t`.
+        """Upload sealed segments now, even without background copying, and ignore failures;
+        return the first partition of `t`.
         """
         copier = self.broker.background.copier
         copier.reset_backoff(self.broker.partitions())
@@ -139,7 +139,7 @@ class House:
             fetched = log.read(offset, max_bytes=64 << 10)
             data = b"".join(piece.read() for piece in fetched.slices)
             found += iter_records(data, from_offset=offset)
-            assert fetched.next_offset > offset, "a fetch below the high watermark gets somewhere"
+            assert fetched.next_offset > offset, "a fetch below the high watermark advances"
             offset = fetched.next_offset
         return found
 
@@ -151,7 +151,7 @@ def tidy(broker: Broker) -> None:
 
 
 def copy_now(broker: Broker) -> None:
-    """Upload what is due of all partitions at once; failures are left to the next round."""
+    """Upload everything due of all partitions now; failures are left to the next round."""
     background = broker.background
     with suppress(TierlogError, OSError):
         background.copy_round()

@@ -2,7 +2,7 @@
 
 * One call at a time, in the last version before the compact encoding: requests and responses follow
   Kafka's message definitions, field by field.
-* Nothing is repeated or corrected: the broker's error code is the answer.
+* Nothing is retried or corrected: the broker's error code is returned.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Wire:
     def __init__(self, server: str) -> None:
         host, _, port = server.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=60)
-        self._answers = self._socket.makefile("rb")
+        self._responses = self._socket.makefile("rb")
 
     def close(self) -> None:
-        self._answers.close()
+        self._responses.close()
         self._socket.close()
 
     def produce(
@@ -70,39 +70,39 @@ class Wire:
         """To partition 0, with acks=all."""
         body = _text(transactional_id) + struct.pack(">hi", -1, 60_000)
         body += _array([_text(topic) + _array([struct.pack(">i", 0) + _bytes(records)])])
-        answer = self._call(PRODUCE, 8, body)
-        answer.topic()
-        found = Appended(_error(answer.take("ih")[1]), *answer.take("qqq"))
+        response = self._call(PRODUCE, 8, body)
+        response.topic()
+        found = Appended(_error(response.take("ih")[1]), *response.take("qqq"))
         return found
 
     def fetch(self, topic: str, offset: int, *, max_bytes: int, committed: bool) -> Fetched:
         body = struct.pack(">iiiib", -1, 0, 0, max_bytes, committed)
-        asked = struct.pack(">iqi", 0, offset, max_bytes)
-        answer = self._call(FETCH, 4, body + _array([_text(topic) + _array([asked])]))
-        answer.take("i")
-        answer.topic()
-        _, error, high_watermark, stable, aborted = answer.take("ihqqi")
-        pairs = [answer.take("qq") for _ in range(max(aborted, 0))]
-        return Fetched(_error(error), high_watermark, stable, pairs, answer.bytes())
+        partition = struct.pack(">iqi", 0, offset, max_bytes)
+        response = self._call(FETCH, 4, body + _array([_text(topic) + _array([partition])]))
+        response.take("i")
+        response.topic()
+        _, error, high_watermark, stable, aborted = response.take("ihqqi")
+        pairs = [response.take("qq") for _ in range(max(aborted, 0))]
+        return Fetched(_error(error), high_watermark, stable, pairs, response.bytes())
 
     def list_offset(self, topic: str, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of what is asked for; None if there is none."""
+        """(offset, timestamp) of the first record at or after `timestamp`, or None."""
         body = struct.pack(">ib", -1, 0)
-        asked = struct.pack(">iq", 0, timestamp)
-        answer = self._call(LIST_OFFSETS, 2, body + _array([_text(topic) + _array([asked])]))
-        answer.take("i")
-        answer.topic()
-        _, error, found, offset = answer.take("ihqq")
+        partition = struct.pack(">iq", 0, timestamp)
+        response = self._call(LIST_OFFSETS, 2, body + _array([_text(topic) + _array([partition])]))
+        response.take("i")
+        response.topic()
+        _, error, found, offset = response.take("ihqq")
         assert not error, _error(error)
         return (offset, found) if offset >= 0 else None
 
     def delete_records(self, topic: str, before_offset: int) -> None:
-        asked = struct.pack(">iq", 0, before_offset)
-        body = _array([_text(topic) + _array([asked])]) + struct.pack(">i", 60_000)
-        answer = self._call(DELETE_RECORDS, 0, body)
-        answer.take("i")
-        answer.topic()
-        assert not answer.take("iqh")[2]
+        partition = struct.pack(">iq", 0, before_offset)
+        body = _array([_text(topic) + _array([partition])]) + struct.pack(">i", 60_000)
+        response = self._call(DELETE_RECORDS, 0, body)
+        response.take("i")
+        response.topic()
+        assert not response.take("iqh")[2]
 
     # --- transactions -----------------------------------------------------------------------------
 
@@ -110,8 +110,8 @@ class Wire:
         """(producer id, epoch), once there is a coordinator to ask."""
         self._until_done(FIND_COORDINATOR, 1, _text(transactional_id) + b"\1")
         body = _text(transactional_id) + struct.pack(">i", 60_000)
-        answer = self._until_done(INIT_PRODUCER_ID, 0, body)
-        producer_id, epoch = answer.take("qh")
+        response = self._until_done(INIT_PRODUCER_ID, 0, body)
+        producer_id, epoch = response.take("qh")
         return producer_id, epoch
 
     def add_to_transaction(
@@ -121,10 +121,10 @@ class Wire:
         body += _array([_text(topic) + _array([struct.pack(">i", 0)])])
         deadline = time.monotonic() + 60
         while True:
-            answer = self._call(ADD_PARTITIONS_TO_TXN, 0, body)
-            answer.take("i")
-            answer.topic()
-            error = answer.take("ih")[1]
+            response = self._call(ADD_PARTITIONS_TO_TXN, 0, body)
+            response.take("i")
+            response.topic()
+            error = response.take("ih")[1]
             if error not in _NOT_YET:
                 assert not error, _error(error)
                 return
@@ -135,28 +135,28 @@ class Wire:
         body = _text(transactional_id) + struct.pack(">qhb", *producer, commit)
         self._until_done(END_TXN, 0, body)
 
-    def _until_done(self, key: int, version: int, body: bytes) -> _Answer:
-        """For calls that answer with a throttle time and an error."""
+    def _until_done(self, key: int, version: int, body: bytes) -> _Response:
+        """For calls whose response has a throttle time and an error."""
         deadline = time.monotonic() + 60
         while True:
-            answer = self._call(key, version, body)
-            error = answer.take("ih")[1]
+            response = self._call(key, version, body)
+            error = response.take("ih")[1]
             if error not in _NOT_YET:
                 assert not error, _error(error)
-                return answer
+                return response
             assert time.monotonic() < deadline, _error(error)
             time.sleep(0.05)
 
-    def _call(self, key: int, version: int, body: bytes) -> _Answer:
+    def _call(self, key: int, version: int, body: bytes) -> _Response:
         request = struct.pack(">hhi", key, version, 7) + _text("tierlog-tests") + body
         self._socket.sendall(struct.pack(">i", len(request)) + request)
-        (size,) = struct.unpack(">i", self._answers.read(4))
-        answer = _Answer(self._answers.read(size))
-        assert answer.take("i") == (7,)
-        return answer
+        (size,) = struct.unpack(">i", self._responses.read(4))
+        response = _Response(self._responses.read(size))
+        assert response.take("i") == (7,)
+        return response
 
 
-class _Answer:
+class _Response:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
@@ -171,7 +171,7 @@ class _Answer:
         return self._data[self._at - max(size, 0) : self._at]
 
     def topic(self) -> None:
-        """An array of one topic with an array of one partition: read up to that one's fields."""
+        """Skip to the fields of the only partition of the only topic."""
         topics, size = self.take("ih")
         self._at += size
         assert (topics, *self.take("i")) == (1, 1)

@@ -36,7 +36,7 @@ class Content:
     def of(cls, path: Path) -> Content:
         with path.open("rb") as file:
             fd, size_bytes, end = file.fileno(), os.fstat(file.fileno()).st_size, 0
-            with suppress(OSError):  # after the last that was written
+            with suppress(OSError):  # at a hole up to the end
                 while end < size_bytes:
                     end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
             return cls(os.pread(fd, end, 0).rstrip(b"\0"), size_bytes)
@@ -113,7 +113,7 @@ class File:
 
 
 class Named(NamedTuple):
-    """A name in a folder, and the file that it named before."""
+    """A changed name in a folder, and the file that it had before."""
 
     name: str
     before: File | None
@@ -140,7 +140,7 @@ class LossyDisk(Disk):
             fd = super().open(path, flags)
             if before is None:
                 self._files[os.fstat(fd).st_ino] = File(Content(b"", 0))
-                self._note_name(path, None)
+                self._record_name(path, None)
             elif flags & os.O_TRUNC:
                 before.change(Change(0, None))
             return fd
@@ -182,8 +182,8 @@ class LossyDisk(Disk):
             self.before_call("rename")
             moved, replaced = self._file_of(source), self._file_of(target)
             super().rename(source, target)
-            self._note_name(target, replaced)
-            self._note_name(source, moved)
+            self._record_name(target, replaced)
+            self._record_name(source, moved)
 
     def unlink(self, path: Path) -> None:
         with self._lock:
@@ -191,7 +191,7 @@ class LossyDisk(Disk):
             gone = self._file_of(path)
             super().unlink(path)
             if gone is not None:
-                self._note_name(path, gone)
+                self._record_name(path, gone)
 
     def _at(self, fd: int) -> File:
         return self._files[os.fstat(fd).st_ino]
@@ -207,7 +207,7 @@ class LossyDisk(Disk):
             file = self._files[stat.st_ino] = File(found)
         return file
 
-    def _note_name(self, path: Path, before: File | None) -> None:
+    def _record_name(self, path: Path, before: File | None) -> None:
         self._names.setdefault(path.parent.stat().st_ino, []).append(Named(path.name, before))
 
     # --- the crash --------------------------------------------------------------------------------
@@ -233,19 +233,19 @@ class LossyDisk(Disk):
 
     def _copy(self, source: Path, target: Path, random: Random) -> None:
         target.mkdir(parents=True)
-        there: dict[str, File] = {}
+        files: dict[str, File] = {}
         for path in sorted(source.iterdir()):
             if path.is_dir():
                 self._copy(path, target / path.name, random)
             elif (file := self._file_of(path)) is not None:
-                there[path.name] = file
+                files[path.name] = file
         unsynced = self._names.get(source.stat().st_ino, [])
         for name, before in reversed(unsynced[random.randint(0, len(unsynced)) :]):
             if before is None:
-                there.pop(name, None)
+                files.pop(name, None)
             else:
-                there[name] = before
-        for name, file in there.items():
+                files[name] = before
+        for name, file in files.items():
             file.after_crash(random).save(target / name)
             if (source / name).exists():
                 stat = (source / name).stat()

@@ -17,7 +17,7 @@ SEGMENT_RECORDS = 100
 
 class NoPages:
     def entries(self, page: PageRef) -> tuple[SegmentEntry, ...]:
-        raise AssertionError(f"nobody should read page {page.key}")
+        raise AssertionError(f"page {page.key} must not be read")
 
 
 def entry(base_offset: int, *, records: int = SEGMENT_RECORDS, **other: object) -> SegmentEntry:
@@ -67,7 +67,7 @@ def manifest(count: int = 0, *, log_start_offset: int = 0) -> Manifest:
 
 
 class Clock:
-    """Wall and steady clock in one; moves when told."""
+    """A wall and steady clock set by the test."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms

@@ -1,7 +1,7 @@
-"""The OpenAPI document, compared with every answer that a test gets.
+"""Compares every response that a test gets with the OpenAPI document.
 
-An answer of a documented call must have a status, a media type and a JSON body from the document,
-and a problem's code must be among the codes that it names for the call.
+The response of a documented call must have a documented status, media type and JSON body, and a
+problem's code must be documented for the call.
 """
 
 import re
@@ -21,37 +21,37 @@ class OpenApiDocument:
 
     @cached_property
     def _paths(self) -> list[tuple[re.Pattern[str], str]]:
-        """Fixed parts before parameters, as the broker finds its calls."""
+        """Fixed parts before parameters, as the broker matches its routes."""
         templates = sorted(self._document["paths"], key=lambda path: path.replace("{", "~"))
         return [(re.compile(re.sub(r"{\w+}", "[^/]+", path) + r"\Z"), path) for path in templates]
 
-    def check(self, answer: httpx.Response) -> None:
-        """Assert that the answer agrees with the document."""
-        raw_path = answer.request.url.raw_path.decode().partition("?")[0]
+    def check(self, response: httpx.Response) -> None:
+        """Assert that the response agrees with the document."""
+        raw_path = response.request.url.raw_path.decode().partition("?")[0]
         path = next((path for pattern, path in self._paths if pattern.match(raw_path)), None)
         if path is None:
             return
-        method = answer.request.method.lower()
+        method = response.request.method.lower()
         operation = self._document["paths"][path].get("get" if method == "head" else method)
         if operation is None:
             return
-        place = f"{method} {path} {answer.status_code}"
-        response = operation["responses"].get(str(answer.status_code))
-        assert response is not None, f"{place} is not in the document: {answer.text[:300]}"
-        missing = set(response.get("headers", ())) - set(answer.headers)
-        assert not {name for name in missing if name.lower() not in answer.headers}, (
+        place = f"{method} {path} {response.status_code}"
+        documented = operation["responses"].get(str(response.status_code))
+        assert documented is not None, f"{place} is not in the document: {response.text[:300]}"
+        missing = set(documented.get("headers", ())) - set(response.headers)
+        assert not {name for name in missing if name.lower() not in response.headers}, (
             place,
             missing,
         )
-        if method == "head" or not answer.content:
+        if method == "head" or not response.content:
             return
-        media_type = answer.headers["content-type"].partition(";")[0]
-        content = response.get("content", {}).get(media_type)
+        media_type = response.headers["content-type"].partition(";")[0]
+        content = documented.get("content", {}).get(media_type)
         assert content is not None, f"{place}: {media_type} is not in the document"
         if not media_type.endswith("json") or media_type.endswith("ndjson"):
             return
-        found = answer.json()
-        key = (method, path, answer.status_code, media_type)
+        found = response.json()
+        key = (method, path, response.status_code, media_type)
         if key not in self._validators:
             whole = {**content["schema"], "components": self._document["components"]}
             self._validators[key] = jsonschema_rs.validator_for(whole)

@@ -24,7 +24,7 @@ Batches = list[tuple[BatchHeader, list[Record]]]
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock set by the test."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -39,7 +39,7 @@ def produced(*batches: bytes) -> ProducedBatches:
 
 
 def unchecked(batch: bytearray) -> ProducedBatches:
-    """A batch that no client may send, only a coordinator: of a transaction."""
+    """A transactional batch, which only a coordinator may append."""
     header = parse_header(batch)
     return ProducedBatches(batch, [header], [min_timestamp_of(batch, header)])
 

@@ -1,4 +1,4 @@
-"""An object store in a dict, with faults on demand: what the manifest needs of a bucket.
+"""An object store in a dict, with faults on demand and the calls that the manifest needs.
 
 * Exact: conditional create is atomic, LIST is in key order, everything is safe from any thread.
 * `faults(call, key)` chooses a fault for each call; None means that the call succeeds.
@@ -23,12 +23,12 @@ from record_format.errors import (
 class Fault(Enum):
     """What goes wrong with one call."""
 
-    UNAVAILABLE = auto()  # nothing is changed, and the store says so
-    LOST_BEFORE = auto()  # the request never arrives, and nobody knows
-    LOST_AFTER = auto()  # it is done, but the answer is lost
-    CONFLICT = auto()  # 412 although nothing is there (a store that lost its own race)
+    UNAVAILABLE = auto()  # nothing is changed, and the store reports it
+    LOST_BEFORE = auto()  # the request never arrives, with an unknown outcome
+    LOST_AFTER = auto()  # it is done, but the response is lost
+    CONFLICT = auto()  # 412 although there is no object
     CUT = auto()  # the first half of the body is kept, the connection breaks
-    DELAYED = auto()  # no answer; the request arrives when `deliver_delayed` is called
+    DELAYED = auto()  # no response; the request arrives when `deliver_delayed` is called
 
 
 class PlainStat(NamedTuple):
@@ -60,7 +60,7 @@ class PlainStore:
         self._delayed: list[tuple[str, bytes]] = []
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> list[PlainUpload]:
-        return [one for one in self.uploads if one.key.startswith(prefix)][:limit]
+        return [upload for upload in self.uploads if upload.key.startswith(prefix)][:limit]
 
     def abort_upload(self, upload: PlainUpload) -> None:
         self.uploads.remove(upload)
@@ -73,7 +73,7 @@ class PlainStore:
         if_absent: bool = False,
         crc32c: int | None = None,
     ) -> PlainStat:
-        fault = self._called("put", key)
+        fault = self._begin("put", key)
         body = bytes(body)
         with self._lock:
             if fault is Fault.CONFLICT:
@@ -81,13 +81,13 @@ class PlainStore:
             if fault is Fault.DELAYED:
                 self._delayed.append((key, body))
             if fault in (Fault.LOST_BEFORE, Fault.DELAYED):
-                self._no_answer(key, if_absent=if_absent)
+                self._raise_no_response(key, if_absent=if_absent)
             if fault is Fault.CUT:
                 self._store(key, body[: len(body) // 2], if_absent=if_absent)
-                self._no_answer(key, if_absent=if_absent)
+                self._raise_no_response(key, if_absent=if_absent)
             stat = self._store(key, body, if_absent=if_absent)
             if fault is Fault.LOST_AFTER:
-                self._no_answer(key, if_absent=if_absent)
+                self._raise_no_response(key, if_absent=if_absent)
             return stat
 
     def _store(self, key: str, body: bytes, *, if_absent: bool) -> PlainStat:
@@ -98,9 +98,9 @@ class PlainStore:
         self.objects[key] = (body, self._clock())
         return self._stat(key)
 
-    def _no_answer(self, key: str, *, if_absent: bool) -> None:
+    def _raise_no_response(self, key: str, *, if_absent: bool) -> None:
         error = OutcomeUnknownError if if_absent else StoreUnavailable
-        raise error(f"{key}: no answer")
+        raise error(f"{key}: no response")
 
     def deliver_delayed(self) -> None:
         """Delayed requests arrive now; their senders have given up on them."""
@@ -111,7 +111,7 @@ class PlainStore:
             self._delayed.clear()
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        self._called("get", key)
+        self._begin("get", key)
         with self._lock:
             if key not in self.objects:
                 raise MissingObject("no such object", file=key)
@@ -120,26 +120,26 @@ class PlainStore:
         return body
 
     def head(self, key: str) -> PlainStat | None:
-        self._called("head", key)
+        self._begin("head", key)
         with self._lock:
             return self._stat(key) if key in self.objects else None
 
     def list(self, prefix: str, *, start_after: str = "", limit: int = 1000) -> list[PlainStat]:
-        self._called("list", prefix)
+        self._begin("list", prefix)
         assert limit <= 1000
         with self._lock:
             keys = sorted(k for k in self.objects if k.startswith(prefix) and k > start_after)
             return [self._stat(key) for key in keys[:limit]]
 
     def folders(self, prefix: str, *, limit: int) -> Sequence[str]:
-        self._called("list", prefix)
+        self._begin("list", prefix)
         with self._lock:
             inside = [key[len(prefix) :] for key in self.objects if key.startswith(prefix)]
         return sorted({rest.partition("/")[0] for rest in inside if "/" in rest})[:limit]
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._called("delete", key)
+            self._begin("delete", key)
             with self._lock:
                 self.objects.pop(key, None)
 
@@ -147,7 +147,7 @@ class PlainStore:
         body, modified_ms = self.objects[key]
         return PlainStat(key, len(body), ("plain", str(len(body))), modified_ms)
 
-    def _called(self, call: str, key: str) -> Fault | None:
+    def _begin(self, call: str, key: str) -> Fault | None:
         with self._lock:
             self.calls[call] += 1
         fault = self.faults(call, key)

@@ -1,7 +1,7 @@
-"""Produce requests for a comparison with Kafka: handmade, one for each oddity, and random ones.
+"""Produce requests for a comparison with Kafka: one for each unusual case, and random ones.
 
-`ODD` maps an oddity to the bytes of a request. `DIFFERENT` names those that one of the two brokers
-takes and the other refuses, each with the decision that says why.
+`ODD` maps a case to the bytes of its request. `DIFFERENT` has the cases that only one of the two
+brokers accepts, each with the reason.
 """
 
 from __future__ import annotations
@@ -177,11 +177,11 @@ ODD: Final = dict(
     [*_odd_headers(), *_odd_producers(), *_odd_times(), *_odd_records(), *_odd_requests()]
 )
 
-TWO_BATCHES: Final = "several batches a request are taken over HTTP"
-OFFSETS_ARE_OURS: Final = "a client may send what it fetched, with offsets"
-STRICTER: Final = "the gate is stricter, decision 11"
-"""What Kafka takes and we refuse, or the other way round; on any topic where it is not refused
-alike for another cause.
+TWO_BATCHES: Final = "HTTP accepts several batches in a request"
+OFFSETS_ARE_OURS: Final = "a client may send fetched batches with their offsets"
+STRICTER: Final = "validation is stricter, decision 11"
+"""Cases that Kafka accepts and we refuse, or the reverse, on topics where neither refuses them for
+another reason.
 """
 DIFFERENT: Final = {
     "two batches": TWO_BATCHES,

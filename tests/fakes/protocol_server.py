@@ -1,4 +1,4 @@
-"""uvicorn with one protocol and one application, in its own thread, on loopback."""
+"""uvicorn with a given protocol and application, in its own thread, on loopback."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""A real Apache Kafka as the judge of our bytes: fetched once from Maven Central, run on loopback.
+"""A real Apache Kafka that reads our files: fetched once from Maven Central, run on loopback.
 
 * The jars go to the project's `.cache/kafka-<version>/`, which git ignores.
 * A tool's exit code says little (DumpLogSegments prints `isvalid: false` and exits 0): `complaints`
@@ -39,13 +39,13 @@ _BAD = re.compile(
     r"|Exception|Non-consecutive|magic: (?!2 )",
     re.IGNORECASE,
 )
-# Of its storage module; a new controller counting leader epochs from 0 is not a file's fault.
+# Of its storage module. A new controller that counts leader epochs from 0 is no problem of a file.
 _WARNINGS = re.compile(
     r"^.* (?:WARN|ERROR|FATAL) (?!.*LeaderEpochFileCache)"
     r".*\((?:kafka\.log|org\.apache\.kafka\.storage)\..*$",
     re.MULTILINE,
 )
-# What the tool says about every log that does not begin at offset 0.
+# Printed for every log that does not begin at offset 0.
 _FALSE_ALARM = re.compile(
     r"Non-consecutive offsets in [^\n]*\n +-1 is followed by \d+\n(?! +\d+ is followed)"
 )
@@ -56,7 +56,7 @@ def is_available() -> bool:
 
 
 class Seen(NamedTuple):
-    """A record as Kafka's consumer got it; key, value and header values are base64."""
+    """A record read by Kafka's consumer; key, value and header values are base64."""
 
     partition: str
     offset: int
@@ -68,13 +68,13 @@ class Seen(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What a broker served, by partition name. `offsets`: log start, high watermark, stable."""
+    """What a broker served, by partition. `offsets`: log start, high watermark, last stable."""
 
     records: dict[str, list[Seen]]
     committed: dict[str, list[Seen]]
     offsets: dict[str, tuple[int, int, int]]
     folder: Path  # the broker's data folder, as it left it
-    warnings: list[str]  # what it said about the files: nothing else in its log is a complaint
+    warnings: list[str]  # what its log says about the files
 
 
 class RealKafka:
@@ -108,7 +108,7 @@ class RealKafka:
     # --- the dump tool ----------------------------------------------------------------------------
 
     def dump(self, files: Iterable[Path]) -> str:
-        """What DumpLogSegments says about the files, with deep iteration."""
+        """The output of DumpLogSegments for the files, with deep iteration."""
         names = ",".join(map(str, files))
         done = self.run(
             "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", names
@@ -160,7 +160,7 @@ class RealKafka:
         """Let a broker serve copies of the folders, by name, in a copy of the prepared folder.
 
         `top_level`: a data folder whose own files the broker gets too. `clean` False: it checks
-        everything and makes the indexes anew. `cleaned_to`: wait until its cleaner has got so far.
+        everything and rebuilds the indexes. `cleaned_to`: wait until its cleaner has reached these.
         """
         data = Path(tempfile.mkdtemp(prefix="served-", dir=prepared.parent)) / "data"
         broker = _Broker(self, data)
@@ -267,9 +267,9 @@ class _Broker:
                 process.wait()
 
 
-def complaints(text: str, *, gaps_are_right: bool = False) -> list[str]:
+def complaints(text: str, *, gaps_are_valid: bool = False) -> list[str]:
     """The lines of a dump that report something wrong. Compaction leaves gaps."""
-    text = text.replace("Non-consecutive", "") if gaps_are_right else _FALSE_ALARM.sub("", text)
+    text = text.replace("Non-consecutive", "") if gaps_are_valid else _FALSE_ALARM.sub("", text)
     return [line for line in text.splitlines() if _BAD.search(line)]
 
 
@@ -317,9 +317,9 @@ def _checkpoint(path: Path) -> dict[str, int]:
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
     return ports

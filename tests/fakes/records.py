@@ -1,4 +1,4 @@
-"""Records from batches, as a consumer that decodes them sees them."""
+"""Records of batches, as a consumer sees them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""An HTTP server on loopback that answers S3 calls from a script: the answers that real ones
-rarely give.
+"""An HTTP server on loopback with scripted responses to S3 calls: those that real servers rarely
+send.
 
-    with scripted_s3([Say(503, code="SlowDown"), Say(200)]) as (endpoint, asked): ...
+    with scripted_s3([Reply(503, code="SlowDown"), Reply(200)]) as (endpoint, requests): ...
 
-The last answer is repeated. A script may also be a function of a `Request`.
-`tls` is a certificate and its key. `asked` holds (method, path, headers) of every request.
+The last reply is repeated. A script may also be a function of a `Request`.
+`tls` is a certificate and its key. `requests` has (method, path, headers) of every request.
 """
 
 import ssl
@@ -19,23 +19,23 @@ from typing import NamedTuple
 
 
 @dataclass
-class Say:
+class Reply:
     status: int
     code: str = ""
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     message: str = "scripted"
     more: str = ""
-    """Elements of an error beside its code and message."""
+    """More XML elements of an error."""
     claims_bytes: int | None = None
-    """A Content-Length that is not the body's: the connection is closed after the body."""
+    """A wrong Content-Length: the connection is closed after the body."""
 
     @property
     def content(self) -> bytes:
         if not self.code:
             return self.body
-        said = f"<Code>{self.code}</Code><Message>{self.message}</Message>{self.more}"
-        return f"<Error>{said}</Error>".encode()
+        elements = f"<Code>{self.code}</Code><Message>{self.message}</Message>{self.more}"
+        return f"<Error>{elements}</Error>".encode()
 
 
 @dataclass
@@ -52,37 +52,37 @@ class Request(NamedTuple):
 
 @contextmanager
 def scripted_s3(
-    script: list | Callable[[Request], Say], *, tls: tuple[Path, Path] | None = None
+    script: list | Callable[[Request], Reply], *, tls: tuple[Path, Path] | None = None
 ) -> Iterator[tuple[str, list]]:
-    asked: list = []
+    requests: list = []
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def answer(self) -> None:
+        def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with lock:
                 if callable(script):
-                    say = script(Request(self.command, self.path, self.headers, body))
+                    reply = script(Request(self.command, self.path, self.headers, body))
                 else:
-                    say = script[min(len(asked), len(script) - 1)]
-                asked.append((self.command, self.path, dict(self.headers)))
-            if isinstance(say, HangUp):
+                    reply = script[min(len(requests), len(script) - 1)]
+                requests.append((self.command, self.path, dict(self.headers)))
+            if isinstance(reply, HangUp):
                 self.close_connection = True
                 return
-            content = say.content
-            self.send_response(say.status)
-            for name, value in say.headers.items():
+            content = reply.content
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
                 self.send_header(name, value)
-            length = len(content) if say.claims_bytes is None else say.claims_bytes
+            length = len(content) if reply.claims_bytes is None else reply.claims_bytes
             self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)
-            self.close_connection = say.claims_bytes is not None
+            self.close_connection = reply.claims_bytes is not None
 
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = respond
 
         def log_message(self, *_) -> None:
             pass
@@ -96,7 +96,7 @@ def scripted_s3(
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", asked
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         thread.join()

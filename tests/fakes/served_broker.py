@@ -1,4 +1,4 @@
-"""A broker behind its HTTP server, on loopback, for tests of what is in front of it."""
+"""A broker with its HTTP server on loopback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def served_broker(
     tls: Tls | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
-    """`settings`: the broker's, except that no reserve of the machine's disk is kept."""
+    """`settings`: the broker's; by default without a disk reserve."""
     given = BrokerSettings(data_dir=data_dir, **{"disk_reserve_bytes": 0, **settings})
     broker = Broker.open(given, store=store)
     try:

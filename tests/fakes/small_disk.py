@@ -34,7 +34,7 @@ class SmallDisk:
         self._ballast.unlink()
 
     def fill_with_files(self, *, but: int = 0) -> None:
-        """Leave no file name free, or only `but`."""
+        """Leave no inode free, or only `but`."""
         self._ballast.mkdir()
         names = (self._ballast / str(number) for number in range(2 * FILES))
         _until_refused(lambda: next(names).touch())
@@ -48,7 +48,7 @@ def small_disk(path: Path, *, size_bytes: int = 1 << 20) -> Iterator[SmallDisk]:
     options = f"size={size_bytes},nr_inodes={FILES}"
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounts a file system")
+        pytest.skip("cannot mount a file system")
     try:
         yield SmallDisk(path)
     finally:
@@ -56,16 +56,16 @@ def small_disk(path: Path, *, size_bytes: int = 1 << 20) -> Iterator[SmallDisk]:
 
 
 @contextmanager
-def read_only(folder: Path, place: Path) -> Iterator[Path]:
-    """The folder mounted again at `place`, read-only."""
-    place.mkdir()
-    mount = ["mount", "--bind", "-o", "ro", str(folder), str(place)]
+def read_only(folder: Path, mount_point: Path) -> Iterator[Path]:
+    """The folder mounted a second time at `mount_point`, read-only."""
+    mount_point.mkdir()
+    mount = ["mount", "--bind", "-o", "ro", str(folder), str(mount_point)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounts a file system")
+        pytest.skip("cannot mount a file system")
     try:
-        yield place
+        yield mount_point
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
 
 
 def _until_refused(write) -> None:

@@ -1,4 +1,4 @@
-"""A Spark in its own process, and the environment of every Spark in a test."""
+"""Spark in its own process, and the environment of every Spark process in a test."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from tests.fakes import quick_java
 
 
 def environment() -> dict[str, str]:
-    """Nothing from the environment of the tests: a JVM that starts fast, and only this machine."""
+    """Without the settings of the test's own environment; a JVM that starts fast, on loopback."""
     known = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
     java = {"JAVA_HOME": str(ensure_java(dict(os.environ))), **quick_java.ENVIRONMENT}
     return known | java | {"SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def run_python(code: str, *arguments: str, cwd: Path, **more: str) -> list[Any]:
-    """What it printed: lines of JSON. `more`: additions to its environment."""
+    """Run it; return the JSON lines that it printed. `more`: additions to its environment."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         env=environment() | more,

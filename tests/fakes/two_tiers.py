@@ -45,7 +45,7 @@ class TwoTiers:
             self.written[topic, partition] = []
 
     def produce(self, topic: str, records: int) -> None:
-        """Produce `records` to each partition, in batches of 50, with times in no order."""
+        """Produce `records` to each partition, in batches of 50, with unordered timestamps."""
         for (name, partition), written in self.written.items():
             if name != topic:
                 continue
@@ -60,9 +60,9 @@ class TwoTiers:
             written.append(Written(offset, at, key, self._rng.randbytes(100)))
         new = written[first:]
         batches = build_produced(
-            [one.value for one in new],
-            keys=[one.key for one in new],
-            timestamps=[one.timestamp for one in new],
+            [record.value for record in new],
+            keys=[record.key for record in new],
+            timestamps=[record.timestamp for record in new],
             max_message_bytes=1 << 20,
         )
         self.broker.partition(topic, partition).append(batches, acks=Acks.ALL).result(10)
@@ -89,5 +89,5 @@ def two_tiers(
     for folder in adopted:
         shutil.copytree(folder, data / folder.name)
     store = open_store(store_url)
-    with served_broker(data, store=store, http=http, cache_bytes=64 << 20) as one:
-        yield TwoTiers(one.broker, one.server.url, store_url)
+    with served_broker(data, store=store, http=http, cache_bytes=64 << 20) as served:
+        yield TwoTiers(served.broker, served.server.url, store_url)

@@ -1,4 +1,4 @@
-"""Wait for what another thread does: if it does not happen the test fails, and does not hang."""
+"""Wait for another thread with a timeout: the test fails instead of hanging."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 30  # two cores, and other tests on them
+PATIENCE_S = 30  # for slow machines
 
 
 def until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
     """Wait until `holds()` is true."""
     deadline = time.monotonic() + patience_s
     while not holds():
-        assert time.monotonic() < deadline, f"it did not come to pass within {patience_s} s"
+        assert time.monotonic() < deadline, f"the condition was not met within {patience_s} s"
         threading.Event().wait(0.01)
 
 

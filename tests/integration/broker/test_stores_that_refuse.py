@@ -15,19 +15,19 @@ from cold_tier.open import open_store
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError
 from tests.fakes.command_line import Program
-from tests.fakes.scripted_s3 import Request, Say, scripted_s3
+from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
 
 ELSEWHERE = (
     "The bucket you are attempting to access must be addressed using the specified endpoint."
 )
-REDIRECT = Say(301, code="PermanentRedirect", message=ELSEWHERE)
+REDIRECT = Reply(301, code="PermanentRedirect", message=ELSEWHERE)
 WITH_REGION = {"x-amz-bucket-region": "eu-central-1"}
-MALFORMED = Say(
+MALFORMED = Reply(
     400,
     code="AuthorizationHeaderMalformed",
     message="The authorization header is malformed; a non-empty Access Key must be provided",
 )
-WRONG_REGION = Say(
+WRONG_REGION = Reply(
     400,
     code="AuthorizationHeaderMalformed",
     message="the region 'us-east-1' is wrong; expecting 'eu-central-1'",
@@ -37,16 +37,16 @@ PAGE = b"<html>It works!</html>"
 
 EACH_CALL = {
     "a wrong bucket": (
-        Say(404, code="NoSuchBucket"),
+        Reply(404, code="NoSuchBucket"),
         "there is no such bucket; create it, or correct the URL or the endpoint [NoSuchBucket]",
     ),
     "no permission": (
-        Say(403, code="AccessDenied"),
+        Reply(403, code="AccessDenied"),
         "no permission to get cluster.json; grant s3:GetObject and s3:ListBucket to the "
         "credentials in use [AccessDenied]",
     ),
     "a wrong region, of which it says which is right": (
-        Say(301, code="PermanentRedirect", message=ELSEWHERE, headers=WITH_REGION),
+        Reply(301, code="PermanentRedirect", message=ELSEWHERE, headers=WITH_REGION),
         "the bucket is in another region (eu-central-1); set the region [PermanentRedirect]",
     ),
     "a wrong region": (
@@ -64,64 +64,64 @@ EACH_CALL = {
         "is malformed; a non-empty Access Key must be provided [AuthorizationHeaderMalformed]",
     ),
     "expired credentials": (
-        Say(400, code="ExpiredToken", message="The provided token has expired."),
+        Reply(400, code="ExpiredToken", message="The provided token has expired."),
         "the credentials have expired; renew them [ExpiredToken]",
     ),
     "an unknown key": (
-        Say(403, code="InvalidAccessKeyId"),
+        Reply(403, code="InvalidAccessKeyId"),
         "the store does not know the access key; correct the credentials [InvalidAccessKeyId]",
     ),
     "a wrong secret": (
-        Say(403, code="SignatureDoesNotMatch"),
+        Reply(403, code="SignatureDoesNotMatch"),
         "the secret key is wrong, or a proxy modifies requests [SignatureDoesNotMatch]",
     ),
     "a clock that is wrong": (
-        Say(403, code="RequestTimeTooSkewed"),
+        Reply(403, code="RequestTimeTooSkewed"),
         "this machine's clock differs too much from the store's; correct it [RequestTimeTooSkewed]",
     ),
     "an endpoint that sends on": (
-        Say(308, body=PAGE, headers={"Location": "https://store.example/"}),
+        Reply(308, body=PAGE, headers={"Location": "https://store.example/"}),
         "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
     "an endpoint that sends on, as boto3 follows": (
-        Say(301, body=PAGE, headers={"Location": "https://store.example/"}),
+        Reply(301, body=PAGE, headers={"Location": "https://store.example/"}),
         "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
     "a web server": (
-        Say(200, body=PAGE),
+        Reply(200, body=PAGE),
         "cluster.json: not a sealed JSON document: JSON is malformed: invalid character "
         "(byte 0); is another kind of server listening there?",
     ),
     "a web server without such a page": (
-        Say(404, body=PAGE),
+        Reply(404, body=PAGE),
         "no S3 server at this endpoint, or no such bucket; correct the URL or the endpoint [404]",
     ),
 }
 
 
-DENIED = Say(403, code="AccessDenied", message="Access Denied")
+DENIED = Reply(403, code="AccessDenied", message="Access Denied")
 NOT_DELETED = b"<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"
 
 SOME_CALLS = {
     "it may be read alone": ({"PUT": DENIED}, "no permission to put probe/", "s3:PutObject"),
     "it is read-only": (
-        {"PUT": Say(405, code="MethodNotAllowed")},
+        {"PUT": Reply(405, code="MethodNotAllowed")},
         "the store does not allow put requests: it may be read-only",
         "[MethodNotAllowed]",
     ),
     "it is a web server": (
-        {"PUT": Say(501, body=PAGE), "GET": Say(404, body=PAGE)},
+        {"PUT": Reply(501, body=PAGE), "GET": Reply(404, body=PAGE)},
         "no S3 server at this endpoint",
         "[404]",
     ),
     "something on the way takes no PUT": (
-        {"PUT": Say(501, body=PAGE)},
+        {"PUT": Reply(501, body=PAGE)},
         "the store does not support put requests: it may not be an S3 server",
         "[501]",
     ),
     "it may not be listed": ({"LIST": DENIED}, "no permission to list probe/", "s3:ListBucket"),
     "nothing may be deleted": (
-        {"POST": Say(200, body=NOT_DELETED)},
+        {"POST": Reply(200, body=NOT_DELETED)},
         "no permission to delete probe/",
         "s3:DeleteObject",
     ),
@@ -131,25 +131,25 @@ SOME_CALLS = {
 class Bucket:
     """What a start needs of S3; `refuses` has the answer to calls that are not allowed."""
 
-    def __init__(self, refuses: dict[str, Say]) -> None:
+    def __init__(self, refuses: dict[str, Reply]) -> None:
         self._refuses = refuses
         self._objects: dict[str, bytes] = {}
 
-    def __call__(self, request: Request) -> Say:
+    def __call__(self, request: Request) -> Reply:
         path, _, query = request.path.partition("?")
         call = "LIST" if "list-type=2" in query else request.method
         if call in self._refuses:
             return self._refuses[call]
         if call == "PUT":
             if path in self._objects and "If-None-Match" in request.headers:
-                return Say(412, code="PreconditionFailed")
+                return Reply(412, code="PreconditionFailed")
             self._objects[path] = request.body
-            return Say(200)
+            return Reply(200)
         if call == "LIST":
             (prefix,) = parse_qs(query)["prefix"]
-            return Say(200, body=_listed(prefix))
+            return Reply(200, body=_listed(prefix))
         found = self._objects.get(path)
-        return Say(404, code="NoSuchKey") if found is None else Say(200, body=found)
+        return Reply(404, code="NoSuchKey") if found is None else Reply(200, body=found)
 
 
 def _listed(key: str) -> bytes:
@@ -191,9 +191,9 @@ def test_what_is_refused_where_other_calls_are_allowed(refuses, says, names, tmp
 def test_a_region_that_the_store_corrects_is_no_obstacle():
     """boto3 signs anew for the region that the answer names."""
 
-    def answer(request: Request) -> Say:
+    def answer(request: Request) -> Reply:
         right = "/eu-central-1/s3/" in request.headers["Authorization"]
-        return Say(200, body=b"body") if right else WRONG_REGION
+        return Reply(200, body=b"body") if right else WRONG_REGION
 
     with scripted_s3(answer) as (endpoint, asked):
         store = open_store("s3://bucket/p", options(endpoint))

@@ -126,4 +126,4 @@ def test_both_cleaners_produce_the_same_batches(kafka, tmp_path):
         for offset, batch in ours.items():
             assert batch == theirs[offset], f"{name} at {offset}"
     files = [*tmp_path.glob("ours/*/*.log"), *tmp_path.glob("ours/*/*index")]
-    assert complaints(kafka.dump(files), gaps_are_right=True) == []
+    assert complaints(kafka.dump(files), gaps_are_valid=True) == []

@@ -190,7 +190,7 @@ def test_the_dump_tool_finds_nothing_wrong_with_our_files(kafka, ours):
         ]
         text = kafka.dump(files)
         assert text.count("Dumping ") == len(files)
-        assert complaints(text, gaps_are_right=compacted) == []
+        assert complaints(text, gaps_are_valid=compacted) == []
 
 
 def test_the_dump_tool_detects_damage(kafka, ours, tmp_path):

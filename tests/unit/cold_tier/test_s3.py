@@ -29,10 +29,10 @@ from record_format.errors import (
     ShuttingDown,
     StoreUnavailable,
 )
-from tests.fakes.scripted_s3 import HangUp, Say, scripted_s3
+from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
 
 QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
-OK = Say(200, headers={"ETag": '"0"'})
+OK = Reply(200, headers={"ETag": '"0"'})
 
 
 def options(endpoint, **more):
@@ -59,7 +59,7 @@ def s3(*script, **more):
 
 def test_calls_after_close_send_no_request():
     """A verification of large segments would delay the process's exit for minutes."""
-    with s3(Say(200)) as (store, requests):
+    with s3(Reply(200)) as (store, requests):
         store.close()
         for call in (lambda: store.head("key"), lambda: list(store.get_range("key", 0, 1))):
             with pytest.raises(ShuttingDown):
@@ -98,7 +98,7 @@ def test_encryption_and_storage_class_are_sent():
         assert "x-amz-storage-class" not in manifest
 
 
-@pytest.mark.parametrize("bad", [Say(503, "SlowDown"), Say(500, "InternalError"), HangUp()])
+@pytest.mark.parametrize("bad", [Reply(503, "SlowDown"), Reply(500, "InternalError"), HangUp()])
 def test_an_unconditional_put_is_retried(bad):
     with s3(bad, bad, OK) as (store, requests):
         store.put("k", b"hello")
@@ -107,7 +107,7 @@ def test_an_unconditional_put_is_retried(bad):
         assert (usage.requests, usage.failures, usage.sent_bytes) == (3, 2, 15)
 
 
-@pytest.mark.parametrize("bad", [Say(500, "InternalError"), Say(503), Say(504), HangUp()])
+@pytest.mark.parametrize("bad", [Reply(500, "InternalError"), Reply(503), Reply(504), HangUp()])
 def test_a_conditional_put_whose_response_was_lost_is_not_retried(bad):
     with s3(bad, OK) as (store, requests):
         with pytest.raises(OutcomeUnknownError):
@@ -116,14 +116,14 @@ def test_a_conditional_put_whose_response_was_lost_is_not_retried(bad):
 
 
 def test_a_conditional_put_on_an_existing_key_raises_object_exists():
-    with s3(Say(412, "PreconditionFailed")) as (store, requests):
+    with s3(Reply(412, "PreconditionFailed")) as (store, requests):
         with pytest.raises(ObjectExists):
             store.put("k", b"hello", if_absent=True)
         assert len(requests) == 1
 
 
 def test_a_conflict_is_retried_because_nothing_was_written():
-    with s3(Say(409, "ConditionalRequestConflict"), OK) as (store, requests):
+    with s3(Reply(409, "ConditionalRequestConflict"), OK) as (store, requests):
         store.put("k", b"hello", if_absent=True)
         assert len(requests) == 2
 
@@ -159,7 +159,7 @@ def test_requests_that_never_reached_the_store_cost_nothing():
 
 
 def test_an_unknown_error_code_gives_a_one_line_error():
-    with s3(Say(400, "SomethingNew")) as (store, _):
+    with s3(Reply(400, "SomethingNew")) as (store, _):
         with pytest.raises(ConfigurationError, match="refused to get k: scripted") as refused:
             store.get("k", max_bytes=10)
         assert "\n" not in str(refused.value)
@@ -167,9 +167,9 @@ def test_an_unknown_error_code_gives_a_one_line_error():
 
 
 def test_a_forbidden_head_is_not_a_missing_object():
-    with s3(Say(403)) as (store, _), pytest.raises(ConfigurationError, match="no permission"):
+    with s3(Reply(403)) as (store, _), pytest.raises(ConfigurationError, match="no permission"):
         store.head("k")
-    with s3(Say(404)) as (store, _):
+    with s3(Reply(404)) as (store, _):
         assert store.head("k") is None
 
 
@@ -177,7 +177,7 @@ RANGE = {"Content-Range": "bytes 2-4/10"}
 
 
 def test_the_requested_range_is_returned():
-    with s3(Say(206, body=b"234", headers=RANGE)) as (store, requests):
+    with s3(Reply(206, body=b"234", headers=RANGE)) as (store, requests):
         assert b"".join(store.get_range("k", 2, 5)) == b"234"
         assert requests[0][2]["Range"] == "bytes=2-4"
 
@@ -185,16 +185,16 @@ def test_the_requested_range_is_returned():
 @pytest.mark.parametrize(
     ("response", "error"),
     [
-        (Say(206, body=b"123", headers={"Content-Range": "bytes 1-3/10"}), StoreUnavailable),
-        (Say(206, body=b"23", headers={"Content-Range": "bytes 2-3/10"}), StoreUnavailable),
-        (Say(206, body=b"23", headers={"Content-Range": "bytes 2-3/4"}), CorruptObject),
-        (Say(200, body=b"0123456789"), StoreUnavailable),
-        (Say(206, body=b"234"), StoreUnavailable),
-        (Say(206, body=b"23", headers=RANGE, claims_bytes=3), StoreUnavailable),
-        (Say(416, "InvalidRange"), CorruptObject),
-        (Say(404, "NoSuchKey"), MissingObject),
-        (Say(404, body=b"404 page not found"), ConfigurationError),  # a proxy's
-        (Say(503, "SlowDown"), StoreUnavailable),
+        (Reply(206, body=b"123", headers={"Content-Range": "bytes 1-3/10"}), StoreUnavailable),
+        (Reply(206, body=b"23", headers={"Content-Range": "bytes 2-3/10"}), StoreUnavailable),
+        (Reply(206, body=b"23", headers={"Content-Range": "bytes 2-3/4"}), CorruptObject),
+        (Reply(200, body=b"0123456789"), StoreUnavailable),
+        (Reply(206, body=b"234"), StoreUnavailable),
+        (Reply(206, body=b"23", headers=RANGE, claims_bytes=3), StoreUnavailable),
+        (Reply(416, "InvalidRange"), CorruptObject),
+        (Reply(404, "NoSuchKey"), MissingObject),
+        (Reply(404, body=b"404 page not found"), ConfigurationError),  # a proxy's
+        (Reply(503, "SlowDown"), StoreUnavailable),
         (HangUp(), StoreUnavailable),
     ],
 )
@@ -206,14 +206,17 @@ def test_a_response_with_another_range_is_refused(response, error):
 
 
 def test_an_interrupted_body_is_requested_again():
-    with s3(Say(200, body=b"hel", claims_bytes=5), Say(200, body=b"hello")) as (store, requests):
+    with s3(Reply(200, body=b"hel", claims_bytes=5), Reply(200, body=b"hello")) as (
+        store,
+        requests,
+    ):
         assert store.get("k", max_bytes=10) == b"hello"
         assert len(requests) == 2
 
 
 def test_a_body_that_fails_the_stores_checksum_is_requested_again():
     right = {"x-amz-checksum-crc32c": encode_crc32c(crc32c(b"hello"))}
-    with s3(Say(200, body=b"jello", headers=right), Say(200, body=b"hello", headers=right)) as (
+    with s3(Reply(200, body=b"jello", headers=right), Reply(200, body=b"hello", headers=right)) as (
         store,
         _,
     ):
@@ -229,7 +232,7 @@ def test_a_body_that_fails_the_stores_checksum_is_requested_again():
 )
 def test_a_body_that_fails_the_stores_checksum_twice_is_corrupt(checksum):
     """Retrying it as an unavailable store would not help."""
-    with s3(Say(200, body=b"jello", headers=checksum)) as (store, requests):
+    with s3(Reply(200, body=b"jello", headers=checksum)) as (store, requests):
         with pytest.raises(CorruptObject, match="k: ") as corrupt:
             store.get("k", max_bytes=10)
         assert (corrupt.value.file, len(requests)) == ("k", 2)
@@ -282,7 +285,9 @@ def test_a_reader_without_a_broker_rides_out_an_outage(read, caplog):
     now_s, until_s = [0.0], 25.0
 
     def respond(_):
-        return Say(503, "SlowDown") if now_s[0] < until_s else Say(206, body=b"234", headers=RANGE)
+        return (
+            Reply(503, "SlowDown") if now_s[0] < until_s else Reply(206, body=b"234", headers=RANGE)
+        )
 
     with scripted_s3(respond) as (endpoint, _):
         store = S3Store("bucket", "", options(endpoint), policy=outage_policy(now_s))
@@ -300,9 +305,9 @@ def test_a_reader_without_a_broker_rides_out_an_outage(read, caplog):
 @pytest.mark.parametrize(
     ("response", "error"),
     [
-        (Say(403, "AccessDenied"), ConfigurationError),
-        (Say(404, "NoSuchKey"), MissingObject),
-        (Say(206, body=b"235", headers=RANGE | {CRC: encode_crc32c(1)}), CorruptObject),
+        (Reply(403, "AccessDenied"), ConfigurationError),
+        (Reply(404, "NoSuchKey"), MissingObject),
+        (Reply(206, body=b"235", headers=RANGE | {CRC: encode_crc32c(1)}), CorruptObject),
     ],
 )
 def test_a_definite_error_is_not_retried(read, response, error):
@@ -316,7 +321,7 @@ def test_a_definite_error_is_not_retried(read, response, error):
 
 
 def test_a_response_that_is_not_xml_is_retried():
-    with s3(Say(200, body=b"<html>welcome to the hotel")) as (store, requests):
+    with s3(Reply(200, body=b"<html>welcome to the hotel")) as (store, requests):
         with pytest.raises(StoreUnavailable):
             store.list("", limit=10)
         assert len(requests) == 3
@@ -324,11 +329,17 @@ def test_a_response_that_is_not_xml_is_retried():
 
 def test_a_failed_deletion_in_a_multi_object_response_raises():
     body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
-    with s3(Say(200, body=body % b"AccessDenied")) as (store, _), pytest.raises(ConfigurationError):
+    with (
+        s3(Reply(200, body=body % b"AccessDenied")) as (store, _),
+        pytest.raises(ConfigurationError),
+    ):
         store.delete(["k"])
-    with s3(Say(200, body=body % b"InternalError")) as (store, _), pytest.raises(StoreUnavailable):
+    with (
+        s3(Reply(200, body=body % b"InternalError")) as (store, _),
+        pytest.raises(StoreUnavailable),
+    ):
         store.delete(["k"])
-    with s3(Say(200, body=body % b"NoSuchKey")) as (store, _):
+    with s3(Reply(200, body=body % b"NoSuchKey")) as (store, _):
         store.delete(["k"])
 
 
@@ -336,12 +347,12 @@ def test_a_failed_part_aborts_the_multipart_upload(tmp_path):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
     path.write_bytes(body)
-    begun = Say(
+    begun = Reply(
         200,
         body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
         b"</InitiateMultipartUploadResult>",
     )
-    with s3(begun, Say(403, "AccessDenied")) as (store, requests):
+    with s3(begun, Reply(403, "AccessDenied")) as (store, requests):
         with pytest.raises(ConfigurationError):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
         assert requests[-1][0] == "DELETE"
@@ -355,7 +366,7 @@ def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
     begun = (
         b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
     )
-    with s3(Say(200, body=begun), Say(403, "AccessDenied")) as (store, _):
+    with s3(Reply(200, body=begun), Reply(403, "AccessDenied")) as (store, _):
         gc.disable()
         try:
             with pytest.raises(ConfigurationError) as refused:
@@ -378,7 +389,7 @@ def test_an_upload_interrupted_by_a_shutdown_is_not_aborted(tmp_path):
         raise ShuttingDown("now")
 
     ids = []
-    with s3(Say(200, body=begun)) as (store, requests), pytest.raises(ShuttingDown):
+    with s3(Reply(200, body=begun)) as (store, requests), pytest.raises(ShuttingDown):
         store.put_file(
             "k.log",
             path,
@@ -392,7 +403,7 @@ def test_an_upload_interrupted_by_a_shutdown_is_not_aborted(tmp_path):
     assert [method for method, *_ in requests] == ["POST"]
 
 
-@pytest.mark.parametrize("refusal", [Say(403, "AccessDenied"), Say(404, "NoSuchUpload")])
+@pytest.mark.parametrize("refusal", [Reply(403, "AccessDenied"), Reply(404, "NoSuchUpload")])
 def test_an_upload_whose_parts_cannot_be_listed_is_lost(tmp_path, refusal):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
@@ -410,7 +421,7 @@ def test_an_upload_whose_parts_cannot_be_listed_is_lost(tmp_path, refusal):
 
 
 def test_a_store_that_may_not_list_uploads_has_none():
-    with s3(Say(403, "AccessDenied")) as (store, _):
+    with s3(Reply(403, "AccessDenied")) as (store, _):
         assert store.incomplete_uploads("topics/", limit=10) == []
 
 
@@ -460,7 +471,7 @@ def test_a_store_that_ignores_start_after_is_reported():
     body = whole % b"".join(
         b"<Contents><Key>pre/fix/k/%d</Key>%b</Contents>" % (number, stat) for number in (1, 2)
     )
-    with s3(Say(200, body=body)) as (store, _):
+    with s3(Reply(200, body=body)) as (store, _):
         assert [stat.key for stat in store.list("k/", limit=2)] == ["k/1", "k/2"]
         with pytest.raises(StoreUnavailable, match="ignores StartAfter"):
             store.list("k/", start_after="k/2", limit=2)

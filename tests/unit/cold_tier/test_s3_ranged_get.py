@@ -14,14 +14,14 @@ from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError, StoreUnavailable
-from tests.fakes.scripted_s3 import Say, scripted_s3
+from tests.fakes.scripted_s3 import Reply, scripted_s3
 
 BODY = bytes(range(256)) * 4096
 
 
 def ranged(start, end, **more):
     span = {"Content-Range": f"bytes {start}-{end - 1}/{len(BODY)}"}
-    return Say(206, body=BODY[start:end], headers=span, **more)
+    return Reply(206, body=BODY[start:end], headers=span, **more)
 
 
 def open_store(endpoint, **more):
@@ -139,7 +139,7 @@ def test_an_abandoned_range_does_not_reach_the_next_reader():
 def test_an_interrupted_response_raises_and_its_bytes_are_counted():
     with s3(ranged(0, 100, claims_bytes=100)) as (store, _):
         assert read(store, 0, 100) == BODY[:100]
-    with s3(Say(206, body=BODY[:60], headers=ranged(0, 100).headers, claims_bytes=100)) as (
+    with s3(Reply(206, body=BODY[:60], headers=ranged(0, 100).headers, claims_bytes=100)) as (
         store,
         _,
     ):
@@ -184,14 +184,14 @@ def test_a_silent_store_times_out():
 
 
 def test_a_refused_signed_url_falls_back_to_boto3():
-    with s3(Say(403, "AccessDenied"), ranged(0, 10)) as (store, requests):
+    with s3(Reply(403, "AccessDenied"), ranged(0, 10)) as (store, requests):
         assert read(store, 0, 10) == BODY[:10]
         assert "Authorization" not in requests[0][2]
         assert "Authorization" in requests[1][2]
 
 
 def test_a_store_that_refuses_signed_urls_is_read_by_boto3_alone():
-    script = [Say(403, "AccessDenied"), ranged(0, 10)] * 3 + [ranged(0, 10)]
+    script = [Reply(403, "AccessDenied"), ranged(0, 10)] * 3 + [ranged(0, 10)]
     with s3(*script) as (store, requests):
         for _ in range(5):
             assert read(store, 0, 10) == BODY[:10]
@@ -199,7 +199,7 @@ def test_a_store_that_refuses_signed_urls_is_read_by_boto3_alone():
 
 
 def test_a_refusal_of_boto3_too_is_a_configuration_error():
-    with s3(Say(403, "SignatureDoesNotMatch")) as (store, requests):
+    with s3(Reply(403, "SignatureDoesNotMatch")) as (store, requests):
         with pytest.raises(ConfigurationError, match="secret key is wrong"):
             read(store, 0, 10)
         assert len(requests) == 2
@@ -227,7 +227,7 @@ def test_behind_a_proxy_boto3_is_used(monkeypatch):
 def test_a_store_on_loopback_is_not_reached_through_the_proxy(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    with s3(Say(200, body=b"whole"), ranged(0, 10)) as (store, requests):
+    with s3(Reply(200, body=b"whole"), ranged(0, 10)) as (store, requests):
         assert store.get("k", max_bytes=10) == b"whole"
         assert read(store, 0, 10) == BODY[:10]
         assert "X-Amz-Signature=" in requests[1][1]
