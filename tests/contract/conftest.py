@@ -13,6 +13,7 @@ import pytest
 
 from cold_tier.open import open_store
 from cold_tier.s3_options import S3Options
+from tests.fakes.named_s3 import named_s3
 
 BUCKET = "contract"
 
@@ -58,14 +59,12 @@ def _make_bucket(endpoint: str) -> None:
 
 def real_s3() -> tuple[str, S3Options]:
     """Bucket and options of the server named by the environment; skips without one."""
-    endpoint = os.environ.get("TIERLOG_TEST_S3_ENDPOINT")
-    if not endpoint:
-        pytest.skip("TIERLOG_TEST_S3_ENDPOINT names no server")
-    return os.environ.get("TIERLOG_TEST_S3_BUCKET", BUCKET), S3Options(
-        endpoint=endpoint,
+    s3 = named_s3()
+    return s3["BUCKET"], S3Options(
+        endpoint=s3["ENDPOINT"],
         region=os.environ.get("TIERLOG_TEST_S3_REGION", "us-east-1"),
-        access_key_id=os.environ["TIERLOG_TEST_S3_ACCESS_KEY"],
-        secret_access_key=os.environ["TIERLOG_TEST_S3_SECRET_KEY"],
+        access_key_id=s3["ACCESS_KEY"],
+        secret_access_key=s3["SECRET_KEY"],
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cold_tier.object_store import ObjectStore
 from cold_tier.segment_uploader import SegmentUploader, UploadLimits
@@ -17,24 +16,12 @@ from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import TopicObject, TopicObjects
 from manifest.transitions import Claim, add_segments
 from record_format.batch import iter_headers
+from tests.fakes.cold_segments import FIXTURES, SegmentFiles
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "kafka"
 NOW_MS = 1_800_000_000_000
 
 
-class Files(NamedTuple):
-    """What the uploader needs of a sealed segment."""
-
-    base_offset: int
-    last_offset: int
-    log: Path
-    index: Path
-    timeindex: Path
-    txnindex: Path | None
-    snapshot: Path | None
-
-
-def segment_files(folder: Path) -> list[Files]:
+def segment_files(folder: Path) -> list[SegmentFiles]:
     """The non-empty segments of a folder, oldest first, with the active one.
 
     A segment ends where the next begins, even if compaction removed its last records.
@@ -47,10 +34,10 @@ def segment_files(folder: Path) -> list[Files]:
     return [_files(log, next_offset) for log, next_offset in zip(logs, ends, strict=True)]
 
 
-def _files(log: Path, next_offset: int) -> Files:
+def _files(log: Path, next_offset: int) -> SegmentFiles:
     txnindex = log.with_suffix(".txnindex")
     snapshot = log.with_name(f"{next_offset:020d}.snapshot")
-    return Files(
+    return SegmentFiles(
         int(log.stem),
         next_offset - 1,
         log,
@@ -74,7 +61,7 @@ def put_partition(
     store: ObjectStore,
     topic: str,
     partition: int,
-    files: Sequence[Files],
+    files: Sequence[SegmentFiles],
     *,
     chunk_bytes: int = 4096,
     log_start_offset: int | None = None,

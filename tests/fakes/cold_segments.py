@@ -8,11 +8,13 @@ from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadL
 from record_format.encode import encode_batch
 
 FOLDER = "topics/t/id/0/segments/"
-KAFKA = Path(__file__).parents[1] / "fixtures" / "kafka"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "kafka"
 
 
 @dataclass(frozen=True)
-class Files:
+class SegmentFiles:
+    """What the uploader needs of a sealed segment."""
+
     base_offset: int
     last_offset: int
     log: Path
@@ -26,7 +28,7 @@ class Files:
 class Written:
     """A generated segment: its files, its bytes, and (offset, timestamp) of every record."""
 
-    files: Files
+    files: SegmentFiles
     body: bytes
     records: list[tuple[int, int]]
     batch_ends: list[int]
@@ -53,7 +55,7 @@ def write_segment(
     stem.with_suffix(".log").write_bytes(body)
     stem.with_suffix(".index").write_bytes(b"\0\0\0\1\0\0\0\2")
     stem.with_suffix(".timeindex").write_bytes(b"t" * 12)
-    files = Files(
+    files = SegmentFiles(
         base_offset,
         offset - 1,
         stem.with_suffix(".log"),

@@ -13,7 +13,7 @@ from typing import IO
 
 import httpx
 
-from tests.fakes import quick_java
+from tests.fakes import fast_jvm
 from tests.fakes.forked import Forked
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ ENVIRONMENT = {
         if not name.startswith("TIERLOG_") and name != "COLUMNS"  # which pytest's workers set
     },
     "PYTHONPATH": str(ROOT),
-    **quick_java.ENVIRONMENT,
+    **fast_jvm.ENVIRONMENT,
 }
 Ended = Callable[[], subprocess.CompletedProcess]
 
@@ -37,7 +37,7 @@ class Program:
         self.server = server
 
     @contextlib.contextmanager
-    def begun(self, *arguments, cwd=None) -> Iterator[tuple[IO[bytes], Ended]]:
+    def started(self, *arguments, cwd=None) -> Iterator[tuple[IO[bytes], Ended]]:
         """Yields its standard input, and a function that closes it and waits for the result."""
         read, write = os.pipe()
         with TemporaryFile() as out, TemporaryFile() as err, open(write, "wb", 0) as stdin:
@@ -61,7 +61,7 @@ class Program:
                 process.kill()
 
     def run(self, *arguments, stdin: bytes = b"", cwd=None) -> subprocess.CompletedProcess:
-        with self.begun(*arguments, cwd=cwd) as (pipe, ended):
+        with self.started(*arguments, cwd=cwd) as (pipe, ended):
             with contextlib.suppress(BrokenPipeError):
                 pipe.write(stdin)
             return ended()
@@ -71,7 +71,7 @@ class Program:
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
 
-    def asked(self, answer: str, *arguments) -> tuple[int, str]:
+    def answer_prompt(self, answer: str, *arguments) -> tuple[int, str]:
         """Run it on a terminal, and type the answer: its exit code and output."""
         ours, theirs = pty.openpty()
         try:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from record_format.checkpoint_files import format_partition_metadata, parse_partition_metadata
-from tests.fakes import quick_java
+from tests.fakes import fast_jvm
 
 HERE = Path(__file__).parents[1] / "integration" / "kafka"
 CACHE = Path(__file__).parents[2] / ".cache"
-JVM = ("-Xmx768m", *quick_java.OPTIONS)
+JVM = ("-Xmx768m", *fast_jvm.OPTIONS)
 START_TIMEOUT_S = 90.0
 TOP_LEVEL = (
     "meta.properties",

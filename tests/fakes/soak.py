@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tierlog
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.cut_line import CutLine
+from tests.fakes.cuttable_proxy import CuttableProxy
 from tests.fakes.named_s3 import named_s3
 from tierlog.client.exchange import RetryPolicy
 
@@ -31,20 +31,20 @@ def soak_seed() -> int:
 
 
 @contextmanager
-def soak_broker(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CutLine]]:
+def soak_broker(root: Path, *flags: str) -> Iterator[tuple[BrokerProcess, CuttableProxy]]:
     """A running broker, and the proxy to its store; the broker is killed at the end."""
     s3 = named_s3()
-    with CutLine(s3["ENDPOINT"]) as line:
+    with CuttableProxy(s3["ENDPOINT"]) as proxy:
         broker = BrokerProcess(
             root,
-            *(*flags, "--s3-endpoint", line.url),
+            *(*flags, "--s3-endpoint", proxy.url),
             store=f"s3://{s3['BUCKET']}/soak-{secrets.token_hex(4)}",
             AWS_ACCESS_KEY_ID=s3["ACCESS_KEY"],
             AWS_SECRET_ACCESS_KEY=s3["SECRET_KEY"],
             AWS_DEFAULT_REGION="us-east-1",
         )
         try:
-            yield broker.start(), line
+            yield broker.start(), proxy
         finally:
             broker.kill()
 
@@ -63,7 +63,7 @@ def restored_broker(broker: BrokerProcess) -> Iterator[BrokerProcess]:
         other.kill()
 
 
-def cause_fault(broker: BrokerProcess, line: CutLine, dice: random.Random) -> str:
+def cause_fault(broker: BrokerProcess, proxy: CuttableProxy, dice: random.Random) -> str:
     """Cause one fault, and end it; return its name."""
     kind = dice.choice(("kill", "kill", "stop", "freeze", "cut", "cut and kill"))
     if kind == "freeze":
@@ -72,7 +72,7 @@ def cause_fault(broker: BrokerProcess, line: CutLine, dice: random.Random) -> st
         broker.process.send_signal(signal.SIGCONT)
         return kind
     if kind.startswith("cut"):
-        line.cut()
+        proxy.cut()
         time.sleep(dice.uniform(0.5, 10))
     if kind.endswith("kill"):
         broker.kill()
@@ -80,7 +80,7 @@ def cause_fault(broker: BrokerProcess, line: CutLine, dice: random.Random) -> st
     if kind == "stop":
         assert broker.stop() == 0
         broker.start()
-    line.mend()
+    proxy.mend()
     return kind
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from spark_reader.java import ensure_java
-from tests.fakes import quick_java
+from tests.fakes import fast_jvm
 
 
 def environment() -> dict[str, str]:
     """Without the settings of the test's own environment; a JVM that starts fast, on loopback."""
     known = {k: v for k, v in os.environ.items() if not k.startswith(("TIERLOG_", "PYS"))}
-    java = {"JAVA_HOME": str(ensure_java(dict(os.environ))), **quick_java.ENVIRONMENT}
+    java = {"JAVA_HOME": str(ensure_java(dict(os.environ))), **fast_jvm.ENVIRONMENT}
     return known | java | {"SPARK_LOCAL_IP": "127.0.0.1"}
 
 

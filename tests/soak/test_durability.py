@@ -180,7 +180,7 @@ def assert_in_order(values: list[bytes]) -> None:
 def test_no_acknowledged_record_is_lost_under_faults(tmp_path):
     seed = soak_seed()
     dice = random.Random(seed)
-    with soak_broker(tmp_path, *FLAGS) as (broker, line):
+    with soak_broker(tmp_path, *FLAGS) as (broker, proxy):
         for body in (
             {"name": "stream", "partitions": PARTITIONS, "config": STREAM},
             {"name": "table", "config": TABLE},
@@ -190,7 +190,7 @@ def test_no_acknowledged_record_is_lost_under_faults(tmp_path):
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end and not world.failures:
             time.sleep(dice.uniform(1, 15))
-            done = cause_fault(broker, line, dice)
+            done = cause_fault(broker, proxy, dice)
             seen = sum(map(len, world.seen.values()))
             print(f"{end - time.monotonic():6.0f} s left: {done}; {seen} records", flush=True)
         world.finish()

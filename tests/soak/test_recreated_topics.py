@@ -45,7 +45,7 @@ from record_format.errors import (
     UnknownTopic,
 )
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.cut_line import CutLine
+from tests.fakes.cuttable_proxy import CuttableProxy
 from tests.fakes.partition_life import PartitionLife, idempotent_value
 from tests.fakes.soak import (
     MINUTES,
@@ -351,9 +351,9 @@ class Workload:
                 assert client.verify(name.name, deep=True)["ok"]
 
 
-def store_of(broker: BrokerProcess, line: CutLine) -> ObjectStore:
+def store_of(broker: BrokerProcess, proxy: CuttableProxy) -> ObjectStore:
     options = S3Options(
-        endpoint=line.url,
+        endpoint=proxy.url,
         region=broker.env["AWS_DEFAULT_REGION"],
         access_key_id=broker.env["AWS_ACCESS_KEY_ID"],
         secret_access_key=broker.env["AWS_SECRET_ACCESS_KEY"],
@@ -364,12 +364,12 @@ def store_of(broker: BrokerProcess, line: CutLine) -> ObjectStore:
 def test_topics_recreated_under_faults_lose_no_record(tmp_path):
     seed = soak_seed()
     dice = random.Random(seed)
-    with soak_broker(tmp_path, *FLAGS) as (broker, line):
+    with soak_broker(tmp_path, *FLAGS) as (broker, proxy):
         workload = Workload(broker, seed)
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end and not workload.failures:
             time.sleep(dice.uniform(1, 10))
-            done = cause_fault(broker, line, dice)
+            done = cause_fault(broker, proxy, dice)
             lives = sum(len(name.lives) for name in workload.names)
             print(f"{end - time.monotonic():6.0f} s left: {done}; {lives} topics", flush=True)
         workload.finish()
@@ -393,7 +393,7 @@ def test_topics_recreated_under_faults_lose_no_record(tmp_path):
         with client_of(broker) as client:
             for topic in client.list_topics():
                 client.delete_topic(topic.name)
-        with closing(store_of(broker, line)) as store:
+        with closing(store_of(broker, proxy)) as store:
             until(lambda: all(OFFSETS in found.key for found in store.list("topics/", limit=9)))
         process = Path(f"/proc/{broker.process.pid}")
         if process.exists():

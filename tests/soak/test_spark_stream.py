@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from spark_reader.environment import prepare
 from tests.fakes import spark_process
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.cut_line import CutLine
+from tests.fakes.cuttable_proxy import CuttableProxy
 from tests.fakes.forked import ROOT
 from tests.fakes.soak import MINUTES, cause_fault, client_of, soak_broker, soak_seed
 
@@ -49,12 +49,12 @@ spark.read.parquet(root + "/rows").coalesce(1).write.parquet(root + "/all")
 class Stream:
     """The Spark process, restarted from its checkpoint."""
 
-    def __init__(self, root: Path, broker: BrokerProcess, line: CutLine) -> None:
+    def __init__(self, root: Path, broker: BrokerProcess, proxy: CuttableProxy) -> None:
         self.root, self.lives = root, 0
         self._options = {
             "store": broker.store,
             "server": broker.url,
-            "endpoint": line.url,
+            "endpoint": proxy.url,
             "region": broker.env["AWS_DEFAULT_REGION"],
             "accessKeyId": broker.env["AWS_ACCESS_KEY_ID"],
             "secretAccessKey": broker.env["AWS_SECRET_ACCESS_KEY"],
@@ -126,19 +126,19 @@ class Producer(threading.Thread):
 def test_a_spark_stream_writes_each_acknowledged_record_once(tmp_path):
     seed = soak_seed()
     dice = random.Random(seed)
-    with soak_broker(tmp_path, *FLAGS) as (broker, line):
+    with soak_broker(tmp_path, *FLAGS) as (broker, proxy):
         with client_of(broker) as client:
             client.create_topic("t", partitions=PARTITIONS, config=CONFIG)
         producers = [Producer(broker, number) for number in range(PRODUCERS)]
         for producer in producers:
             producer.start()
-        stream = Stream(tmp_path, broker, line)
+        stream = Stream(tmp_path, broker, proxy)
         try:
             end = time.monotonic() + MINUTES * 60
             while time.monotonic() < end and not any(producer.failure for producer in producers):
                 stream.ensure_running()
                 time.sleep(dice.uniform(5, 20))  # Spark needs ten seconds to start
-                done = cause_fault(broker, line, dice)
+                done = cause_fault(broker, proxy, dice)
                 if dice.random() < 0.3:
                     stream.kill()
                     done += ", Spark killed"

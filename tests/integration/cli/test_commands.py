@@ -47,11 +47,11 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
         )
     assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
     assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
-    code, shown = tierlog.asked("n", "topic", "delete", "t1")
+    code, shown = tierlog.answer_prompt("n", "topic", "delete", "t1")
     assert (code, "nothing was deleted" in shown) == (1, True)
     assert "this deletes all records of t1, hot and cold. Continue? [y/N]" in shown
     tierlog.ok("topic", "describe", "t1")
-    assert tierlog.asked("y", "topic", "delete", "t1")[0] == 0
+    assert tierlog.answer_prompt("y", "topic", "delete", "t1")[0] == 0
     assert "no topic 't1'" in tierlog.fails(1, "topic", "describe", "t1")
 
 
@@ -331,7 +331,7 @@ def test_errors_are_one_line(tierlog, tmp_path):
 
 def test_slow_input_is_produced_without_waiting_for_more(tierlog):
     tierlog.ok("topic", "create", "slow")
-    with tierlog.begun("produce", "slow") as (stdin, finish):
+    with tierlog.started("produce", "slow") as (stdin, finish):
         stdin.write(b"one\nhalf a ")
         with Client(tierlog.server) as client:
             got = client.fetch("slow", 0, limits=Limits(wait_ms=30_000))
@@ -345,7 +345,7 @@ def test_produce_survives_a_broker_restart(tmp_path):
     process = BrokerProcess(tmp_path).start()
     tierlog = Program(process.url)
     tierlog.ok("topic", "create", "followed")
-    with tierlog.begun("produce", "followed") as (stdin, finish):
+    with tierlog.started("produce", "followed") as (stdin, finish):
         stdin.write(b"before\n")
         with Client(process.url) as client:
             client.fetch("followed", 0, limits=Limits(wait_ms=30_000))

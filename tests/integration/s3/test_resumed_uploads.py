@@ -17,7 +17,7 @@ from cold_tier.s3 import S3Store
 from record_format.encode import encode_batch
 from record_format.errors import StoreUnavailable
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.cut_line import CutLine
+from tests.fakes.cuttable_proxy import CuttableProxy
 
 pytestmark = pytest.mark.s3
 
@@ -44,8 +44,8 @@ class PartCounter:
 
 @pytest.fixture
 def line(s3):
-    with CutLine(s3["ENDPOINT"]) as cut_line:
-        yield cut_line
+    with CuttableProxy(s3["ENDPOINT"]) as proxy:
+        yield proxy
 
 
 @pytest.fixture

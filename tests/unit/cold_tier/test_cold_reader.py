@@ -28,7 +28,7 @@ from record_format.errors import (
 )
 from record_format.index_layouts import AbortedTxn, pack_txn_index
 from record_format.producer_snapshot import ProducerEntry, format_snapshot
-from tests.fakes.cold_segments import FOLDER, KAFKA, Files, upload, write_segment
+from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
@@ -420,9 +420,9 @@ def test_a_timestamp_look_up_finds_the_first_record_in_offset_order(store, cache
 
 
 def kafka_segment(store, folder, base_offset, next_base):
-    stem = KAFKA / folder / f"{base_offset:020d}"
+    stem = FIXTURES / folder / f"{base_offset:020d}"
     txn = stem.with_suffix(".txnindex")
-    files = Files(
+    files = SegmentFiles(
         base_offset,
         next_base - 1,
         stem.with_suffix(".log"),

@@ -9,7 +9,7 @@ from cold_tier.segment_scan import scan_segment
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
-from tests.fakes.cold_segments import KAFKA, write_segment
+from tests.fakes.cold_segments import FIXTURES, write_segment
 
 
 def scan(written, chunk_bytes=4096):
@@ -56,7 +56,7 @@ def test_an_empty_segment_has_no_chunks(tmp_path):
 
 
 def test_every_segment_of_kafka_can_be_scanned():
-    for path in sorted(KAFKA.glob("*/*.log")):
+    for path in sorted(FIXTURES.glob("*/*.log")):
         body = path.read_bytes()
         table = scan_segment(
             path, base_offset=int(path.stem), size_bytes=len(body), chunk_bytes=2048
@@ -74,13 +74,13 @@ def test_every_segment_of_kafka_can_be_scanned():
 
 
 def test_chunks_of_a_compacted_segment_have_gaps():
-    path = KAFKA / "compacted-keep-0" / f"{0:020d}.log"
+    path = FIXTURES / "compacted-keep-0" / f"{0:020d}.log"
     table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
     assert any(chunk.has_gap for chunk in table.chunks)
 
 
 def test_chunks_with_transactions_are_marked():
-    path = KAFKA / "txn-0" / f"{0:020d}.log"
+    path = FIXTURES / "txn-0" / f"{0:020d}.log"
     table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
     assert any(chunk.has_transactions for chunk in table.chunks)
 

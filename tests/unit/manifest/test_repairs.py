@@ -5,32 +5,13 @@ from msgspec.structs import replace
 
 from manifest import repairs, transitions
 from manifest.invariants import InvalidTransition, violation
-from manifest.keys import PartitionKeys
 from manifest.paging import spill_overflow
-from manifest.state import EpochStart, PageRef, SegmentEntry
-from manifest.transitions import Claim
-
-KEYS = PartitionKeys("t", "id", 0)
+from manifest.state import PageRef
+from tests.fakes import manifests
 
 
 def entry(base, *, unique="a"):
-    stem = f"{KEYS.segments}{base:020d}-1-{unique}"
-    return SegmentEntry(
-        base_offset=base,
-        last_offset=base + 9,
-        size_bytes=100,
-        record_count=10,
-        min_timestamp=1,
-        max_timestamp=2,
-        leader_epoch=1,
-        log_key=f"{stem}.log",
-        log_crc32c=base,
-        indexes_key=f"{stem}.indexes",
-        indexes_crc32c=2,
-        indexes_size_bytes=50,
-        chunk_table_position=10,
-        chunk_table_size=20,
-    )
+    return manifests.entry(base, records=10, unique=unique)
 
 
 class Pages:
@@ -50,8 +31,7 @@ def pages():
 
 @pytest.fixture(params=["inline", "paged"])
 def manifest(request, pages, monkeypatch):
-    claim = Claim("o", (EpochStart(1, 0, "o"),), frozenset())
-    state = transitions.create(KEYS, claim=claim, log_start_offset=0)
+    state = manifests.manifest()
     state = transitions.add_segments(state, [entry(base) for base in range(0, 100, 10)])
     if request.param == "inline":
         return state

@@ -1,4 +1,4 @@
-"""A TCP proxy that can be cut, such as between a broker and its store, as if the network failed."""
+"""A TCP proxy that can be cut, as if the network between a broker and its store failed."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 PIECE_BYTES = 1 << 16
 
 
-class CutLine:
+class CuttableProxy:
     """Forwards one loopback port to `target` (a URL). While it is cut, nothing connects and
     existing connections are reset. `see` gets what is sent to the target before it is sent, and may
     cut the line. A context manager.
@@ -25,7 +25,7 @@ class CutLine:
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._is_cut = False
 
-    def __enter__(self) -> "CutLine":
+    def __enter__(self) -> "CuttableProxy":
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
