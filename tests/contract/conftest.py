@@ -48,7 +48,7 @@ def _wait_until_ready(endpoint: str, server: subprocess.Popen) -> None:
             time.sleep(0.05)
         else:
             return
-    raise AssertionError("moto_server does not answer")
+    raise AssertionError("moto_server does not respond")
 
 
 def _make_bucket(endpoint: str) -> None:

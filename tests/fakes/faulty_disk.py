@@ -1,4 +1,4 @@
-"""A disk that works until it is told to fail.
+"""A disk that works until a test makes it fail.
 
 `fail(name, error, ...)` makes matching calls raise; `calls` records every call.
 """

@@ -205,10 +205,10 @@ def test_an_interrupted_swap_takes_the_log_offline_even_without_a_descriptor_lef
     assert last_of(records_of(again)) == last
 
 
-def test_the_crash_tests_notice_a_swap_that_renames_the_log_last(
+def test_the_crash_tests_catch_a_swap_that_renames_the_log_last(
     open_log, records_of, tmp_path, monkeypatch
 ):
-    """The planted bug: old segments are deleted before the swap's point of no return."""
+    """Planted bug: old segments are deleted before the swap's point of no return."""
     from hot_tier import segment_swap
 
     publish, rename = segment_swap._publish, segment_swap._rename

@@ -27,7 +27,7 @@ def test_every_acknowledged_record_survives_a_kill(seed, tmp_path, open_log, rec
 
 
 def _run_and_kill(folder: Path, *, lines: int) -> dict[int, str]:
-    """Start a child, kill it after so many acknowledgements; all that it printed."""
+    """Start a child, kill it after this many acknowledgements, and return its output."""
     child = subprocess.Popen(
         [sys.executable, str(CHILD), str(folder)],
         stdout=subprocess.PIPE,

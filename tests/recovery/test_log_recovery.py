@@ -546,8 +546,8 @@ def test_a_truncated_producer_batch_is_forgotten(open_log, make_batch, produced,
 def test_an_interrupted_roll_of_a_preallocated_segment_is_not_corruption(
     open_log, append_values, records_of, folder, tmp_path, next_is_preallocated, is_truncated
 ):
-    """All was flushed, the next segment is there, and the old one was not cut to its length; or it
-    was, and that was not synced.
+    """Everything was flushed and the next segment exists, but the truncation of the old one to its
+    length is missing, or was not synced.
     """
     config = {"preallocate": True, "segment.bytes": 100_000}
     log = open_log(config=config)
@@ -600,7 +600,7 @@ def test_the_lost_end_of_a_compacted_log_is_not_mistaken_for_compaction(
 def test_a_crash_during_a_deletion_forgets_no_producer(
     open_log, append_values, folder, tmp_path, monkeypatch, in_order
 ):
-    """The planted bug: the `.log` is renamed last, and lacks the snapshot before it until then."""
+    """Planted bug: the `.log` is renamed last, and lacks the snapshot before it until then."""
     disk, sent, copies = LossyDisk(), {"producer_id": 7, "producer_epoch": 0}, []
     log = open_log(disk=disk)
     append_values(log, b"once", base_sequence=0, **sent)

@@ -40,7 +40,7 @@ async def turns_until_it_goes_on(
     if by_thread:
         thread = threading.Thread(target=end, args=(futures[-1],))
         thread.start()
-        thread.join()  # it has ended before the loop takes its next turn
+        thread.join()  # it ends before the next iteration of the loop
     else:
         end(futures[-1])
     turns = 0
@@ -102,7 +102,7 @@ def test_cancelling_the_task_cancels_queued_futures_but_not_running_ones() -> No
         with pytest.raises(asyncio.CancelledError):
             await task
         assert queued.cancelled()
-        running_one.set_result(1)  # later: nobody is woken twice
+        running_one.set_result(1)  # later: no second wake-up
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -168,7 +168,7 @@ def test_a_loop_that_closes_while_a_thread_finishes_is_not_an_error(
 
     loop.run_until_complete(wait())
     loop.stops = True
-    futures[0].set_result(1)  # who raises in a callback is told to the log
+    futures[0].set_result(1)  # an exception in a callback is logged
     loop.stops = False
     loop.close()
     futures[1].set_result(1)

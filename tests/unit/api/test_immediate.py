@@ -158,7 +158,7 @@ def test_a_task_sends_what_the_socket_did_not_accept(running):
     with running.connect() as sock, sock.makefile("rb") as answers:
         sock.sendall(get(f"/now?0-{SIZE},3-4"))
         deadline = time.monotonic() + 10
-        while not running.app.tasks:  # who reads meanwhile makes room for all of it
+        while not running.app.tasks:  # reading meanwhile makes room for all of it
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert body_of(answers) == running.data + running.data[3:7]

@@ -113,7 +113,7 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
     data[2 * len(batch(0, b"a")) - 2] ^= 1
     bad = fetched(tmp_path / "log", bytes(data))
     page = read_page(bad, offset=0, max_bytes=1000)
-    assert (page.record_count, page.next_offset) == (1, 1), "what stands before it is an answer"
+    assert (page.record_count, page.next_offset) == (1, 1), "the records before it are returned"
     with pytest.raises(CorruptBatch) as refused:
         read_page(bad, offset=1, max_bytes=1000)
     assert refused.value.file.endswith("log")
@@ -130,9 +130,9 @@ def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> No
         pytest.skip("this file system cannot say what is in memory")
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
-    for _ in range(20):  # a look alone has the kernel fetch what is not there, and a disk is fast
+    for _ in range(20):  # a first attempt makes the kernel read ahead, and a disk is fast
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        for position in (0, size - 1):  # what a look for the batch and its end brings in
+        for position in (0, size - 1):  # what the search for the batch and its end reads
             os.pread(fd, 1, position)
         if page_cache.resident_bytes(fd) >= size:
             pytest.skip("this file system keeps everything in memory")

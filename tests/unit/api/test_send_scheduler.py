@@ -30,7 +30,7 @@ def test_all_senders_get_a_turn_and_the_loop_runs_in_between():
             drain(scheduler, sent, number, left=20)
         passes = 0
         while sum(sent.values()) < 8 * 20:
-            await asyncio.sleep(0)  # whoever else there is has a turn of the loop
+            await asyncio.sleep(0)  # other tasks get an iteration of the loop
             passes += 1
             assert sum(sent.values()) <= passes * TURN_BYTES // WINDOW
             assert max(sent.values()) - min(sent[number] for number in range(8)) <= 1

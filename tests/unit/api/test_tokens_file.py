@@ -126,7 +126,7 @@ def test_a_transient_read_error_of_the_tokens_file_is_retried(path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 def test_files_created_by_root_get_the_owner_of_their_folder(tmp_path):
-    """Also the folders, where the broker has yet to be started."""
+    """And the folders, if the broker was never started."""
     data = tmp_path / "data"
     data.mkdir()
     os.chown(data, 4711, 4712)

@@ -45,12 +45,12 @@ class App:
         if scope["type"] != "http":
             return
         try:
-            await self.answer(scope, receive, send)
+            await self.respond(scope, receive, send)
         except EOFError as error:
             self.failures.append(error)
             raise
 
-    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/file":
             await self.send_slices(scope, send)
             return
@@ -126,7 +126,7 @@ def running(server: Running) -> Running:
 
 @pytest.fixture
 def impatient(running: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
-    """For clients that are late; on a stalled machine any client may be."""
+    """For clients that may time out, as any client on a stalled machine."""
     protocol = running.server.config.http_protocol_class
     limits = protocol.limits._replace(header_timeout_s=0.3, drain_timeout_s=0.2)
     monkeypatch.setattr(protocol, "limits", limits)
@@ -166,9 +166,9 @@ def server(
 
 def test_slices_are_sent_in_order_and_completely(running: Running) -> None:
     with httpx.Client() as client:
-        answer = client.get(f"{running.url}/file?5-100,1000-3000000,0-1,{SIZE - 7}-7")
+        response = client.get(f"{running.url}/file?5-100,1000-3000000,0-1,{SIZE - 7}-7")
     data = running.data
-    assert answer.content == data[5:105] + data[1000:3001000] + data[:1] + data[-7:]
+    assert response.content == data[5:105] + data[1000:3001000] + data[:1] + data[-7:]
 
 
 def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Running) -> None:
@@ -178,15 +178,15 @@ def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Runn
             assert client.post("/echo", content=b"abc" * 100_000).content == b"abc" * 100_000
             assert client.post("/echo", content=b"").content == b""
     state = running.server.server_state
-    until(lambda: state.total_requests >= 9)  # counted once the last byte has gone
+    until(lambda: state.total_requests >= 9)  # counted once the last byte is sent
     assert state.total_requests == 9
 
 
 def test_head_sends_no_byte_of_the_file(running: Running) -> None:
     with httpx.Client(base_url=running.url) as client:
-        answer = client.head("/file?0-5000000")
-        assert answer.headers["content-length"] == "5000000"
-        assert answer.content == b""
+        response = client.head("/file?0-5000000")
+        assert response.headers["content-length"] == "5000000"
+        assert response.content == b""
         assert client.get("/file?0-10").content == running.data[:10]
 
 
@@ -199,9 +199,9 @@ def test_a_header_with_a_line_break_closes_the_connection(running: Running) -> N
 def test_a_body_without_a_length_is_chunked(running: Running) -> None:
     with httpx.Client(base_url=running.url) as client:
         for _ in range(2):
-            answer = client.get("/chunks")
-            assert answer.headers["transfer-encoding"] == "chunked"
-            assert answer.text == "one, two"
+            response = client.get("/chunks")
+            assert response.headers["transfer-encoding"] == "chunked"
+            assert response.text == "one, two"
         assert client.head("/chunks").content == b""
 
 
@@ -361,7 +361,7 @@ def test_a_request_after_an_unread_body_is_served(running: Running) -> None:
         sock.sendall(b"GET /file?5-2 HTTP/1.1\r\nHost: x\r\n\r\n")
         while not got.endswith(b"\r\n\r\n" + running.data[5:7]):
             got += sock.recv(1000) or pytest.fail("the connection ended")
-        until(lambda: not any(one._drain_timer for one in connections))  # all of it came
+        until(lambda: not any(one._drain_timer for one in connections))  # it arrived completely
     assert got.count(b"HTTP/1.1 200") == 2
 
 
@@ -395,9 +395,9 @@ def send_until_the_end(sock: socket.socket, *, most: int) -> int:
 
 
 def test_above_the_connection_limit_the_busy_application_responds(running: Running) -> None:
-    with contextlib.ExitStack() as held:
-        for _ in range(20):  # answered once, they may rest for longer than a head may take
-            sock = held.enter_context(running.connect())
+    with contextlib.ExitStack() as connections:
+        for _ in range(20):  # idle connections may last longer than the timeout of a head
+            sock = connections.enter_context(running.connect())
             sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
         with httpx.Client(base_url=running.url) as client:

@@ -17,7 +17,7 @@ DASHBOARD = json.loads(FILE.read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 ALERTS = re.findall(r"^ +expr: (.+)$", (FILE.parent / "alerts.yaml").read_text("utf-8"), re.M)
-SCRAPED = {"instance", "job"}  # labels that Prometheus gives
+SCRAPED = {"instance", "job"}  # labels added by Prometheus
 _METRIC = re.compile(r"\b(tierlog_\w+|process_\w+|up\b)(?:\{([^}]*)\})?")
 _BY = re.compile(r"by \(([^)]*)\)")
 

@@ -38,7 +38,7 @@ def test_a_clock_set_back_makes_no_rate() -> None:
 
 
 def test_a_client_with_a_time_in_the_future_gets_all_samples() -> None:
-    """The clock was ahead when it asked last."""
+    """The clock was ahead at its last request."""
     ring = [sample(at * 1000, at) for at in range(10)]
     assert series(ring, after_ms=10_000).at_ms == series(ring, after_ms=0).at_ms
 
@@ -82,7 +82,7 @@ RING = 20
 
 
 class _Broker:
-    """Fails every second time that it is asked."""
+    """Fails every second time."""
 
     def __init__(self) -> None:
         self.asked = 0

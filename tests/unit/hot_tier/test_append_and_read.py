@@ -107,9 +107,9 @@ def test_a_truncated_segment_is_reported_with_its_end(open_log, append_values):
     (view,) = log.segments()
     with view.path.open("r+b") as file:
         file.truncate(cut)
-    with pytest.raises(CorruptBatch) as told:
+    with pytest.raises(CorruptBatch) as corrupt:
         log.segment_stats(0)
-    assert (told.value.file, told.value.position) == (str(view.path), cut)
+    assert (corrupt.value.file, corrupt.value.position) == (str(view.path), cut)
 
 
 def test_a_read_returns_whole_batches_within_its_limit(open_log, append_values):

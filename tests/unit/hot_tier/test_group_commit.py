@@ -172,14 +172,14 @@ def test_a_duplicate_of_an_unwritten_batch_fails_too(open_log, timer, one, disk)
     log = open_log(disk=disk)
     fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
-    held = threading.Event()
+    release = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(held.wait, TIMEOUT_S)
+        pool.submit(release.wait, TIMEOUT_S)
         commits = GroupCommit(log, pool, timer)
         waiting = [
             commits.submit(one(**fields), acks=acks) for acks in (Acks.ALL, Acks.ALL, Acks.LEADER)
         ]
-        held.set()
+        release.set()
         for future in waiting:
             with pytest.raises(DiskFull):
                 future.result(TIMEOUT_S)
@@ -210,12 +210,12 @@ def test_close_waits_until_the_futures_of_a_flush_are_completed(open_log, execut
     commits = GroupCommit(log, executor, timer)
     telling, go_on = threading.Event(), threading.Event()
 
-    def told(_: object) -> None:  # runs before the next future is completed
+    def callback(_: object) -> None:  # runs before the next future is completed
         telling.set()
         assert go_on.wait(TIMEOUT_S)
 
     future = commits.submit(one(), acks=Acks.ALL)
-    future.add_done_callback(told)
+    future.add_done_callback(callback)
     added.set()
     assert telling.wait(TIMEOUT_S)
     assert not commits.close(0)
@@ -276,8 +276,8 @@ def test_the_timer_runs_callbacks_in_order_and_drops_the_rest_at_close():
 
 
 def test_a_failing_callback_is_reported_and_affects_no_other(monkeypatch):
-    told: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
     timer, done = FlushTimer(), threading.Event()
 
     def fail() -> None:
@@ -287,4 +287,4 @@ def test_a_failing_callback_is_reported_and_affects_no_other(monkeypatch):
     timer.call_after(2, done.set)
     assert done.wait(TIMEOUT_S)
     timer.close()
-    assert [one.exc_type for one in told] == [ZeroDivisionError]
+    assert [failure.exc_type for failure in raised] == [ZeroDivisionError]

@@ -219,7 +219,7 @@ def test_an_idempotent_produce_is_retried_after_a_broken_connection():
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("response", "kind"),
     [
         (problem(503, "store-unavailable", outcome="unknown"), errors.OutcomeUnknownError),
         (problem(503, "shutting-down", outcome="unknown"), errors.OutcomeUnknownError),
@@ -228,8 +228,8 @@ def test_an_idempotent_produce_is_retried_after_a_broken_connection():
         (problem(507, "disk-full", results=[{"partition": 1}]), AppendedInPart),
     ],
 )
-def test_a_write_with_an_unknown_outcome_is_never_retried(answer, kind):
-    script = Script(answer)
+def test_a_write_with_an_unknown_outcome_is_never_retried(response, kind):
+    script = Script(response)
     with client(script) as c, pytest.raises(kind):
         c.produce("t", ["a"])
     assert len(script.requests) == 1
@@ -281,7 +281,7 @@ def test_a_retry_after_past_the_deadline_ends_the_retries():
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "members"),
+    ("response", "kind", "members"),
     [
         (problem(404, "unknown-topic"), errors.UnknownTopic, {"topic": "t"}),
         (problem(404, "unknown-partition"), errors.UnknownPartition, {"partition": 4}),
@@ -307,8 +307,8 @@ def test_a_retry_after_past_the_deadline_ends_the_retries():
         (httpx.Response(502, text="<html>"), UnexpectedAnswer, {}),
     ],
 )
-def test_problem_documents_become_typed_errors(answer, kind, members):
-    with client(Script(answer)) as c, pytest.raises(kind) as caught:
+def test_problem_documents_become_typed_errors(response, kind, members):
+    with client(Script(response)) as c, pytest.raises(kind) as caught:
         c.offsets("t", 4)
     for name, value in members.items():
         assert getattr(caught.value, name) == value
@@ -348,8 +348,10 @@ def test_an_offset_mismatch_has_both_offsets():
 
 
 def test_field_errors_are_part_of_the_message():
-    answer = problem(400, "invalid-record", errors=[{"loc": "records[3].key_base64", "msg": "bad"}])
-    with client(Script(answer)) as c, pytest.raises(errors.InvalidRecord) as caught:
+    response = problem(
+        400, "invalid-record", errors=[{"loc": "records[3].key_base64", "msg": "bad"}]
+    )
+    with client(Script(response)) as c, pytest.raises(errors.InvalidRecord) as caught:
         c.produce("t", ["a"])
     assert str(caught.value) == "about invalid-record (records[3].key_base64: bad)"
     assert caught.value.problems[0].loc == "records[3].key_base64"

@@ -577,18 +577,18 @@ def test_topic_and_partition_must_have_their_types(arguments, message):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_producer_refuses_to_work_after_a_fork_even_with_its_lock_held():
-    broker, held, forked = TinyBroker(), threading.Event(), threading.Event()
+    broker, locked, forked = TinyBroker(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with producer._condition:
-            held.set()
+            locked.set()
             forked.wait(10)
 
     with client(broker) as c, c.producer(Batching(linger_ms=60_000)) as producer:
         producer.send("t", "of the parent", partition=0)
         holder = threading.Thread(target=hold)
         holder.start()
-        held.wait(10)
+        locked.wait(10)
         child = os.fork()
         if not child:
             signal.alarm(10)
