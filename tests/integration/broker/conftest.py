@@ -8,9 +8,9 @@ from tests.fakes.house import House
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a store answers again is looked at after seconds: here at once. The copier keeps its
-    second, in which tests stop it.
+def fast_store_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Re-check an unavailable store almost immediately. The copier keeps its interval of a second,
+    within which tests stop it.
     """
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
 

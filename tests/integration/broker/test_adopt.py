@@ -1,4 +1,4 @@
-"""A data folder that a real Kafka wrote, taken over as it is."""
+"""A data folder written by a real Kafka, adopted as it is."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from tierlog.dump.checks import find_problems
 KAFKA = golden.ROOT
 
 
-def copied(tmp_path, *names, clean):
+def copy_of_kafka(tmp_path, *names, clean):
     data = tmp_path / "kafka" / "data"
     data.mkdir(parents=True)
     for name in names:
@@ -26,9 +26,9 @@ def copied(tmp_path, *names, clean):
     return tmp_path / "kafka"
 
 
-def test_a_whole_data_folder_is_served_and_goes_on_after_a_crash(tmp_path):
+def test_a_complete_data_folder_is_served_and_recovers_from_a_crash(tmp_path):
     names = sorted(path.parent.name for path in KAFKA.glob("*/partition.metadata"))
-    root = copied(tmp_path, *names, clean=True)
+    root = copy_of_kafka(tmp_path, *names, clean=True)
     house = House(root)
     try:
         for name in names:
@@ -49,17 +49,19 @@ def test_a_whole_data_folder_is_served_and_goes_on_after_a_crash(tmp_path):
 
 
 def assert_as_kafka_served(house, name):
-    """What its consumer saw of a partition, and what came since; gives all records."""
+    """Compare with what Kafka's consumer read; return all records, including later ones."""
     topic, _, number = name.rpartition("-")
     start = house.broker.partition(topic, int(number)).offsets().log_start_offset
-    expected = [(one["offset"], one["timestamp"]) for one in golden.expected_records(KAFKA / name)]
+    expected = [
+        (record["offset"], record["timestamp"]) for record in golden.expected_records(KAFKA / name)
+    ]
     records = house.records(topic, partition=int(number), offset=start)
     assert [(r.offset, r.timestamp) for r in records][: len(expected)] == expected, name
     return records
 
 
 def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
-    house = House(copied(tmp_path, "compacted-keep-0", "keyed-0", clean=True))
+    house = House(copy_of_kafka(tmp_path, "compacted-keep-0", "keyed-0", clean=True))
     try:
         assert [topic.name for topic in house.broker.list_topics()] == ["compacted-keep", "keyed"]
         assert len(house.records("keyed")) == 51
@@ -68,8 +70,8 @@ def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
         house.broker.close()
 
 
-def test_an_unclean_folder_that_the_cleaner_worked_on_is_refused_not_cut(tmp_path):
-    root = copied(tmp_path, "compacted-keep-0", clean=False)
+def test_an_unclean_compacted_folder_is_refused_not_truncated(tmp_path):
+    root = copy_of_kafka(tmp_path, "compacted-keep-0", clean=False)
     before = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     with pytest.raises(ConfigurationError, match="not shut down cleanly"):
         House(root)
@@ -77,17 +79,17 @@ def test_an_unclean_folder_that_the_cleaner_worked_on_is_refused_not_cut(tmp_pat
     assert after == before
 
 
-def test_a_folder_of_which_nothing_says_whether_its_gaps_are_the_cleaners_is_refused(tmp_path):
+def test_a_folder_with_unexplained_offset_gaps_is_refused(tmp_path):
     folder = tmp_path / "kafka" / "data" / "compacted-codec-0"
     shutil.copytree(KAFKA / folder.name, folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    refusal = "compacted-codec-0: a segment ends before offset 632, and the next begins at 654"
-    with pytest.raises(ConfigurationError, match=refusal):
+    message = "compacted-codec-0: a segment ends before offset 632, and the next begins at 654"
+    with pytest.raises(ConfigurationError, match=message):
         House(tmp_path / "kafka")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-def test_a_folder_alone_without_gaps_is_recovered_and_a_cut_is_told(tmp_path):
+def test_a_single_partition_folder_is_recovered_and_truncation_is_logged(tmp_path):
     folder = tmp_path / "kafka" / "data" / "keyed-0"
     shutil.copytree(KAFKA / folder.name, folder)
     last = max(folder.glob("*.log"))
@@ -96,21 +98,25 @@ def test_a_folder_alone_without_gaps_is_recovered_and_a_cut_is_told(tmp_path):
     with capture_logs() as lines:
         house = House(tmp_path / "kafka")
     house.broker.close()
-    [told] = [line for line in lines if line["event"] == "log was cut"]
-    assert (told["log_level"], told["partition"], told["file"]) == ("warning", "keyed-0", str(last))
-    assert told["cut_bytes"] > 0
-    assert "batch has" in told["reason"]
+    [warning] = [line for line in lines if line["event"] == "log was cut"]
+    assert (warning["log_level"], warning["partition"], warning["file"]) == (
+        "warning",
+        "keyed-0",
+        str(last),
+    )
+    assert warning["cut_bytes"] > 0
+    assert "batch has" in warning["reason"]
 
 
 def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):
-    house = House(copied(tmp_path, "keyed-0", clean=False))
+    house = House(copy_of_kafka(tmp_path, "keyed-0", clean=False))
     try:
         assert len(house.records("keyed")) == 51
     finally:
         house.broker.close()
 
 
-def test_a_folder_whose_name_ends_like_a_partitions_is_no_topic_of_millions(house):
+def test_a_folder_named_like_partition_20261122_is_refused(house):
     house.broker.close()
     (house.root / "data" / "backup-20261122").mkdir()
     with pytest.raises(ConfigurationError, match="partition 20261122 of topic 'backup'"):

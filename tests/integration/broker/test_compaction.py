@@ -1,4 +1,4 @@
-"""Compaction in a broker: local disk first, the bucket after it, in one transition a segment."""
+"""Compaction in a broker: local disk first, then the bucket, one transition per segment."""
 
 import dataclasses
 import shutil
@@ -27,7 +27,7 @@ from tests.fakes.compacted_topics import (
 )
 
 
-def test_the_last_value_of_each_key_stays_at_its_offset(house):
+def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(house):
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 400)
     compacted(house, "t")
@@ -38,7 +38,7 @@ def test_the_last_value_of_each_key_stays_at_its_offset(house):
     assert last_of(house.records("t")) == last
 
 
-def test_the_bucket_follows_and_both_tiers_agree(house):
+def test_compaction_is_mirrored_to_the_bucket(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 400)
     offload(house, "t")
@@ -57,7 +57,7 @@ def test_the_bucket_follows_and_both_tiers_agree(house):
     assert not report.problems
 
 
-def test_a_segment_whose_seal_is_yet_to_be_flushed_is_sound_once_it_is_compacted(house):
+def test_a_sealed_but_unflushed_segment_is_compacted_correctly(house):
     house.broker.create_topic("t", config={**COMPACT, "flush.ms": 86_400_000})
     put(house, "t", [(b"key", b"v" * 100)] * 10)
     put(house, "t", [(b"key", b"v" * 4096)], acks=Acks.LEADER)
@@ -68,25 +68,25 @@ def test_a_segment_whose_seal_is_yet_to_be_flushed_is_sound_once_it_is_compacted
     assert [record.offset for record in house.records("t")] == [9]
 
 
-def test_nothing_takes_the_place_of_files_that_are_going_up(house, monkeypatch):
+def test_segment_files_are_not_replaced_during_their_upload(house, monkeypatch):
     house.broker.create_topic("t", config=COMPACT)
-    sealed, put_file, held = house.broker.partition("t", 0).log.sealed, house.store.put_file, []
+    sealed, put_file, locked = house.broker.partition("t", 0).log.sealed, house.store.put_file, []
 
-    def put_and_look(*given, **options):
-        held.append(sealed.lock.locked())
-        return put_file(*given, **options)
+    def put_and_record(*args, **options):
+        locked.append(sealed.lock.locked())
+        return put_file(*args, **options)
 
-    monkeypatch.setattr(house.store, "put_file", put_and_look, raising=False)
+    monkeypatch.setattr(house.store, "put_file", put_and_record, raising=False)
     fill(house, "t", 200)
     offload(house, "t")
     fill(house, "t", 200, seed=2)
     compacted(house, "t")
     offload(house, "t")
-    assert len(held) > 4
-    assert all(held)
+    assert len(locked) > 4
+    assert all(locked)
 
 
-def test_the_next_rounds_keep_both_tiers_together(house):
+def test_tiers_agree_after_several_rounds(house):
     house.broker.create_topic("t", config=COMPACT)
     last = {}
     for seed in range(5):
@@ -101,7 +101,7 @@ def test_the_next_rounds_keep_both_tiers_together(house):
     assert not house.broker.verify("t", deep=True).problems
 
 
-def test_a_store_that_is_down_does_not_hold_compaction_up(house):
+def test_compaction_continues_while_the_store_is_down(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     offload(house, "t")
@@ -116,7 +116,7 @@ def test_a_store_that_is_down_does_not_hold_compaction_up(house):
     assert cold_records(house, "t") == house.records("t")
 
 
-def test_a_crash_before_the_bucket_followed_is_made_up_for(house):
+def test_mirroring_resumes_after_a_crash(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     offload(house, "t")
@@ -130,7 +130,7 @@ def test_a_crash_before_the_bucket_followed_is_made_up_for(house):
     assert not house.broker.verify("t", deep=True).problems
 
 
-def test_a_partition_whose_file_is_gone_does_not_hold_up_the_others(house):
+def test_a_partition_with_a_missing_file_blocks_no_other(house):
     for topic in ("gone", "t"):
         house.broker.create_topic(topic, config={**COMPACT, "max.compaction.lag.ms": 3_600_000})
         last = fill(house, topic, 200)
@@ -140,7 +140,7 @@ def test_a_partition_whose_file_is_gone_does_not_hold_up_the_others(house):
     assert last_of(house.records("t")) == last
 
 
-def test_a_tombstone_takes_its_key_away_after_its_horizon(house):
+def test_a_tombstone_is_removed_after_its_delete_horizon(house):
     config = COMPACT | {"delete.retention.ms": 0}
     house.broker.create_topic("t", config=config)
     fill(house, "t", 200, keys=5)
@@ -153,7 +153,7 @@ def test_a_tombstone_takes_its_key_away_after_its_horizon(house):
     assert b"key-1" not in last_of(house.records("t"))
 
 
-def test_a_small_buffer_takes_more_rounds_and_leaves_the_same(house):
+def test_a_small_dedupe_buffer_takes_more_rounds_with_the_same_result(house):
     house.restart(log_cleaner_dedupe_buffer_bytes=12 * 40)
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 600, keys=200)
@@ -168,7 +168,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
     house.broker.create_topic("t", config=COMPACT)
     last, stop, failures, reads = {}, threading.Event(), [], [0]
 
-    def read_on():
+    def read_repeatedly():
         while not stop.is_set():
             try:
                 records = house.records("t")
@@ -179,7 +179,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
                 failures.append(failure)
                 return
 
-    threads = [threading.Thread(target=read_on) for _ in range(3)]
+    threads = [threading.Thread(target=read_repeatedly) for _ in range(3)]
     for thread in threads:
         thread.start()
     for seed in range(3):
@@ -195,7 +195,7 @@ def test_readers_see_whole_batches_while_segments_are_replaced(house):
     assert last_of(house.records("t")) == last
 
 
-def test_where_compaction_came_to_survives_a_restart(house):
+def test_the_cleaner_checkpoint_survives_a_restart(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     compacted(house, "t")
@@ -213,8 +213,8 @@ def test_where_compaction_came_to_survives_a_restart(house):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, restarted):
-    """What counted as clean of the old one would keep values that a tombstone was to take away."""
+def test_a_re_created_topic_is_compacted_from_its_start(house, restarted):
+    """The old topic's cleaner checkpoint would protect values that a tombstone deletes."""
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 400)
     compacted(house, "t")
@@ -228,8 +228,8 @@ def test_a_topic_of_a_deleted_ones_name_is_compacted_from_its_start(house, resta
     assert len(house.records("t")) == len(last)
 
 
-def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp_path):
-    """Else a topic that is no longer compacted is cut there after a crash."""
+def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(house, tmp_path):
+    """Otherwise a topic that is no longer compacted is truncated there after a crash."""
     house.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
     log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     save, last = compactor._save_recovery_points, fill(house, "t", 100)
@@ -251,41 +251,41 @@ def test_gaps_of_segments_that_came_after_the_checkpoints_are_no_loss(house, tmp
     assert last_of(house.records("t")) == last
 
 
-def sealed(house, pairs):
+def seal(house, pairs):
     put(house, "t", pairs)
     house.broker.partition("t", 0).log.roll()
 
 
 @pytest.mark.parametrize("tombstone_stays", [True, False])
 def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombstone_stays):
-    """A round of compaction merges the segments that the bucket is just following, and drops the
-    tombstone behind them: the value that it deleted must go from the bucket first.
+    """A compaction round merges the segments that are just being mirrored to the bucket, and drops
+    the tombstone after them: the deleted value must leave the bucket first.
     """
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
     house.stop_copying()
     partition = house.broker.partition("t", 0)
-    sealed(house, [(b"kept", b"k" * 2000)])
-    sealed(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
-    sealed(house, [(b"deleted", None), (b"last", b"k" * 2500)])
+    seal(house, [(b"kept", b"k" * 2000)])
+    seal(house, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
+    seal(house, [(b"deleted", None), (b"last", b"k" * 2500)])
     house.broker.background.copier.run_round()
     assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
-    compacted(house, "t")  # the value goes from the disk, the tombstone gets its horizon
-    sealed(house, [(b"new", b"n")])
+    compacted(house, "t")  # removes the local value; the tombstone gets its delete horizon
+    seal(house, [(b"new", b"n")])
     follow, rounds = mirror._follow, []
 
-    def overtaken(*view, **seen):
-        found = follow(*view, **seen)
+    def overtaken(*view, **kwargs):
+        found = follow(*view, **kwargs)
         if not rounds:
             rounds.append(house.broker.background.compactor.run_round())
-            held = [record.key for record in house.records("t")]
-            assert (b"deleted" in held) == tombstone_stays
+            keys = [record.key for record in house.records("t")]
+            assert (b"deleted" in keys) == tombstone_stays
         return found
 
     def in_bucket():
         found = last_of(cold_records(house, "t"))
         return found[b"deleted"][1] if b"deleted" in found else None
 
-    if not tombstone_stays:  # then the order alone has to hold
+    if not tombstone_stays:  # then only the order of commits protects
         clean, at_once = partition.log.sealed.clean, {"may_forget": lambda: True}
         monkeypatch.setattr(
             partition.log.sealed,
@@ -304,7 +304,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(house, monkeypatch, tombst
     assert cold_records(house, "t") == house.records("t")
 
 
-def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house, monkeypatch):
+def test_trimming_a_segment_during_mirroring_is_not_an_error(house, monkeypatch):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 400)
     offload(house, "t")
@@ -312,9 +312,9 @@ def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house,
     log = compacted(house, "t")
     put_file = house.store.put_file
 
-    def trim_and_put(*given, **options):
+    def trim_and_put(*args, **options):
         house.broker.trim("t", 0, log.active_base_offset)
-        return put_file(*given, **options)
+        return put_file(*args, **options)
 
     monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
     copier = house.broker.background.copier
@@ -324,16 +324,16 @@ def test_a_segment_that_a_trim_takes_while_the_bucket_follows_is_no_fault(house,
     assert log.sealed.mirrored
 
 
-def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeypatch):
+def test_trimming_the_segments_of_a_round_ends_the_round(house, monkeypatch):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 200)
     log = house.broker.partition("t", 0).log
     log.roll()
     expanded = cleaner.expand
 
-    def trim_and_expand(*given):
+    def trim_and_expand(*args):
         house.broker.trim("t", 0, log.active_base_offset)
-        return expanded(*given)
+        return expanded(*args)
 
     monkeypatch.setattr(cleaner, "expand", trim_and_expand)
     with capture_logs() as logs:
@@ -342,21 +342,19 @@ def test_a_trim_that_takes_what_a_round_is_to_read_ends_the_round(house, monkeyp
     assert log.first_local_offset == log.active_base_offset
 
 
-def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
-    """Else the value that it deleted is alone in the bucket, and comes back with the disk's
-    tail.
-    """
+def test_a_tombstone_is_kept_until_compaction_is_mirrored(house, tmp_path):
+    """Otherwise the deleted value, still in the bucket, comes back in a restore with the tail."""
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
     house.stop_copying()
     house.broker.bucket.publish_topics(house.broker.registry)
     partition = house.broker.partition("t", 0)
-    sealed(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
+    seal(house, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
     house.broker.background.copier.run_round()
     assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
-    sealed(house, [(b"deleted", None), (b"last", b"k")])
+    seal(house, [(b"deleted", None), (b"last", b"k")])
     for number in range(2):
         compacted(house, "t") if not number else house.broker.background.compactor.run_round()
-        sealed(house, [(b"new", b"n%d" % number)])
+        seal(house, [(b"new", b"n%d" % number)])
     assert last_of(house.records("t"))[b"deleted"][1] is None
     house.broker.close()
     options = RestoreOptions(
@@ -372,8 +370,8 @@ def test_a_tombstone_stays_while_the_bucket_has_not_followed(house, tmp_path):
     assert found[b"last"][1] == b"k"
 
 
-def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypatch):
-    """Of an older copy of the folder the segments may have other borders."""
+def test_a_local_segment_replaces_only_whole_objects(house, monkeypatch):
+    """The segments of an older copy of the folder may have other bounds."""
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 300)
     offload(house, "t")
@@ -381,7 +379,7 @@ def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypat
     offload(house, "t")
     partition = house.broker.partition("t", 0)
     before = list(partition.cold.entries(0))
-    half = next(view for view in partition.log.segments() if view.sealed)
+    segment = next(view for view in partition.log.segments() if view.sealed)
     files = partition.log.sealed.files
     shorter = before[0].last_offset - 1
     monkeypatch.setattr(
@@ -390,14 +388,14 @@ def test_a_local_segment_takes_the_place_of_whole_objects_alone(house, monkeypat
         lambda base: dataclasses.replace(files(base), last_offset=shorter),
     )
     monkeypatch.setattr(partition.log.sealed, "crc32c", lambda base: 1)
-    assert before[0].base_offset == half.base_offset
+    assert before[0].base_offset == segment.base_offset
     with pytest.raises(CorruptDataError, match="the bucket has segments of offsets 0 to"):
         mirror.follow_compaction(partition, stopping=lambda: False)
     assert list(partition.cold.entries(0)) == before
 
 
-def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
-    """Else what compaction had taken away is read again, from the bucket."""
+def test_segments_are_kept_locally_until_compaction_is_mirrored(house):
+    """Otherwise records that compaction removed are read again, from the bucket."""
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 400)
     offload(house, "t")
@@ -417,20 +415,20 @@ def test_what_the_bucket_has_not_followed_yet_stays_on_disk(house):
     assert house.records("t") == before
 
 
-def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypatch):
-    """Else nothing would go up any more of a topic that is no longer compacted."""
+def test_gaps_of_an_interrupted_round_are_not_lost_files(house, monkeypatch):
+    """Otherwise a topic that is no longer compacted would never be offloaded again."""
     house.broker.create_topic("t", config=COMPACT)
     house.stop_copying()
     last = fill(house, "t", 800, keys=300)
     house.broker.partition("t", 0).log.roll()
 
     compactor = house.broker.background.compactor
-    note = compactor._record
+    record = compactor._record
 
-    def stopped(marks, *noted):
+    def stopped(marks, *offsets):
         if marks is compactor._cleaned:
             raise Interrupted  # the broker stops before the round ends
-        note(marks, *noted)
+        record(marks, *offsets)
 
     monkeypatch.setattr(compactor, "_record", stopped)
     compactor.run_round()
@@ -453,19 +451,17 @@ def test_the_gaps_of_a_round_that_did_not_end_are_no_lost_files(house, monkeypat
         pytest.param(False, lambda broker, log: broker.trim("t", 0, log.high_watermark), id="trim"),
     ],
 )
-def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
-    house, monkeypatch, remote, overtake
-):
-    """It, or the next of its name, would wait for a minute."""
+def test_a_deletion_or_trim_during_a_round_causes_no_backoff(house, monkeypatch, remote, overtake):
+    """Otherwise it, or the next topic of its name, would wait for a minute."""
     house.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": remote})
     fill(house, "t", 300)
     log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
     log.roll()
     clean = type(log.sealed).clean
 
-    def overtaken(sealed, *how):
+    def overtaken(sealed, *args):
         overtake(house.broker, log)
-        return clean(sealed, *how)
+        return clean(sealed, *args)
 
     monkeypatch.setattr(type(log.sealed), "clean", overtaken)
     with capture_logs() as lines:
@@ -474,13 +470,13 @@ def test_what_takes_all_that_a_round_is_to_read_puts_nothing_off(
     assert not compactor._backoff
 
 
-def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
-    """Else its tombstones went in time, and the values that they delete stayed."""
+def test_offsets_reused_after_a_truncation_are_dirty(house):
+    """Otherwise its tombstones expire while the values that they delete stay."""
     house.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
     house.stop_copying()
-    sealed(house, [(b"deleted", b"d"), (b"kept", b"k")])
+    seal(house, [(b"deleted", b"d"), (b"kept", b"k")])
     for number in range(4):
-        sealed(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
+        seal(house, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
     house.broker.background.compactor.run_round()
     assert house.broker.background.compactor.cleaned_before(house.broker.partition("t", 0)) == 10
     house.broker.close()
@@ -495,9 +491,9 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
     house.stop_copying()
     end = house.broker.partition("t", 0).log.log_end_offset
     assert end < 10
-    sealed(house, [(b"deleted", None), (b"more", b"m")])
+    seal(house, [(b"deleted", None), (b"more", b"m")])
     for number in range(8):
-        sealed(house, [(b"new", b"m%d" % number)])
+        seal(house, [(b"new", b"m%d" % number)])
     house.broker.background.copier.run_round()
     house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
     for number in range(3):
@@ -506,11 +502,11 @@ def test_what_comes_in_place_of_what_was_cut_is_not_clean(house):
         assert house.broker.background.copier.wait_until_done(
             house.broker.partitions(), timeout_s=20
         )
-        sealed(house, [(b"new", b"o%d" % number)])
+        seal(house, [(b"new", b"o%d" % number)])
     assert last_of(house.records("t")).get(b"deleted", (0, None))[1] is None
 
 
-def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(house):
+def test_a_failed_partition_is_retried_after_the_clock_was_set_back(house):
     house.broker.create_topic("t", config=COMPACT)
     fill(house, "t", 100)
     log, compactor = house.broker.partition("t", 0).log, house.broker.background.compactor
@@ -519,25 +515,25 @@ def test_a_partition_that_failed_is_tried_again_though_the_clock_was_set_back(ho
     compactor._back_off(house.broker.partition("t", 0), StoreUnavailable("for a moment"))
     before = log.size_bytes
     compactor.run_round()
-    assert log.size_bytes == before, "it waits a minute"
+    assert log.size_bytes == before, "it backs off for a minute"
     compactor._clock = lambda: 10**11
     compactor.run_round()
     assert log.size_bytes < before
 
 
-def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeypatch):
-    """Else a disk that is lost just then takes the key away, older value and all."""
+def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(house, monkeypatch):
+    """Otherwise losing the disk at that moment loses the key, older value and all."""
     house.broker.create_topic("t", config=COMPACT)
     house.stop_copying()
     partition, missing = house.broker.partition("t", 0), []
-    sealed(house, [(b"key", b"older"), (b"other", b"o" * 100)])
+    seal(house, [(b"key", b"older"), (b"other", b"o" * 100)])
     house.broker.background.copier.run_round()
     assert house.broker.background.copier.wait_until_done([partition], timeout_s=20)
     for number in range(3):
-        sealed(house, [(b"more-%d" % number, b"m" * 3000)])
-    sealed(house, [(b"key", b"newer"), (b"other", b"p")])
+        seal(house, [(b"more-%d" % number, b"m" * 3000)])
+    seal(house, [(b"key", b"newer"), (b"other", b"p")])
     compacted(house, "t")
-    sealed(house, [(b"another", b"a")])
+    seal(house, [(b"another", b"a")])
     publish = partition.cold.bucket_state.record_manifest
 
     def published(manifest):
@@ -553,7 +549,7 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_there(house, monkeyp
     assert partition.log.sealed.mirrored
 
 
-def test_a_log_is_compacted_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
+def test_a_log_is_compacted_while_manifest_pages_are_unreachable(house, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config=COMPACT)

@@ -1,5 +1,5 @@
-"""A manifest that rotted in the bucket is told alike by every command, whether it is decoding that
-finds out or a store that keeps checksums.
+"""Every command reports a corrupt manifest in the bucket alike, whether decoding detects it or the
+store's own checksum.
 """
 
 import pytest
@@ -13,23 +13,23 @@ from tests.fakes.faulty_object_store import FailsBefore, fails_its_checksum
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
 
-def rot_in_a_folder(house, key):
+def corrupt_the_file(house, key):
     path = house.root / "bucket" / key
     flip(path, path.stat().st_size // 2)
 
 
-def rot_under_a_checksum(house, key):
+def fail_the_checksum(house, key):
     fault = FailsBefore(fails_its_checksum)
-    house.store.fail("get", fault, times=10**9, when=lambda asked: asked == key)
+    house.store.fail("get", fault, times=10**9, when=lambda requested: requested == key)
 
 
-@pytest.fixture(params=[rot_in_a_folder, rot_under_a_checksum])
-def rot(request):
+@pytest.fixture(params=[corrupt_the_file, fail_the_checksum])
+def damage(request):
     return request.param
 
 
 @pytest.fixture
-def rotten(house, rot):
+def corrupt(house, damage):
     """The key of the newest manifest of t-0."""
     house.broker.create_topic("t", config=CONFIG)
     house.fill(200)
@@ -37,43 +37,43 @@ def rotten(house, rot):
     house.stop_copying()
     cold = house.broker.partition("t", 0).cold
     key = cold._manifests.versions.key(cold.manifest.version)
-    rot(house, key)
+    damage(house, key)
     return key
 
 
-def test_verify_and_repair_name_it(house, rotten):
+def test_verify_and_repair_name_the_manifest(house, corrupt):
     (problem,) = house.broker.verify("t").problems
-    assert (problem.kind, problem.object_key) == ("manifest-corrupt", house.store.full_key(rotten))
+    assert (problem.kind, problem.object_key) == ("manifest-corrupt", house.store.full_key(corrupt))
     (step,) = house.broker.repair("t")
     assert step.action == "none"
     assert "manifest-corrupt" in step.detail
 
 
-def test_who_asks_for_that_version_hears_that_it_is_corrupt(house, rotten):
+def test_reading_that_version_raises_corrupt_manifest(house, corrupt):
     cold = house.broker.partition("t", 0).cold
-    with pytest.raises(CorruptManifest, match=rotten):
+    with pytest.raises(CorruptManifest, match=corrupt):
         cold.version(cold.manifest.version)
 
 
-def test_readiness_says_that_nothing_is_offloaded_any_more(house, rotten):
+def test_readiness_reports_that_the_partition_is_not_offloaded(house, corrupt):
     manifests = house.broker.partition("t", 0).cold._manifests
-    manifests._newest = (-1, "", (0, 0))  # a commit looks again, as a start does
+    manifests._newest = (-1, "", (0, 0))  # the next commit reloads, as a start does
     house.fill(100)
     house.copy_sealed()
     (degraded,) = house.broker.readiness().degraded
     assert "t-0 is not offloaded any more" in degraded
-    assert rotten in degraded
+    assert corrupt in degraded
 
 
-def test_a_restore_leaves_the_topic_out_and_says_why(house, rotten, tmp_path):
+def test_a_restore_skips_the_topic_and_reports_why(house, corrupt, tmp_path):
     options = RestoreOptions(data_dir=tmp_path / "restored", gap=0, clock=lambda: 0)
     report = restore(house.store, options)
-    assert [rotten in one.unreadable for one in report.others] == [True]
+    assert [corrupt in topic.unreadable for topic in report.others] == [True]
 
 
-def test_a_cluster_object_that_rotted_is_no_store_that_does_not_answer(house, rot):
-    """Whoever starts is refused; a broker that runs goes on."""
-    rot(house, "cluster.json")
+def test_a_corrupt_cluster_object_is_not_an_unavailable_store(house, damage):
+    """A start is refused; a running broker continues."""
+    damage(house, "cluster.json")
     with pytest.raises(CorruptManifest, match=r"cluster\.json"):
         load_cluster(house.store)
     house.broker.bucket.store_status._ping()

@@ -40,9 +40,9 @@ NO_GRACE = GarbagePolicy(grace_ms=0)
 
 
 def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
-    """Topics are made anew while the background clears away what the last of their name left."""
+    """Topics are re-created while the background removes the previous topic of the name."""
 
-    def make_and_delete(name: str) -> None:
+    def create_and_delete(name: str) -> None:
         for turn in range(40):
             house.broker.create_topic(name, partitions=3)
             folder = house.broker.folder.partition_folder(name, 0)
@@ -52,13 +52,13 @@ def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> Non
             house.broker.delete_topic(name)
 
     with capture_logs() as logs, ThreadPoolExecutor(3) as threads:
-        list(threads.map(make_and_delete, ("a", "b", "c")))
+        list(threads.map(create_and_delete, ("a", "b", "c")))
     assert [one for one in logs if one["log_level"] == "error"] == []
 
 
-def test_a_trim_that_a_deletion_overtook_moves_no_log_start_of_the_next_topic(house) -> None:
-    """Retention may read pages of the manifest for seconds before it moves the log start. A crash
-    would find a new log that ends below its start, and begin it anew there.
+def test_a_trim_overtaken_by_a_deletion_does_not_trim_the_next_topic(house) -> None:
+    """Retention may read manifest pages for seconds before it moves the log start. After a crash
+    the new log would end below its start, and be reset to it.
     """
     house.broker.create_topic("t")
     house.produce("t", [b"old"] * 10)
@@ -71,8 +71,8 @@ def test_a_trim_that_a_deletion_overtook_moves_no_log_start_of_the_next_topic(ho
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
-def test_a_log_start_that_moved_after_the_last_checkpoint_is_not_the_next_topic_s(house) -> None:
-    """A crash would find a new log whose records lie below its start, and they would be gone."""
+def test_the_log_start_of_a_deleted_topic_does_not_apply_to_the_next(house) -> None:
+    """After a crash the new log's records would lie below its start, and be deleted."""
     house.broker.create_topic("t")
     house.produce("t", [b"old"] * 3)
     house.broker.trim("t", 0, 2)
@@ -81,9 +81,9 @@ def test_a_log_start_that_moved_after_the_last_checkpoint_is_not_the_next_topic_
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
-@pytest.mark.parametrize("go", [True, False], ids=["they go", "the store lists them for ever"])
-def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, go) -> None:
-    """No garbage collection comes by its partitions any more."""
+@pytest.mark.parametrize("go", [True, False], ids=["listing shrinks", "still listed"])
+def test_incomplete_uploads_of_a_deleted_topic_are_aborted(house, monkeypatch, go) -> None:
+    """Garbage collection no longer visits its partitions."""
     monkeypatch.setattr(topic_deletion, "PAGE", 2)
     topic_id = house.broker.create_topic("t").topic_id
     house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
@@ -92,8 +92,8 @@ def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, 
     aborted: list[IncompleteUpload] = []
 
     def incomplete_uploads(prefix: str, *, limit: int) -> list[IncompleteUpload]:
-        there = [one for one in left if not go or one not in aborted]
-        return [one for one in there if one.key.startswith(prefix)][:limit]
+        remaining = [one for one in left if not go or one not in aborted]
+        return [one for one in remaining if one.key.startswith(prefix)][:limit]
 
     house.store.incomplete_uploads, house.store.abort_upload = incomplete_uploads, aborted.append
     house.broker.delete_topic("t")
@@ -102,7 +102,7 @@ def test_all_uploads_of_a_deleted_topic_are_aborted_at_once(house, monkeypatch, 
 
 
 @pytest.mark.parametrize("failing", ["t-0", "t-1"])
-def test_a_topic_that_found_no_room_half_way_is_made_anew_and_the_next_start_goes_well(
+def test_a_topic_creation_that_ran_out_of_space_can_be_repeated(
     house, monkeypatch, failing
 ) -> None:
     opened = PartitionLog.open
@@ -125,8 +125,8 @@ def test_a_topic_that_found_no_room_half_way_is_made_anew_and_the_next_start_goe
     assert [record.name for record in house.broker.registry.live()] == ["t"]
 
 
-def test_a_topic_that_was_refused_for_want_of_room_does_not_come_later_by_itself(tmp_path) -> None:
-    """However far its creation came."""
+def test_a_topic_refused_on_a_full_disk_does_not_appear_after_a_restart(tmp_path) -> None:
+    """Wherever its creation was interrupted."""
     for room_bytes in itertools.count(step=4096):
         root = tmp_path / str(room_bytes)
         with small_disk(root / "data") as disk:
@@ -136,19 +136,19 @@ def test_a_topic_that_was_refused_for_want_of_room_does_not_come_later_by_itself
             spare.unlink()
             with suppress(DiskFull):
                 house.broker.create_topic("t", partitions=2)
-            made = [one.name for one in house.broker.list_topics()]
+            created = [one.name for one in house.broker.list_topics()]
             disk.empty()
             house.restart()
-            assert [one.name for one in house.broker.list_topics()] == made, room_bytes
+            assert [one.name for one in house.broker.list_topics()] == created, room_bytes
             house.wait_for(lambda house=house: not house.broker.registry.deleted())
-            assert len(list((root / "data").glob("t-*"))) == 2 * len(made)
+            assert len(list((root / "data").glob("t-*"))) == 2 * len(created)
             house.broker.close()
-        if made:
+        if created:
             break
 
 
-def test_a_topic_whose_folder_was_set_aside_once_before_is_deleted(house) -> None:
-    """A disk that failed let it stand in the registry, and the next start made it anew."""
+def test_a_topic_is_deleted_although_its_delete_folder_exists(house) -> None:
+    """A disk error kept it in the registry, and the next start re-created it."""
     topic_id = house.broker.create_topic("t").topic_id
     data = house.root / "data"
     shutil.copytree(data / "t-0", data / f"t-0.{topic_id}-delete")
@@ -157,7 +157,7 @@ def test_a_topic_whose_folder_was_set_aside_once_before_is_deleted(house) -> Non
     assert list(data.glob("t-*")) == []
 
 
-def test_what_groups_committed_goes_also_where_a_log_cannot_be_closed(house, monkeypatch) -> None:
+def test_group_offsets_are_deleted_even_if_a_log_cannot_be_closed(house, monkeypatch) -> None:
     house.broker.create_topic("t", partitions=2)
     house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
 
@@ -172,9 +172,7 @@ def test_what_groups_committed_goes_also_where_a_log_cannot_be_closed(house, mon
         house.broker.groups.group("g")
 
 
-def test_a_topic_whose_folders_cannot_be_renamed_is_deleted_all_the_same(
-    house, monkeypatch
-) -> None:
+def test_a_topic_is_deleted_even_if_its_folders_cannot_be_renamed(house, monkeypatch) -> None:
     house.broker.create_topic("t")
     house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
     with monkeypatch.context() as patched:
@@ -186,9 +184,7 @@ def test_a_topic_whose_folders_cannot_be_renamed_is_deleted_all_the_same(
         house.broker.groups.group("g")
 
 
-def test_a_start_goes_well_where_a_crash_left_the_next_topic_of_a_name_half_made(
-    house, monkeypatch
-) -> None:
+def test_a_start_succeeds_after_a_crash_while_re_creating_a_topic(house, monkeypatch) -> None:
     house.broker.create_topic("t", partitions=2)
     house.produce("t", [b"old"])
     house.broker.background.deleting.stop(10)
@@ -214,11 +210,13 @@ def test_a_start_goes_well_where_a_crash_left_the_next_topic_of_a_name_half_made
     assert [record.value for record in house.records("t")] == [b"new"]
 
 
-def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, monkeypatch) -> None:
+def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
+    house, monkeypatch
+) -> None:
     house.broker.create_topic("t")
     shutil.copytree(
         house.root / "data" / "t-0", house.root / "data" / "t-1"
-    )  # not made by the call
+    )  # not created by the call
     opened = PartitionLog.open
 
     def full(folder, **options):
@@ -241,23 +239,21 @@ def test_partitions_that_found_no_room_do_not_come_later_by_themselves(house, mo
     assert house.broker.list_topics() == []
 
 
-def test_what_the_bucket_was_told_of_partitions_that_did_not_come_is_taken_back(
-    house, monkeypatch
-) -> None:
-    """A restore would bring them."""
+def test_a_published_partition_count_is_reverted_if_the_partitions_fail(house, monkeypatch) -> None:
+    """A restore would bring them back."""
     house.broker.create_topic("t")
     house.restart()
     house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
-    house.restart()  # it begins with what the bucket was told
+    house.restart()  # starts from what was published
     house.stop_copying()
     bucket, registry = house.broker.bucket, house.broker.registry
 
-    def told_and_full(*_given, **_options):
+    def publish_and_fail(*_given, **_options):
         bucket.publish_topics(registry)
         raise DiskFull("no room", retry_after_s=1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PartitionLog, "open", told_and_full)
+        patched.setattr(PartitionLog, "open", publish_and_fail)
         with pytest.raises(DiskFull):
             house.broker.alter_topic("t", partitions=2)
     bucket.publish_topics(registry)
@@ -275,9 +271,7 @@ def test_what_the_bucket_was_told_of_partitions_that_did_not_come_is_taken_back(
     ],
     ids=["create", "alter", "delete", "trim"],
 )
-def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
-    house, monkeypatch, change
-) -> None:
+def test_a_change_refused_on_a_full_disk_can_be_repeated(house, monkeypatch, change) -> None:
     house.broker.create_topic("t")
     house.produce("t", [b"1", b"2", b"3"])
     registry = house.broker.registry
@@ -285,7 +279,7 @@ def test_a_change_for_which_there_is_no_room_is_refused_and_may_be_made_again(
     known = registry.live()
     with monkeypatch.context() as patched:
         patched.setattr(durable_file.REAL_DISK, "write_at", no_room, raising=False)
-        for _ in range(2):  # the second call is no more durable than the first
+        for _ in range(2):  # the second call is no more durable
             with pytest.raises(DiskFull, match="No space left"):
                 change(house.broker)
     assert [one.name for one in house.broker.list_topics()] == ["t"]
@@ -304,7 +298,7 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
     checkpoints = UploadCheckpoints(
         house.broker.folder.uploads, max_age_ms=1000, clock=house.broker.clock
     )
-    checkpoints.save(keys.segments, f"{keys.segments}broken-off.log", content, upload_id="u")
+    checkpoints.save(keys.segments, f"{keys.segments}interrupted.log", content, upload_id="u")
     house.broker.delete_topic("gone")
     house.wait_for(lambda: not house.broker.registry.deleted())
     house.wait_for(lambda: list(read_epochs(house.broker.folder.path)) == [f"{kept}-0"])
@@ -312,7 +306,7 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
     assert [*named, *house.broker.folder.uploads.iterdir()] == []
 
 
-def test_what_a_crash_left_of_a_segment_that_was_made_anew_goes_at_the_next_start(house) -> None:
+def test_scratch_files_are_removed_at_start(house) -> None:
     scratch = house.broker.folder.scratch("bring-back")
     scratch.mkdir(parents=True)
     (scratch / "half.log").write_bytes(b"half")
@@ -329,8 +323,8 @@ def fill(house, mark: bytes) -> None:
 
 
 @pytest.mark.parametrize("call", ["maintain", "relieve_disk", "roll", "snapshot"])
-def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call) -> None:
-    """A round over all partitions takes its time; a topic may go, and come again, meanwhile."""
+def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(house, call) -> None:
+    """During a round over all partitions a topic may be deleted and re-created."""
     house.broker.create_topic("t", config={**ON_DISK, "retention.bytes": 1})
     fill(house, b"old")
     old = house.broker.partition("t", 0)
@@ -358,7 +352,7 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
 
 
 @pytest.mark.parametrize(
-    ("step", "asked"),
+    ("step", "call"),
     [
         ("roll", lambda broker: broker.offload("t")),
         ("maybe_roll", lambda broker: broker.offload("t", wait_ms=10_000)),
@@ -367,46 +361,44 @@ def test_who_comes_too_late_leaves_the_next_topic_of_the_name_alone(house, call)
         ("segments", lambda broker: broker.verify("t")),
     ],
 )
-def test_a_topic_that_is_deleted_under_a_call_is_unknown_and_nothing_is_bad(
-    house, monkeypatch, step, asked
-) -> None:
+def test_a_topic_deleted_during_a_call_is_unknown(house, monkeypatch, step, call) -> None:
     house.broker.create_topic("t", config={"retention.bytes": 1})
     fill(house, b"old")
-    call = getattr(PartitionLog, step)
+    method = getattr(PartitionLog, step)
 
     def deleted_meanwhile(log: PartitionLog, *args: object) -> object:
         monkeypatch.undo()
-        found = call(log, *args) if step == "segments" else None
+        found = method(log, *args) if step == "segments" else None
         house.broker.delete_topic("t")
-        return found or call(log, *args)
+        return found or method(log, *args)
 
     monkeypatch.setattr(PartitionLog, step, deleted_meanwhile)
     with pytest.raises(UnknownTopic):
-        asked(house.broker)
+        call(house.broker)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "look_up",
     [
-        lambda one: one.offset_for_timestamp(0),
-        lambda one: one.try_read(2, max_bytes=1) or one.read(2, max_bytes=1),
-        lambda one: one.try_read(4, max_bytes=1) or one.read(4, max_bytes=1),
-        lambda one: open_segment(one, 0),
-        lambda one: open_segment(one, one.log.active_base_offset),
-        lambda one: list(iter_segments(one)),
+        lambda partition: partition.offset_for_timestamp(0),
+        lambda partition: partition.try_read(2, max_bytes=1) or partition.read(2, max_bytes=1),
+        lambda partition: partition.try_read(4, max_bytes=1) or partition.read(4, max_bytes=1),
+        lambda partition: open_segment(partition, 0),
+        lambda partition: open_segment(partition, partition.log.active_base_offset),
+        lambda partition: list(iter_segments(partition)),
     ],
     ids=["time", "read", "read of the active", "segment", "active segment", "list"],
 )
-@pytest.mark.parametrize("again", [True, False], ids=["and made again", "alone"])
-def test_what_is_looked_up_while_its_topic_goes_is_of_no_topic(
-    house, monkeypatch, asked, again
+@pytest.mark.parametrize("again", [True, False], ids=["re-created", "deleted"])
+def test_a_lookup_during_a_deletion_raises_unknown_topic(
+    house, monkeypatch, look_up, again
 ) -> None:
-    """The files of the next topic have the names of the old one's."""
+    """The files of the next topic have the same names."""
     house.broker.create_topic("t", config=ON_DISK)
     fill(house, b"old")
     old = house.broker.partition("t", 0)
 
-    def goes_meanwhile(path: Path | str) -> OpenFile:
+    def delete_meanwhile(path: Path | str) -> OpenFile:
         monkeypatch.undo()
         house.broker.delete_topic("t")
         if again:
@@ -415,12 +407,12 @@ def test_what_is_looked_up_while_its_topic_goes_is_of_no_topic(
         return OpenFile(path)
 
     for room in (open_files, segment_listing):
-        monkeypatch.setattr(room, "OpenFile", goes_meanwhile)
+        monkeypatch.setattr(room, "OpenFile", delete_meanwhile)
     with pytest.raises(UnknownTopic):
-        asked(old)
+        look_up(old)
 
 
-def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
+def test_a_read_during_a_deletion_leaves_no_open_file_for_the_next_topic(
     house, monkeypatch
 ) -> None:
     house.broker.create_topic("t", config=ON_DISK)
@@ -428,12 +420,12 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
     old = house.broker.partition("t", 0)
     forget = OpenFiles.invalidate_folder
 
-    def reading_on(files: OpenFiles, folder: Path) -> None:
+    def read_once_more(files: OpenFiles, folder: Path) -> None:
         forget(files, folder)
         monkeypatch.undo()
         assert old.log.read(0, max_bytes=1 << 20).slices
 
-    monkeypatch.setattr(OpenFiles, "invalidate_folder", reading_on)
+    monkeypatch.setattr(OpenFiles, "invalidate_folder", read_once_more)
     house.broker.delete_topic("t")
     with pytest.raises(UnknownTopic):
         old.read(0, max_bytes=1)
@@ -442,14 +434,14 @@ def test_who_reads_while_a_topic_goes_leaves_nothing_for_the_next_of_its_name(
     assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
 
 
-def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
+def test_a_failed_deletion_blocks_no_other(house, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
         house.broker.create_topic(name)
     house.stop_copying()
     house.broker.background.deleting.stop(10)
     assert house.broker.background.copier.wait_until_idle(
         timeout_s=20
-    )  # a claim under way holds a topic up
+    )  # a claim in progress delays a deletion
     for name in ("a-fails", "b-goes"):
         house.broker.delete_topic(name)
     delete = house.broker.bucket.delete_topic
@@ -466,7 +458,7 @@ def test_a_deletion_that_fails_holds_up_no_other(house, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
+def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
     house, monkeypatch, restarted
 ) -> None:
     for name in ("rotten", "whole"):
@@ -477,7 +469,7 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
     (folder / "partition.metadata").write_bytes(b"rotten")
     house.broker = house.open()
     with monkeypatch.context() as failing:
-        if restarted:  # then the next start finds it
+        if restarted:  # then the next start deletes it
 
             def refused(*_, **__):
                 raise OSError(errno.EIO, "the disk refuses")
@@ -493,7 +485,7 @@ def test_a_deleted_topic_whose_folder_does_not_say_whose_it_is_holds_up_nothing(
     assert not list(folder.parent.glob("rotten-0*"))
 
 
-def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeypatch) -> None:
+def test_a_topic_object_that_cannot_be_written_blocks_no_upload(house, monkeypatch) -> None:
     house.stop_copying()
     write = TopicObjects.write
 
@@ -510,20 +502,18 @@ def test_a_topic_object_that_cannot_be_written_holds_up_no_upload(house, monkeyp
     assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
 
 
-def test_files_that_a_crash_left_below_the_log_start_go_all_the_same(house) -> None:
+def test_files_left_below_the_log_start_by_a_crash_are_deleted(house) -> None:
     house.broker.create_topic("t", config=ON_DISK)
     fill(house, b"old")  # two to a segment
     assert house.broker.partition("t", 0).log.trim(4) == 4
-    house.restart()  # the log start was durable, the deletion had not begun
+    house.restart()  # as after a crash between checkpoint and deletion
     partition = house.broker.partition("t", 0)
     assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
     house.broker.background.janitor.maintain(partition)
     assert partition.log.first_local_offset == 4
 
 
-def test_a_time_that_is_looked_up_while_its_segment_goes_is_looked_up_again(
-    house, monkeypatch
-) -> None:
+def test_a_timestamp_lookup_is_repeated_if_its_segment_was_trimmed(house, monkeypatch) -> None:
     house.broker.create_topic("t", config=ON_DISK)
     fill(house, b"old")
     opened = OpenFiles.open
@@ -537,7 +527,7 @@ def test_a_time_that_is_looked_up_while_its_segment_goes_is_looked_up_again(
     assert house.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)
 
 
-def test_a_deleted_file_that_stays_holds_up_no_retention(house, monkeypatch) -> None:
+def test_a_file_that_cannot_be_deleted_does_not_block_retention(house, monkeypatch) -> None:
     house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
     for _ in range(20):
         house.produce("t", [b"x" * 100] * 10)
@@ -569,7 +559,7 @@ def in_bucket(house) -> list[str]:
     return [str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()]
 
 
-def test_who_commits_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(offloaded) -> None:
+def test_a_commit_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(offloaded) -> None:
     partition = offloaded.broker.partition("t", 0)
     offloaded.broker.delete_topic("t")
     offloaded.wait_for(lambda: not offloaded.broker.registry.deleted())
@@ -580,8 +570,8 @@ def test_who_commits_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(
     assert not list((offloaded.root / "data" / "tierlog" / "manifests").iterdir())
 
 
-def test_no_object_goes_before_the_manifest_that_drops_it_was_read_back(offloaded) -> None:
-    """Where it did not arrive, the one before it is in force, for whoever takes the topic over."""
+def test_no_object_is_deleted_before_its_manifest_is_read_back(offloaded) -> None:
+    """If the store lost it, the previous manifest is current for whoever takes the topic over."""
     offloaded.stop_copying()
     offloaded.broker.background.deleting.stop(10)
     segments = [name for name in in_bucket(offloaded) if "/segments/" in name]
@@ -594,8 +584,8 @@ def test_no_object_goes_before_the_manifest_that_drops_it_was_read_back(offloade
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
-def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypatch) -> None:
-    """What that commits in the end would be left for ever."""
+def test_a_deletion_waits_for_garbage_collection(offloaded, monkeypatch) -> None:
+    """Whatever it commits at the end would never be deleted."""
     partition, listed = offloaded.broker.partition("t", 0), offloaded.store.list
     deletions: list[str] = []
 
@@ -616,8 +606,8 @@ def test_a_deletion_waits_for_a_collection_that_is_under_way(offloaded, monkeypa
 
 
 @pytest.mark.parametrize("by", ["the copier", "a repair"])
-def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch, by) -> None:
-    """What that puts up in the end would be left for ever."""
+def test_a_deletion_waits_for_an_upload(house, monkeypatch, by) -> None:
+    """Whatever it uploads at the end would never be deleted."""
     house.broker.create_topic("t")
     house.claim()
     house.stop_copying()
@@ -644,9 +634,7 @@ def test_a_deletion_waits_for_an_upload_that_is_under_way(house, monkeypatch, by
     assert in_bucket(house) == ["cluster.json"]
 
 
-def test_a_deletion_from_a_store_that_does_not_delete_ends_and_is_tried_again(
-    offloaded, monkeypatch
-) -> None:
+def test_a_deletion_is_retried_if_the_store_keeps_the_objects(offloaded, monkeypatch) -> None:
     offloaded.broker.background.deleting.stop(10)
     offloaded.broker.delete_topic("t")
     monkeypatch.setattr(offloaded.store, "delete", lambda keys: None, raising=False)
@@ -658,8 +646,8 @@ def test_a_deletion_from_a_store_that_does_not_delete_ends_and_is_tried_again(
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
-def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) -> None:
-    """Of a thousand partitions it takes many minutes."""
+def test_a_long_deletion_does_not_block_uploads(house, monkeypatch) -> None:
+    """The deletion of a thousand partitions takes many minutes."""
     house.broker.create_topic("going")
     house.produce("going", [b"v"])
     house.offload("going")
@@ -685,22 +673,22 @@ def test_a_long_deletion_keeps_nothing_else_from_the_bucket(house, monkeypatch) 
     house.wait_for(lambda: not house.broker.registry.deleted())
 
 
-def test_the_bucket_is_told_of_no_topic_whose_deletion_began_there(house, monkeypatch) -> None:
-    """One thread tells the bucket of topics, and another deletes them."""
-    telling, deleting, began_early = threading.Event(), threading.Event(), []
+def test_a_topic_being_deleted_is_not_published(house, monkeypatch) -> None:
+    """One thread publishes topics to the bucket, another deletes them."""
+    publishing, deleting, began_early = threading.Event(), threading.Event(), []
     write = TopicObjects.write
 
     def write_slowly(objects, topic, **options):
         if topic.deleted:
             deleting.set()
         else:
-            telling.set()
+            publishing.set()
             began_early.append(deleting.wait(0.5))
         return write(objects, topic, **options)
 
     monkeypatch.setattr(TopicObjects, "write", write_slowly)
     topic_id = house.broker.create_topic("t").topic_id
-    assert telling.wait(20)
+    assert publishing.wait(20)
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())
     assert began_early == [False]
@@ -714,12 +702,12 @@ def test_the_bucket_is_told_of_no_topic_whose_deletion_began_there(house, monkey
         lambda broker: broker.alter_topic("t", config={"retention.ms": 1000}),
     ],
 )
-def test_a_change_that_was_refused_does_not_come_with_the_next_start(house, monkeypatch, change):
-    """The new list of topics had its name already when the sync of its folder failed."""
+def test_a_refused_change_does_not_appear_after_a_restart(house, monkeypatch, change):
+    """The new list of topics was already renamed into place when the folder sync failed."""
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.fill(20)
     sync, left = durable_file.REAL_DISK.sync_folder, ["once"]
-    ours = threading.current_thread()  # the background has files of its own there
+    ours = threading.current_thread()  # background threads sync this folder too
 
     def failing(path):
         if path.name == "tierlog" and left and threading.current_thread() is ours:

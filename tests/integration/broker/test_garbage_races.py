@@ -1,18 +1,18 @@
-"""Collection while an upload is on its way into the manifest, or is there and nobody knows."""
+"""Garbage collection while an upload is being committed, or its commit has an unknown outcome."""
 
 import pytest
 
 from manifest.garbage import GarbagePolicy
 from record_format.errors import StoreUnavailable
 from tests.fakes.faulty_object_store import FailsAfter
-from tests.integration.broker.test_lost_answers import with_no_answers
+from tests.integration.broker.test_lost_responses import losing_responses
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
 
 @pytest.fixture
 def rolled(house):
-    """50 records in the bucket, 50 in a sealed segment that nobody uploads by himself."""
+    """50 records in the bucket, 50 in a sealed segment; the copier is stopped."""
     house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
     produce(house)
     house.offload()
@@ -31,7 +31,7 @@ def offload_next(house):
     partition.cold.offload(partition.log.sealed.files(partition.cold.end_offset))
 
 
-def upload_first_again(house):
+def replace_first(house):
     partition = house.broker.partition("t", 0)
     partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.files(0))
 
@@ -42,7 +42,7 @@ def repair_first(house):
     assert [step.done for step in house.broker.repair("t", apply=True)] == [True]
 
 
-def all_is_in_the_bucket(house):
+def bucket_is_complete(house):
     partition = house.broker.partition("t", 0)
     partition.cold.resolve_failed_commit()
     assert partition.log.delete_local(partition.cold.end_offset) == [0, 50]
@@ -50,20 +50,20 @@ def all_is_in_the_bucket(house):
     return [record.offset for record in house.records("t")] == list(range(100))
 
 
-def test_what_an_unanswered_commit_names_is_no_garbage(rolled):
-    """The answer is lost, the store away for longer than the grace, and collection comes first."""
+def test_objects_of_a_commit_with_unknown_outcome_are_not_garbage(rolled):
+    """The response is lost, the outage outlasts the grace period, and collection runs first."""
     partition = rolled.broker.partition("t", 0)
     rolled.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        with_no_answers(rolled, lambda: offload_next(rolled))
+        losing_responses(rolled, lambda: offload_next(rolled))
     assert partition.cold.end_offset == 50
     rolled.set_down(False)
     partition.cold.collect(NO_GRACE)
-    assert all_is_in_the_bucket(rolled)
+    assert bucket_is_complete(rolled)
 
 
 def collecting_after(house, monkeypatch, is_put):
-    """While it puts one of these keys, the broker collects, by a clock that is far ahead."""
+    """Collect garbage, without a grace period, after each put of a matching key."""
     partition, put = house.broker.partition("t", 0), house.store.put
 
     def put_and_collect(key, body, **options):
@@ -77,16 +77,16 @@ def collecting_after(house, monkeypatch, is_put):
 
 @pytest.mark.parametrize(
     "uploads",
-    [[offload_next], [upload_first_again, offload_next], [repair_first, offload_next]],
+    [[offload_next], [replace_first, offload_next], [repair_first, offload_next]],
 )
-def test_what_goes_up_just_now_is_no_garbage_whatever_the_clock_says(rolled, monkeypatch, uploads):
+def test_an_upload_in_progress_is_not_garbage(rolled, monkeypatch, uploads):
     collecting_after(rolled, monkeypatch, lambda key: key.endswith(".indexes"))
     for upload in uploads:
         upload(rolled)
-    assert all_is_in_the_bucket(rolled)
+    assert bucket_is_complete(rolled)
 
 
-def test_a_page_that_is_made_of_others_is_no_garbage_before_it_is_named(house, monkeypatch):
+def test_a_merged_page_is_not_garbage_before_its_commit(house, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "PAGE_ENTRIES": 4}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})

@@ -34,7 +34,9 @@ def topic(house):
 
 
 def offsets_of(house, group):
-    return {(one.topic, one.partition): one.offset for one in house.broker.groups.group(group)}
+    return {
+        (state.topic, state.partition): state.offset for state in house.broker.groups.group(group)
+    }
 
 
 def commit(house, group, **offsets):
@@ -44,14 +46,14 @@ def commit(house, group, **offsets):
 
 
 def write_raw(house, keys, values):
-    """Records into the log behind the broker's back, as another broker would have left them."""
+    """Append records directly, as another broker would have left them."""
     batches = build_produced(
         values, keys=keys, timestamps=[1] * len(keys), max_message_bytes=1 << 20
     )
     return house.broker.partition(TOPIC, 0).append(batches, acks=Acks.ALL).result(10)
 
 
-def test_commits_are_there_after_a_restart_and_after_a_crash(house, topic):
+def test_commits_survive_a_restart(house, topic):
     commit(house, "g", t0=5, t1=7)
     commit(house, "g", t0=6)
     commit(house, "h", t2=1)
@@ -60,9 +62,9 @@ def test_commits_are_there_after_a_restart_and_after_a_crash(house, topic):
     assert offsets_of(house, "h") == {("t", 2): 1}
 
 
-def test_the_topic_gets_no_more_partitions(house, topic):
-    """Which of them has a group's commits rests on their number: what was committed before would be
-    found in another one, and be taken for what came last.
+def test_the_offsets_topic_cannot_gain_partitions(house, topic):
+    """The partition of a group depends on their number: earlier commits would be found in another
+    partition, and be taken for the latest.
     """
     commit(house, "g2", t0=5)
     with pytest.raises(InvalidPartitionCount, match="cannot change"):
@@ -73,7 +75,7 @@ def test_the_topic_gets_no_more_partitions(house, topic):
     assert offsets_of(house, "g2") == {("t", 0): 6}
 
 
-def test_the_topic_is_made_at_the_first_commit_and_is_internal_and_compacted(house, topic):
+def test_the_first_commit_creates_the_offsets_topic_internal_and_compacted(house, topic):
     with pytest.raises(UnknownTopic):
         house.broker.topic(TOPIC)
     with pytest.raises(UnknownTopic):
@@ -85,16 +87,16 @@ def test_the_topic_is_made_at_the_first_commit_and_is_internal_and_compacted(hou
     assert house.broker.topic(TOPIC).config.compacts
 
 
-def test_lag_is_what_is_left_to_read_without_recorded_gaps(house, topic):
+def test_lag_counts_the_unread_records(house, topic):
     house.produce("t", [b"x"] * 10)
     commit(house, "g", t0=4)
-    (one,) = house.broker.groups.group("g")
-    assert one == OffsetState("t", 0, 4, 10, 6, "")
-    commit(house, "g", t0=25)  # past the end, as after a trim of another kind
+    (state,) = house.broker.groups.group("g")
+    assert state == OffsetState("t", 0, 4, 10, 6, "")
+    commit(house, "g", t0=25)  # past the log end
     assert house.broker.groups.group("g")[0].lag == 0
 
 
-def test_all_of_a_commit_or_none_of_it(house, topic):
+def test_a_commit_is_atomic(house, topic):
     with pytest.raises(UnknownPartition):
         commit(house, "g", t0=1, t9=1)
     with pytest.raises(UnknownGroup):
@@ -109,7 +111,7 @@ def test_all_of_a_commit_or_none_of_it(house, topic):
         [NewOffset("t", 0, 1, "ä" * 2049)],
     ],
 )
-def test_what_is_wrong_with_a_commit_is_named(house, topic, rows):
+def test_an_invalid_commit_is_refused_with_the_member(house, topic, rows):
     with pytest.raises(InvalidRequest) as refused:
         house.broker.groups.commit("g", rows)
     assert refused.value.problems[0].loc.startswith("offsets")
@@ -122,7 +124,7 @@ def test_group_names_have_1_to_255_characters(house, topic, name):
     commit(house, "\U0001f680" * 255, t0=1)
 
 
-def test_a_deleted_group_is_gone_after_a_restart_too(house, topic):
+def test_a_deleted_group_stays_deleted_after_a_restart(house, topic):
     commit(house, "g", t0=1, t1=1)
     house.broker.groups.delete("g")
     for _ in range(2):
@@ -133,7 +135,7 @@ def test_a_deleted_group_is_gone_after_a_restart_too(house, topic):
         house.restart()
 
 
-def test_a_topics_offsets_go_with_it_and_do_not_come_back_with_its_name(house, topic):
+def test_deleting_a_topic_deletes_its_committed_offsets(house, topic):
     house.broker.create_topic("u")
     commit(house, "g", t0=9, u0=3)
     commit(house, "only", t0=9)
@@ -148,10 +150,10 @@ def test_a_topics_offsets_go_with_it_and_do_not_come_back_with_its_name(house, t
 
 
 @pytest.mark.parametrize("deleted", ["t", TOPIC])
-def test_a_commit_on_a_new_topic_of_a_name_outlives_the_deletion_of_the_old_one(
+def test_a_commit_on_a_re_created_topic_survives_the_deletion_of_the_old_one(
     house, topic, monkeypatch, deleted
 ):
-    """The new one is made, and committed on, before the deletion has come to the groups."""
+    """The new topic is created and committed to before the deletion reaches the groups."""
     commit(house, "g", t0=9, t1=8)
     forget = house.broker.groups.forget_topic
 
@@ -168,8 +170,8 @@ def test_a_commit_on_a_new_topic_of_a_name_outlives_the_deletion_of_the_old_one(
         house.restart()
 
 
-def test_offsets_on_the_old_topic_are_not_shown_while_they_are_being_forgotten(house, topic):
-    """A name may be used again as soon as the old topic is gone, a moment before its offsets."""
+def test_offsets_of_a_deleted_topic_are_hidden_before_they_are_deleted(house, topic):
+    """A name can be reused before the old topic's offsets are deleted."""
     groups = house.broker.groups
     groups.commit("g", [NewOffset(topic, 0, 7)])
     house.broker._topics.delete(topic)
@@ -177,7 +179,7 @@ def test_offsets_on_the_old_topic_are_not_shown_while_they_are_being_forgotten(h
     assert groups.group("g") == []
 
 
-def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, topic):
+def test_offsets_of_a_topic_that_no_longer_exists_are_deleted(house, topic):
     commit(house, "g", t0=9)
     write_raw(
         house,
@@ -192,16 +194,18 @@ def test_offsets_of_a_topic_that_vanished_unseen_are_forgotten_for_good(house, t
     assert offsets_of(house, "g") == {("t", 0): 9}
 
 
-def test_offsets_of_an_earlier_topic_of_the_name_are_not_this_ones(house, topic):
+def test_offsets_of_an_earlier_topic_id_are_ignored(house, topic):
     commit(house, "g", t1=9)
     earlier = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
     keys = [encode_key(CommitKey("g", "t", partition)) for partition in (0, 2)]
     write_raw(house, keys, [encode_value(Commit(4, topic_id=earlier)), encode_value(Commit(5))])
     house.restart()
-    assert offsets_of(house, "g") == {("t", 1): 9, ("t", 2): 5}  # one did not say its topic's id
+    assert offsets_of(house, "g") == {("t", 1): 9, ("t", 2): 5}  # one commit has no topic id
 
 
-def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_anew(house, topic):
+def test_deleting_the_offsets_topic_deletes_all_commits_and_the_next_one_re_creates_it(
+    house, topic
+):
     commit(house, "g", t0=9)
     house.broker.delete_topic(TOPIC)
     assert list(house.broker.groups.all_groups()) == []
@@ -210,9 +214,9 @@ def test_deleting_the_internal_topic_forgets_all_and_the_next_commit_makes_it_an
     assert [name for name, _ in house.broker.groups.all_groups()] == ["h"]
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic, goes_on):
-    """Also where the store fails the rest of the repair."""
+@pytest.mark.parametrize("store_works", [True, False])
+def test_groups_are_reset_to_the_log_end_after_a_truncation(house, topic, store_works):
+    """Even if the store fails the rest of the repair."""
     house.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
         house.produce("t", [b"lost" * 15] * 10)
@@ -222,8 +226,8 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
     house.broker.close()
     max((house.root / "data" / "t-0").glob("*.log")).unlink()
     house.broker = house.open()
-    house.set_down(not goes_on)
-    with nullcontext() if goes_on else pytest.raises(StoreUnavailable):
+    house.set_down(not store_works)
+    with nullcontext() if store_works else pytest.raises(StoreUnavailable):
         steps = house.broker.repair("t", apply=True, accept_loss=True)
         assert [one.action for one in steps if one.done] == ["cut"]
     for _ in range(2):
@@ -241,10 +245,8 @@ def test_groups_that_read_what_was_cut_read_what_comes_in_its_place(house, topic
         (Groups, "follow_truncations"),
     ],
 )
-def test_groups_that_could_not_be_set_back_are_as_soon_as_that_goes(
-    house, topic, monkeypatch, failing
-):
-    """Or at the next start, where the process died before it knew of them."""
+def test_a_group_reset_that_failed_is_repeated(house, topic, monkeypatch, failing):
+    """Or at the next start, if the process died first."""
     house.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
         house.produce("t", [b"lost" * 15] * 10)
@@ -274,7 +276,7 @@ def test_groups_that_could_not_be_set_back_are_as_soon_as_that_goes(
         house.restart()
 
 
-def test_what_is_no_commit_is_passed_over(house, topic):
+def test_records_that_are_not_commits_are_skipped(house, topic):
     commit(house, "g", t0=1)
     write_raw(
         house,
@@ -286,7 +288,7 @@ def test_what_is_no_commit_is_passed_over(house, topic):
     assert offsets_of(house, "g") == {("t", 0): 1, ("t", 2): 3}
 
 
-def test_groups_wait_for_a_store_that_is_down_and_nothing_else_does(house, topic):
+def test_only_groups_wait_for_an_unavailable_store(house, topic):
     commit(house, "g", t0=1)
     house.broker.alter_topic(TOPIC, config={"cleanup.policy": "delete", "local.retention.ms": 0})
     house.broker.offload(TOPIC, wait_ms=20_000)
@@ -299,7 +301,7 @@ def test_groups_wait_for_a_store_that_is_down_and_nothing_else_does(house, topic
     assert offsets_of(house, "g") == {("t", 0): 1}
 
 
-def test_who_lost_the_offsets_to_another_broker_shows_none(house, topic, tmp_path):
+def test_a_broker_that_lost_the_offsets_topic_raises_fenced(house, topic, tmp_path):
     commit(house, "g", t0=5)
     house.claim()
     copy = House(house.copy_to(tmp_path / "copy"))
@@ -312,7 +314,7 @@ def test_who_lost_the_offsets_to_another_broker_shows_none(house, topic, tmp_pat
     copy.broker.close()
 
 
-def test_a_restore_brings_groups_back_and_their_lag_leaves_its_gap_out(house, topic, tmp_path):
+def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(house, topic, tmp_path):
     house.produce("t", [b"x"] * 10)
     commit(house, "g", t0=4, t1=0)
     commit(house, "gone", t0=4)
@@ -335,7 +337,7 @@ def test_a_restore_brings_groups_back_and_their_lag_leaves_its_gap_out(house, to
     assert house.broker.groups.group("g")[0].lag == 2
 
 
-def test_more_commits_than_are_kept_in_memory_are_refused(house, topic):
+def test_commits_beyond_group_commits_max_are_throttled(house, topic):
     house.restart(group_commits_max=2)
     commit(house, "g", t0=1, t1=1)
     commit(house, "g", t0=2, t1=2)
@@ -345,7 +347,7 @@ def test_more_commits_than_are_kept_in_memory_are_refused(house, topic):
     commit(house, "h", t2=1)
 
 
-def test_commits_of_many_threads_end_as_the_log_has_them(house, topic):
+def test_concurrent_commits_match_the_log(house, topic):
     def run(number):
         for step in range(30):
             commit(house, f"g{number % 3}", t0=number * 1000 + step)

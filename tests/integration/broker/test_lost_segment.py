@@ -1,5 +1,5 @@
-"""A local segment file that is gone from the midst of a log: read from the bucket where it has it,
-told where nobody has it.
+"""A local segment file is missing in the middle of a log: its records are read from the bucket, or
+reported as lost.
 """
 
 import errno
@@ -20,7 +20,7 @@ CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 
 
 def fill(house, segments, **config):
-    """Segments of ten records each."""
+    """Create the topic with sealed segments of ten records."""
     house.broker.create_topic("t", config={**CONFIG, **config})
     house.stop_copying()
     produce(house, segments)
@@ -50,18 +50,18 @@ def offsets(house):
 
 
 @pytest.mark.parametrize(
-    ("inline", "a_page", "local_start", "at_start"),
+    ("inline", "page", "local_start", "after_start"),
     [
-        pytest.param(256, 128, 0, 20, id="the manifest itself has the entry"),
-        pytest.param(1, 2, 0, 20, id="a page of it has more than there are files"),
-        pytest.param(3, 4, 5, 5, id="the page begins before the first file: from a round on"),
+        pytest.param(256, 128, 0, 20, id="entry inline in the manifest"),
+        pytest.param(1, 2, 0, 20, id="entry in a page"),
+        pytest.param(3, 4, 5, 5, id="page begins before the first file"),
     ],
 )
-def test_what_the_bucket_has_is_read_from_there(
-    house, monkeypatch, inline, a_page, local_start, at_start
+def test_a_lost_segment_is_read_from_the_bucket(
+    house, monkeypatch, inline, page, local_start, after_start
 ):
     monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
-    monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", page)
     house.broker.create_topic("t", config=CONFIG)
     house.stop_copying()
     house.produce("t", [b"x"] * 5)
@@ -73,7 +73,7 @@ def test_what_the_bucket_has_is_read_from_there(
     house.broker.partition("t", 0).log.delete_local(local_start)
     lose(house, 10)
     partition = house.copy_sealed()
-    assert partition.log.first_local_offset == at_start
+    assert partition.log.first_local_offset == after_start
     tidy(house.broker)
     assert partition.log.first_local_offset == 20
     assert offsets(house) == list(range(50))
@@ -82,17 +82,19 @@ def test_what_the_bucket_has_is_read_from_there(
 
 
 @pytest.mark.parametrize(
-    ("inline", "a_page", "read_there"),
+    ("inline", "page", "first_local"),
     [
-        pytest.param(256, 128, 30, id="the manifest itself has the entry"),
-        pytest.param(1, 2, 40, id="a page of it has more than there are files"),
+        pytest.param(256, 128, 30, id="entry inline in the manifest"),
+        pytest.param(1, 2, 40, id="entry in a page"),
     ],
 )
 @pytest.mark.parametrize("policy", ["compact", "delete"])
-def test_of_a_log_that_was_compacted_too(house, monkeypatch, inline, a_page, read_there, policy):
-    """Compaction would take it from the bucket next."""
+def test_a_lost_segment_of_a_compacted_log_is_read_from_the_bucket(
+    house, monkeypatch, inline, page, first_local, policy
+):
+    """The next compaction would remove it from the bucket."""
     monkeypatch.setattr("manifest.paging.INLINE_MAX", inline)
-    monkeypatch.setattr("manifest.paging.SMALL_PAGE", a_page)
+    monkeypatch.setattr("manifest.paging.SMALL_PAGE", page)
     house.broker.create_topic("t", config={**COMPACT, "retention.ms": -1})
     house.stop_copying()
     for number in range(6):
@@ -110,7 +112,7 @@ def test_of_a_log_that_was_compacted_too(house, monkeypatch, inline, a_page, rea
     assert len(before) == 49
     lose(house, 20)
     partition = house.broker.partition("t", 0)
-    assert partition.log.first_local_offset == read_there
+    assert partition.log.first_local_offset == first_local
     assert house.records("t") == before
     house.broker.background.compactor.run_round()
     house.copy_sealed()
@@ -118,14 +120,14 @@ def test_of_a_log_that_was_compacted_too(house, monkeypatch, inline, a_page, rea
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
+def test_a_segment_in_neither_tier_blocks_offload_until_its_loss_is_accepted(house):
     fill(house, 5)
     lose(house, 20)
     partition = house.copy_sealed()
     partition = house.copy_sealed()
-    assert partition.cold.end_offset == 10, "what lies before the hole goes up"
-    (told,) = house.broker.readiness().degraded
-    assert "offsets 20 to 29 are missing" in told
+    assert partition.cold.end_offset == 10, "the segment before the hole is uploaded"
+    (degraded,) = house.broker.readiness().degraded
+    assert "offsets 20 to 29 are missing" in degraded
     tidy(house.broker)
     (step,) = house.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("drop-batches", False)
@@ -141,7 +143,7 @@ def test_what_nobody_has_holds_up_the_offload_until_it_was_given_up(house):
 
 
 @pytest.mark.parametrize("front_is_local", [True, False])
-def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house, front_is_local):
+def test_a_hole_at_the_end_of_the_bucket_becomes_a_gap(house, front_is_local):
     fill(house, 2)
     partition = house.copy_sealed()
     produce(house, 3)
@@ -150,9 +152,9 @@ def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house, front_is_local
     lose(house, 20, 30)
     before = segment_objects(house)
     assert house.copy_sealed().cold.end_offset == 20
-    assert segment_objects(house) == before, "nothing goes up in vain"
-    (told,) = house.broker.readiness().degraded
-    assert "offsets 20 to 39 are missing" in told
+    assert segment_objects(house) == before, "nothing is uploaded in vain"
+    (degraded,) = house.broker.readiness().degraded
+    assert "offsets 20 to 39 are missing" in degraded
     (step,) = house.broker.repair("t")
     assert (step.action, step.base_offset, step.last_offset) == ("drop", 20, 39)
     (step,) = house.broker.repair("t", apply=True)
@@ -164,21 +166,21 @@ def test_a_hole_right_behind_the_buckets_end_becomes_a_gap(house, front_is_local
     assert house.broker.verify("t", deep=True).ok
 
 
-@pytest.mark.parametrize("was", ["compact", "delete"])
-def test_what_compaction_left_out_is_no_loss(house, was):
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_compacted_offsets_are_not_a_loss(house, policy):
     fill(house, 5, **{"cleanup.policy": "compact"})
     lose(house, 20)
-    if was == "compact":
+    if policy == "compact":
         house.broker.background.compactor._cleaned.save({("t", 0): 50})
     house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     house.copy_sealed()
     house.copy_sealed()
     partition = house.copy_sealed()
-    assert partition.cold.end_offset == (50 if was == "compact" else 10)
-    assert house.broker.verify("t", deep=True).ok is (was == "compact")
+    assert partition.cold.end_offset == (50 if policy == "compact" else 10)
+    assert house.broker.verify("t", deep=True).ok is (policy == "compact")
 
 
-def test_what_compaction_left_out_is_no_loss_without_a_bucket_either(house):
+def test_compacted_offsets_of_a_local_topic_are_not_a_loss(house):
     fill(house, 5, **{"cleanup.policy": "compact", "remote.storage.enable": "false"})
     lose(house, 20)
     house.broker.background.compactor._cleaned.save({("t", 0): 50})
@@ -186,20 +188,20 @@ def test_what_compaction_left_out_is_no_loss_without_a_bucket_either(house):
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_without_a_bucket_it_is_told(house):
+def test_a_lost_segment_of_a_local_topic_is_reported(house):
     fill(house, 4, **{"remote.storage.enable": "false"})
     lose(house, 10)
     for _ in range(2):
         tidy(house.broker)
-    (told,) = house.broker.readiness().degraded
-    assert "t-0: offsets 10 to 19 are missing between two segments: a file was lost" in told
+    (degraded,) = house.broker.readiness().degraded
+    assert "t-0: offsets 10 to 19 are missing between two segments: a file was lost" in degraded
     assert offsets(house) == [*range(10), *range(20, 40)]
     house.broker.trim("t", 0, 20)
     assert house.broker.readiness().degraded == []
 
 
 @pytest.mark.parametrize("has_bucket", [False, True])
-def test_without_a_bucket_it_is_repaired_all_the_same(house, has_bucket):
+def test_a_lost_segment_of_a_local_topic_is_repaired(house, has_bucket):
     fill(house, 4, **{"remote.storage.enable": "false"})
     lose(house, 10)
     if not has_bucket:
@@ -216,21 +218,21 @@ def test_without_a_bucket_it_is_repaired_all_the_same(house, has_bucket):
     assert offsets(house) == [*range(10), *range(20, 40)]
 
 
-def test_where_nothing_goes_up_any_more_it_is_told(house):
+def test_a_lost_segment_is_reported_once_remote_storage_is_disabled(house):
     fill(house, 5)
     lose(house, 20)
     house.broker.background.copier.claim(house.broker.partition("t", 0))
     tidy(house.broker)
-    assert house.broker.readiness().degraded == [], "the copier tells, once it gets there"
+    assert house.broker.readiness().degraded == [], "the copier reports it when it gets there"
     house.broker.alter_topic("t", config={"remote.storage.enable": "false"})
-    (told,) = house.broker.readiness().degraded
-    assert "offsets 20 to 29 are missing" in told
+    (degraded,) = house.broker.readiness().degraded
+    assert "offsets 20 to 29 are missing" in degraded
     house.broker.delete_topic("t")
     assert house.broker.readiness().degraded == []
 
 
-def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypatch):
-    """It has what was there before."""
+def test_no_local_segment_is_deleted_before_compaction_is_mirrored(house, monkeypatch):
+    """The bucket still has the state before compaction."""
     monkeypatch.setattr("manifest.paging.INLINE_MAX", 3)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
     fill(house, 5)
@@ -245,7 +247,7 @@ def test_before_the_bucket_followed_compaction_nothing_is_let_go(house, monkeypa
     assert partition.log.first_local_offset == 30
 
 
-def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, monkeypatch):
+def test_a_start_succeeds_even_if_earlier_segments_cannot_be_deleted(house, monkeypatch):
     fill(house, 5)
     house.copy_sealed()
 
@@ -263,9 +265,9 @@ def test_a_start_that_cannot_let_go_of_what_lies_before_it_is_a_start(house, mon
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted):
+def test_a_segment_lost_at_runtime_is_reported_not_a_bug(house, restarted):
     fill(house, 2)
-    if restarted:  # no file is open any more
+    if restarted:  # closes all files
         house.restart(down=True, store_start_timeout_ms=200)
         house.stop_copying()
         house.set_down(False)
@@ -274,23 +276,23 @@ def test_what_is_lost_while_the_broker_runs_is_told_and_no_bug(house, restarted)
     with capture_logs() as logs:
         partition = house.copy_sealed()
     assert not [line for line in logs if "bug" in line["event"]]
-    (told,) = house.broker.readiness().degraded
-    assert f"{0:020d}.log: {'is missing' if restarted else 'cannot be read'}" in told
+    (degraded,) = house.broker.readiness().degraded
+    assert f"{0:020d}.log: {'is missing' if restarted else 'cannot be read'}" in degraded
     if restarted:
         with pytest.raises(CorruptDataError, match="the file was lost"):
             partition.read(0, max_bytes=1)
 
 
-def rot_the_last_batch(path):
-    """Its length: the time index leads there."""
+def corrupt_the_last_batch(path):
+    """Corrupt its length, at a position that the time index points to."""
     data = bytearray(path.read_bytes())
     data[len(data) * 4 // 5 + 8] ^= 0x7F
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, rot_the_last_batch])
-def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
-    """Found by who looks at all segments, after a start that knows them by their names."""
+@pytest.mark.parametrize("damage", [Path.unlink, corrupt_the_last_batch])
+def test_a_damaged_segment_blocks_no_other(house, damage):
+    """A clean start only lists the files; the damage is found when segments are read."""
     for topic in ("t", "u"):
         house.broker.create_topic(topic, config=CONFIG)
         house.stop_copying()
@@ -300,30 +302,30 @@ def test_what_a_segment_has_lost_keeps_nobody_from_the_others(house, harm):
             house.broker.partition(topic, 0).log.roll()
     house.restart()
     house.stop_copying()
-    harm(house.root / "data" / "t-0" / f"{20:020d}.log")
-    for _ in range(2):  # claimed, or not yet
+    damage(house.root / "data" / "t-0" / f"{20:020d}.log")
+    for _ in range(2):  # the first round may only claim
         partition = house.copy_sealed()
     assert partition.cold.end_offset == 20
     assert house.broker.partition("u", 0).cold.end_offset == 40
     house.broker.storage_report()
     assert [one.base_offset for one in iter_segments(partition)] == [0, 10, 20, 30]
-    (told,) = house.broker.readiness().degraded
-    assert f"{20:020d}.log" in told
+    (degraded,) = house.broker.readiness().degraded
+    assert f"{20:020d}.log" in degraded
     for deep in (False, True):
         problems = house.broker.verify("t", deep=deep).problems
         assert [one.base_offset for one in problems] == (
-            [20] if deep or harm is Path.unlink else []
+            [20] if deep or damage is Path.unlink else []
         )
     (step,) = house.broker.repair("t", deep=True)
     assert step.base_offset == 20
-    if harm is Path.unlink:
+    if damage is Path.unlink:
         assert partition.read(0, max_bytes=1 << 20).next_offset == 20
     with capture_logs() as logs:
         tidy(house.broker)
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
 
 
-def test_a_lost_file_that_the_bucket_has_is_read_there_after_a_repair(house):
+def test_a_file_lost_at_runtime_is_read_from_the_bucket_after_a_repair(house):
     fill(house, 4)
     house.copy_sealed()
     house.restart()
@@ -336,13 +338,13 @@ def test_a_lost_file_that_the_bucket_has_is_read_there_after_a_repair(house):
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeypatch):
+def test_trimming_a_segment_during_its_upload_is_not_an_error(house, monkeypatch):
     fill(house, 2)
     put_file = house.store.put_file
 
-    def trim_and_put(*given, **options):
+    def trim_and_put(*args, **options):
         house.broker.trim("t", 0, 10)
-        return put_file(*given, **options)
+        return put_file(*args, **options)
 
     monkeypatch.setattr(house.store, "put_file", trim_and_put, raising=False)
     with capture_logs() as logs:
@@ -352,7 +354,7 @@ def test_a_segment_that_a_trim_takes_while_it_goes_up_is_no_fault(house, monkeyp
     assert [entry.base_offset for entry in partition.cold.entries(0)] == [10]
 
 
-def test_a_process_without_descriptors_lost_no_file(house, monkeypatch):
+def test_a_lack_of_file_descriptors_is_not_a_lost_file(house, monkeypatch):
     fill(house, 1)
 
     def refused(*_given, **_options):
@@ -366,14 +368,14 @@ def test_a_process_without_descriptors_lost_no_file(house, monkeypatch):
     assert partition.cold.end_offset == 10
 
 
-def test_a_topic_that_is_deleted_while_it_goes_up_lost_no_file(house, monkeypatch):
+def test_deleting_a_topic_during_its_upload_is_not_a_lost_file(house, monkeypatch):
     fill(house, 1)
     put_file = house.store.put_file
 
-    def delete_and_put(*given, **options):
+    def delete_and_put(*args, **options):
         house.broker.delete_topic("t")
         house.broker._topics.remove_files()
-        return put_file(*given, **options)
+        return put_file(*args, **options)
 
     monkeypatch.setattr(house.store, "put_file", delete_and_put, raising=False)
     copier = house.broker.background.copier

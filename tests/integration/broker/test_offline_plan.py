@@ -1,5 +1,5 @@
-"""A repair that is only planned changes nothing: no byte, no name, no time of a file, in either
-tier; and says what a repair that is applied then does.
+"""Planning a repair changes no content, name or modification time of any file in either tier, and
+lists the steps that applying it then takes.
 """
 
 import shutil
@@ -19,8 +19,8 @@ CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    house = House(tmp_path_factory.mktemp("made"))
+def template(tmp_path_factory):
+    house = House(tmp_path_factory.mktemp("template"))
     house.broker.create_topic("t", config=CONFIG)
     house.broker.create_topic("other")
     for number in range(4):
@@ -33,14 +33,14 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def root(made, tmp_path):
-    """Topic `t`, two segments in the bucket and two that are not, stopped cleanly; a copy."""
-    shutil.copytree(made, tmp_path / "root")
+def root(template, tmp_path):
+    """A cleanly stopped broker; topic `t` has two segments in the bucket and two only on disk."""
+    shutil.copytree(template, tmp_path / "root")
     return tmp_path / "root"
 
 
 def snapshot(root):
-    """Every file's bytes and times, and the folders."""
+    """Contents and modification times of all files and folders."""
     return {
         str(path.relative_to(root)): (
             path.read_bytes() if path.is_file() else None,
@@ -50,11 +50,11 @@ def snapshot(root):
     }
 
 
-def planned(root):
+def plan(root):
     settings = BrokerSettings(data_dir=root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     store = open_store(f"file://{root / 'bucket'}", must_exist=True)
     close = store.close = Mock(wraps=store.close)
-    (root / "data" / ".lock").touch()  # of a folder that was copied or restored
+    (root / "data" / ".lock").touch()  # as in a copied or restored folder
     before = snapshot(root)
     try:
         return plan_repair(settings, store, "t", deep=True)
@@ -63,22 +63,22 @@ def planned(root):
         assert snapshot(root) == before, "a plan changes nothing"
 
 
-def told(steps):
+def summary(steps):
     return [(step.action, step.base_offset, step.detail) for step in steps]
 
 
-def applied(root):
+def apply(root):
     house = House(root)
     steps = house.broker.repair("t", deep=True, apply=True)
     house.broker.close()
-    return told(steps)
+    return summary(steps)
 
 
-def test_a_whole_topic_needs_nothing(root):
-    assert planned(root) == []
+def test_an_intact_topic_needs_no_repair(root):
+    assert plan(root) == []
 
 
-def test_a_lost_object_of_a_folder_that_had_crashed(root):
+def test_a_missing_object_is_planned_to_be_uploaded_again(root):
     log = root / "data" / "t-0"
     (root / "data" / ".kafka_cleanshutdown").unlink()
     with max(log.glob("*.log")).open("ab") as file:
@@ -86,28 +86,28 @@ def test_a_lost_object_of_a_folder_that_had_crashed(root):
     (log / "leader-epoch-checkpoint").unlink()
     (log / f"{99:020d}.log.deleted").write_bytes(b"")
     min((root / "bucket").glob("topics/t/*/0/segments/*.log")).unlink()
-    plan = planned(root)
-    assert [step.action for step in plan] == ["upload-again"]
-    assert told(plan) == applied(root)
+    planned = plan(root)
+    assert [step.action for step in planned] == ["upload-again"]
+    assert summary(planned) == apply(root)
 
 
-def test_a_damaged_log(root):
+def test_a_damaged_log_is_planned_to_be_truncated(root):
     (root / "data" / ".kafka_cleanshutdown").unlink()
     (root / "data" / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 40\n")
     flip(root / "data" / "t-0" / f"{30:020d}.log", 100)
-    plan = planned(root)
-    assert [step.action for step in plan] == ["cut"]
-    assert told(plan) == applied(root)
+    planned = plan(root)
+    assert [step.action for step in planned] == ["cut"]
+    assert summary(planned) == apply(root)
 
 
-def test_a_damaged_file_is_told_by_its_own_path(root):
+def test_a_damaged_file_is_named_by_its_path(root):
     bad = root / "data" / "t-0" / "partition.metadata"
     bad.write_text("rotten")
-    (step,) = planned(root)
+    (step,) = plan(root)
     assert (step.action, str(bad) in step.detail) == ("none", True), step
 
 
-def test_a_partition_of_another_owner_is_refused_as_it_would_be(root, tmp_path):
+def test_planning_for_a_partition_of_another_owner_is_fenced(root, tmp_path):
     shutil.copytree(root / "data", tmp_path / "older")
     house = House(root)
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
@@ -115,22 +115,22 @@ def test_a_partition_of_another_owner_is_refused_as_it_would_be(root, tmp_path):
     shutil.rmtree(root / "data")
     shutil.copytree(tmp_path / "older", root / "data")
     with pytest.raises(FencedError, match="never recorded it"):
-        planned(root)
+        plan(root)
 
 
-def test_what_a_start_would_write_first_is_left_to_a_start(root):
+def test_a_folder_that_a_start_must_complete_first_is_refused(root):
     (root / "data" / "tierlog" / "take-over.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="being taken over"):
-        planned(root)
+        plan(root)
     (root / "data" / "tierlog" / "take-over.json").unlink()
     shutil.rmtree(root / "bucket")
     (root / "bucket").mkdir()
     (root / "data" / "tierlog" / "store.json").unlink()
     with pytest.raises(ConfigurationError, match="start the broker once"):
-        planned(root)
+        plan(root)
 
 
-def test_a_running_broker_that_plans_claims_nothing(root):
+def test_planning_in_a_running_broker_claims_nothing(root):
     store = open_store(f"file://{root / 'bucket'}")
     settings = BrokerSettings(data_dir=root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open_idle(settings, store=store)

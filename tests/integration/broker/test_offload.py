@@ -1,4 +1,4 @@
-"""What goes to the bucket when: partitions in turn, quiet ones by time, at the rate given."""
+"""When segments are uploaded: partitions in turn, idle ones by time, at the configured rate."""
 
 import errno
 import os
@@ -40,8 +40,8 @@ def fill(house, topic, *, segments):
 
 @pytest.fixture
 def copier_of(house):
-    """A copier on partitions of which the broker's own uploads nothing."""
-    made = []
+    """Make copiers; the broker's own is closed."""
+    copiers = []
     house.broker.background.copier.close()
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
@@ -49,7 +49,7 @@ def copier_of(house):
     house.wait_for(lambda: house.broker.bucket.store_status.is_verified)
 
     def make(concurrency):
-        made.append(
+        copiers.append(
             Copier(
                 house.broker.partitions,
                 concurrency=concurrency,
@@ -57,18 +57,18 @@ def copier_of(house):
                 store_is_reachable=house.broker.bucket.store_status.recheck,
             )
         )
-        return made[-1]
+        return copiers[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for copier in copiers:
+        copier.close()
 
 
 def partitions(house, topic):
     return list(house.broker.topic(topic).partitions.values())
 
 
-def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copier_of):
+def test_a_backlog_does_not_starve_other_partitions(house, copier_of):
     copier = copier_of(1)
     with capture_logs() as lines:
         copier.run_round()
@@ -78,8 +78,8 @@ def test_a_backlog_does_not_keep_the_next_partition_from_the_bucket(house, copie
     assert set(offloaded[:2]) == {"a-0", "b-0"}
 
 
-def test_of_a_store_that_is_away_the_log_has_one_line_and_one_when_it_is_back(house, copier_of):
-    """And none for each partition: there may be a thousand, which wait for the same."""
+def test_a_store_outage_is_logged_once_and_its_end_once(house, copier_of):
+    """Not one per partition: there may be a thousand, waiting for the same store."""
     copier, status = copier_of(4), house.broker.bucket.store_status
     house.broker.create_topic("many", partitions=20)
     house.set_down(True)
@@ -88,11 +88,11 @@ def test_of_a_store_that_is_away_the_log_has_one_line_and_one_when_it_is_back(ho
         assert copier.wait_until_idle(timeout_s=20)
         house.set_down(False)
         house.wait_for(lambda: status.is_reachable)
-    told = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
-    assert told == ["store unavailable", "store available again"]
+    events = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
+    assert events == ["store unavailable", "store available again"]
 
 
-def test_a_partition_that_waits_alone_says_so(house, copier_of):
+def test_a_failed_upload_of_one_partition_is_logged(house, copier_of):
     copier = copier_of(1)
     house.store.fail("put", FailsBefore(), times=10**9, when=lambda key: "/b/" in key)
     with capture_logs() as lines:
@@ -104,8 +104,8 @@ def test_a_partition_that_waits_alone_says_so(house, copier_of):
     assert house.broker.bucket.store_status.is_reachable
 
 
-def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house, copier_of):
-    """The log start is moved, the files below are gone, and who moved it waits for the bucket."""
+def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(house, copier_of):
+    """The log start has moved and local files are deleted; the bucket has no trim yet."""
     copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
     copier.claim(partition)
     start = partition.log.base_offsets[1]
@@ -118,7 +118,7 @@ def test_what_lies_behind_a_trim_goes_up_before_the_bucket_was_told_of_it(house,
     assert partition.cold.manifest.log_start_offset == start
 
 
-def test_what_was_sealed_and_not_flushed_waits_without_a_fault(house, copier_of):
+def test_a_sealed_but_unflushed_segment_waits_without_an_error(house, copier_of):
     house.broker.create_topic("c", config={**SMALL, "flush.ms": 3_600_000})
     copier, partition = copier_of(1), house.broker.partition("c", 0)
     for _ in range(8):
@@ -133,7 +133,7 @@ def test_what_was_sealed_and_not_flushed_waits_without_a_fault(house, copier_of)
     assert partition.cold.end_offset == partition.log.active_base_offset > 0
 
 
-def test_a_commit_that_the_store_kept_wrong_does_not_count(house, copier_of):
+def test_a_commit_stored_with_wrong_bytes_does_not_count(house, copier_of):
     copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
     copier.claim(partition)
     house.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
@@ -142,7 +142,7 @@ def test_a_commit_that_the_store_kept_wrong_does_not_count(house, copier_of):
     assert partition.cold.end_offset == removable_end(partition) == 0
 
 
-def test_no_segment_goes_by_a_commit_that_could_not_be_noted(house, monkeypatch):
+def test_no_segment_is_deleted_by_a_commit_that_is_not_recorded_locally(house, monkeypatch):
     """After a crash the folder would not know what the bucket has."""
     house.broker.create_topic("t", config={**LITTLE_LOCAL, "local.retention.ms": 0})
     house.claim()
@@ -159,19 +159,19 @@ def test_no_segment_goes_by_a_commit_that_could_not_be_noted(house, monkeypatch)
     assert partition.cold.end_offset == partition.log.first_local_offset > 0
 
 
-def test_an_upload_that_hangs_does_not_hold_up_the_other_partitions(house, copier_of, monkeypatch):
-    copier, goes_on = copier_of(2), threading.Event()
+def test_a_hanging_upload_does_not_block_other_partitions(house, copier_of, monkeypatch):
+    copier, released = copier_of(2), threading.Event()
     (stuck,) = partitions(house, "a")
     offload = stuck.cold.offload
-    monkeypatch.setattr(stuck.cold, "offload", lambda files: goes_on.wait(20) and offload(files))
+    monkeypatch.setattr(stuck.cold, "offload", lambda files: released.wait(20) and offload(files))
     copier.run_round()
     assert copier.wait_until_done(partitions(house, "b"), timeout_s=10)
     assert copier.progress([stuck]).uploaded_segments == 0
-    goes_on.set()
+    released.set()
     assert copier.wait_until_done([stuck], timeout_s=20)
 
 
-def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
+def test_an_idle_partition_is_offloaded_within_offload_max_lag_ms(house):
     house.restart(retention_check_interval_ms=20)
     house.broker.create_topic("t", config={"offload.max.lag.ms": 20})
     house.produce("t", [b"the last for a long while"])
@@ -181,26 +181,26 @@ def test_a_quiet_partition_is_in_the_bucket_in_time_without_being_asked(house):
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_log_that_lets_nothing_go_keeps_no_other_from_making_room(house, monkeypatch, fails):
+def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(house, monkeypatch, fails):
     for topic in ("a", "b"):
         house.broker.create_topic(topic, config=SMALL)
         fill(house, topic, segments=2)
         house.offload(topic)
     delete_local = PartitionLog.delete_local
 
-    def not_of_a(log, before_offset):
+    def delete_local_except_a(log, before_offset):
         if log.topic == "a" and fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return delete_local(log, before_offset) if log.topic == "b" else []
 
-    monkeypatch.setattr(PartitionLog, "delete_local", not_of_a)
+    monkeypatch.setattr(PartitionLog, "delete_local", delete_local_except_a)
     assert house.broker.background.janitor.relieve_disk(1)
     assert house.broker.partition("a", 0).log.first_local_offset == 0
     assert house.broker.partition("b", 0).log.first_local_offset > 0
 
 
-def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, monkeypatch):
-    """A full disk kept the checkpoint of a trim from being written."""
+def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(house, monkeypatch):
+    """The checkpoint of a trim could not be written to a full disk."""
     house.broker.create_topic("a", config=SMALL)
     house.wait_for(lambda: house.broker.partition("a", 0).cold.ownership.claimed)
     for task in house.broker.background._tasks:
@@ -225,7 +225,7 @@ def test_no_segment_goes_below_a_log_start_that_a_crash_would_take_back(house, m
     assert house.broker.partition("a", 0).log.first_local_offset == before[1]
 
 
-def test_a_topic_that_was_trimmed_within_a_segment_may_be_compacted(house):
+def test_a_topic_trimmed_within_a_segment_can_become_compacted(house):
     house.broker.create_topic("a", config=SMALL)
     fill(house, "a", segments=2)
     house.offload("a")
@@ -238,8 +238,8 @@ def test_a_topic_that_was_trimmed_within_a_segment_may_be_compacted(house):
         house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
 
 
-def test_a_configuration_is_altered_by_one_write(house, monkeypatch):
-    """Which a full disk takes, or refuses."""
+def test_altering_a_configuration_is_one_write(house, monkeypatch):
+    """Which a full disk accepts or refuses as a whole."""
     house.broker.create_topic("a", config=SMALL)
     house.wait_for(lambda: not house.broker.registry.by_name("a").dirty)
 
@@ -248,7 +248,7 @@ def test_a_configuration_is_altered_by_one_write(house, monkeypatch):
     assert house.broker.topic("a").config.segment_bytes == 2048
 
 
-def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
+def test_a_corrupt_segment_that_was_uploaded_frees_disk(house):
     house.broker.create_topic("a", config=SMALL)
     fill(house, "a", segments=2)
     house.offload("a")
@@ -261,13 +261,13 @@ def test_a_rotten_segment_that_the_bucket_has_makes_room(house):
     assert house.broker.partition("a", 0).log.first_local_offset > 0
 
 
-def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
-    paces = []
+def test_all_uploads_pass_the_configured_throttle(house, monkeypatch):
+    throttles = []
 
     class Recorded:
         def __init__(self, bytes_per_second):
             self.rate, self.sent_bytes = bytes_per_second, 0
-            paces.append(self)
+            throttles.append(self)
 
         def __call__(self, size_bytes):
             self.sent_bytes += size_bytes
@@ -280,21 +280,21 @@ def test_all_that_is_uploaded_goes_at_the_rate_that_was_set(house, monkeypatch):
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", segments=2)
     house.offload()
-    (throttle,) = paces
+    (throttle,) = throttles
     entries = house.broker.partition("t", 0).cold.entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
     assert (throttle.rate, throttle.sent_bytes) == (12_345, expected)
 
 
-def turned_off(house):
-    """A topic that was to be offloaded, until somebody thought better of it."""
+def claimed_topic(house):
+    """An offloaded topic, and a function that turns its remote storage off."""
     house.broker.create_topic("t", config=LITTLE_LOCAL)
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     return lambda: house.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 
-def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house):
-    turned_off(house)()
+def test_records_written_after_disabling_remote_storage_stay_on_disk(house):
+    claimed_topic(house)()
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
     house.offload()
@@ -308,9 +308,9 @@ def test_what_is_written_after_remote_storage_was_turned_off_stays_on_disk(house
 
 
 @pytest.mark.parametrize("was_claimed", [False, True])
-def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was_claimed):
+def test_records_written_before_enabling_remote_storage_are_offloaded(house, was_claimed):
     if was_claimed:
-        turned_off(house)()
+        claimed_topic(house)()
         house.restart()
     else:
         house.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
@@ -328,9 +328,9 @@ def test_what_was_written_before_remote_storage_was_turned_on_goes_up(house, was
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_what_went_up_without_a_note_of_it_is_known_again_once_it_is_turned_off(house, monkeypatch):
-    """Else no trim, and no retention, would ever reach it; and a restore would bring it back."""
-    turn_off = turned_off(house)
+def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(house, monkeypatch):
+    """Otherwise trims and retention never reach it, and a restore brings it back."""
+    turn_off = claimed_topic(house)
     house.stop_copying()
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
@@ -346,8 +346,10 @@ def test_what_went_up_without_a_note_of_it_is_known_again_once_it_is_turned_off(
     assert house.broker.partition("t", 0).cold.load_newest().log_start_offset == 200
 
 
-def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(house, monkeypatch):
-    turn_off, put = turned_off(house), house.store.put_file
+def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bucket(
+    house, monkeypatch
+):
+    turn_off, put = claimed_topic(house), house.store.put_file
     house.stop_copying()
     for number in range(20):
         house.produce("t", [b"%d" % number * 100 for _ in range(10)])
@@ -367,29 +369,29 @@ def test_a_segment_that_went_up_while_it_was_turned_off_is_read_from_the_bucket(
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_who_waits_for_the_store_as_the_broker_stops_changes_nothing_after(house, monkeypatch):
-    """Another broker may have the folder by then."""
+def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(house, monkeypatch):
+    """Another broker may own the folder by then."""
     house.broker.create_topic("t", partitions=2, config=SMALL)
     house.stop_copying()
     fill(house, "t", segments=3)
     house.broker.alter_topic("t", config={"retention.bytes": 1024})
-    waits, answers, asked = threading.Event(), threading.Event(), []
+    waiting, released, calls = threading.Event(), threading.Event(), []
 
     def slow(offset):
-        asked.append(offset)
-        waits.set()
-        assert answers.wait(20)
+        calls.append(offset)
+        waiting.set()
+        assert released.wait(20)
 
     for partition in partitions(house, "t"):
         monkeypatch.setattr(partition.cold, "follow_log_start", slow)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(tidy, house.broker)
-        assert waits.wait(20)
+        assert waiting.wait(20)
         house.broker.close()
         before = files_of(house)
-        answers.set()
+        released.set()
         late.result(20)
-    assert len(asked) == 1, "the next partition is left alone"
+    assert len(calls) == 1, "the next partition is not started"
     record = house.broker.topic("t").record
     with pytest.raises(ShuttingDown):
         house.broker.registry.put(msgspec.structs.replace(record, deleted=True))
@@ -405,7 +407,7 @@ def files_of(house):
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
-def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
+def test_a_stop_does_not_wait_for_uploads_and_the_next_start_resumes(house):
     house.restart(offload_bandwidth=1)
     house.broker.create_topic("t", config=SMALL)
     fill(house, "t", segments=2)
@@ -420,36 +422,36 @@ def test_a_stop_waits_for_no_upload_and_the_next_start_goes_on(house):
     house.offload()
 
 
-def test_who_stops_claims_no_more_partitions(house, copier_of, monkeypatch):
-    copier, goes_on = copier_of(1), threading.Event()
+def test_a_stopped_copier_claims_no_more_partitions(house, copier_of, monkeypatch):
+    copier, released = copier_of(1), threading.Event()
     first, second = [*partitions(house, "a"), *partitions(house, "b")]
     for one in first, second:
         claim = one.cold.ownership.claim
         monkeypatch.setattr(
             one.cold.ownership,
             "claim",
-            lambda claim=claim, **ends: goes_on.wait(20) and claim(**ends),
+            lambda claim=claim, **ends: released.wait(20) and claim(**ends),
         )
     copier.run_round()
     copier.stop()
-    goes_on.set()
+    released.set()
     assert copier.wait_until_idle(timeout_s=20)
     assert [one.cold.ownership.claimed for one in (first, second)].count(True) == 1
 
 
-def test_logs_are_closed_side_by_side(house, monkeypatch):
-    """A disk takes many syncs at a time: thousands of logs, one after the other, take minutes."""
+def test_logs_are_closed_in_parallel(house, monkeypatch):
+    """A disk does many syncs at a time; thousands of logs in sequence take minutes."""
     house.broker.create_topic("t", partitions=8)
-    meeting, close = threading.Barrier(8), PartitionLog.close
-    monkeypatch.setattr(PartitionLog, "close", lambda log: meeting.wait(20) >= 0 and close(log))
+    barrier, close = threading.Barrier(8), PartitionLog.close
+    monkeypatch.setattr(PartitionLog, "close", lambda log: barrier.wait(20) >= 0 and close(log))
     house.broker.close()
     monkeypatch.undo()
     house.broker = house.open()
     assert house.broker.folder.was_clean
 
 
-def test_an_upload_that_waits_for_the_store_does_not_keep_a_stop_for_its_repeats(house):
-    """The store is closed first: whoever is at work there ends with the request under way."""
+def test_an_upload_retrying_against_the_store_does_not_delay_a_stop(house):
+    """The store is closed first, which ends uploads with their current request."""
     house.restart(shutdown_timeout_ms=10)
     store, waits, closed, ends = house.store, threading.Event(), threading.Event(), []
 
@@ -466,20 +468,20 @@ def test_an_upload_that_waits_for_the_store_does_not_keep_a_stop_for_its_repeats
     assert ends == [True]
 
 
-def test_background_work_has_what_the_server_leaves_of_a_stop(house, monkeypatch):
-    stop, left_s = BackgroundTasks.stop, []
+def test_background_work_stops_within_the_remaining_shutdown_timeout(house, monkeypatch):
+    stop, remaining_s = BackgroundTasks.stop, []
 
-    def noted(background, deadline_s):
-        left_s.append(deadline_s - time.monotonic())
+    def recording(background, deadline_s):
+        remaining_s.append(deadline_s - time.monotonic())
         stop(background, deadline_s)
 
     house.restart(shutdown_timeout_ms=50_000)
-    monkeypatch.setattr(BackgroundTasks, "stop", noted)
+    monkeypatch.setattr(BackgroundTasks, "stop", recording)
     house.broker.close()
-    assert left_s[0] <= 10
+    assert remaining_s[0] <= 10
 
 
-def test_who_waits_for_an_offload_is_told_of_a_deletion(house):
+def test_deleting_a_topic_ends_a_waiting_offload(house):
     house.broker.create_topic("t", config=SMALL)
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     house.set_down(True)

@@ -1,5 +1,5 @@
-"""A copy of a live folder is started after the original died, and the bucket reaches no further
-than the copy: more may have been acknowledged, and its offsets are not given again.
+"""A copy of a live data folder is started after the original is lost, and the bucket reaches no
+further than the copy: later offsets may have been acknowledged, and must not be reused.
 """
 
 import shutil
@@ -15,7 +15,7 @@ GAP = 1000
 
 @pytest.fixture
 def copied(house, tmp_path):
-    """20 offsets, all in the bucket; `older` is a copy of the folder as it is then."""
+    """20 offsets, all in the bucket; `older` is a copy of the folder at this point."""
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.stop_copying()
     house.produce("t", [b"x"] * 20)
@@ -27,8 +27,8 @@ def copied(house, tmp_path):
     return house
 
 
-def go_on_and_die(house, *, commits):
-    """Records that are only on disk, and commits that do not move the bucket's end."""
+def write_more_and_lose_the_folder(house, *, commits):
+    """Add a record that is only on disk, and commits that do not move the bucket's end."""
     assert house.produce("t", [b"acknowledged"]).base_offset == 20
     for number in range(commits):
         house.broker.trim("t", 0, 1 + number)
@@ -37,10 +37,12 @@ def go_on_and_die(house, *, commits):
     (house.root / "data").parent.joinpath("older").rename(house.root / "data")
 
 
-@pytest.mark.parametrize("is_asked_first", [True, False], ids=["at the start", "by its claim"])
-def test_it_is_fenced_and_taken_over_above_a_gap(copied, monkeypatch, is_asked_first):
-    go_on_and_die(copied, commits=3)
-    if not is_asked_first:  # as where the store is down then
+@pytest.mark.parametrize("is_checked_first", [True, False], ids=["at start", "by its claim"])
+def test_an_older_copy_is_fenced_and_can_take_over_above_a_gap(
+    copied, monkeypatch, is_checked_first
+):
+    write_more_and_lose_the_folder(copied, commits=3)
+    if not is_checked_first:  # as if the store were down
         monkeypatch.setattr(FenceChecker, "check_before_serving", lambda *_, **__: None)
     for _ in range(2):
         copied.broker = copied.open(fence_check_ms=3_600_000)
@@ -57,7 +59,7 @@ def test_it_is_fenced_and_taken_over_above_a_gap(copied, monkeypatch, is_asked_f
 
 
 def put_back_in_place(house):
-    """The snapshot of a whole disk: the folder stays the one that it was, and so does its owner."""
+    """Restore a disk snapshot in place: the folder keeps its inode, and with it its owner id."""
     data = house.root / "data"
     for path in data.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -65,7 +67,7 @@ def put_back_in_place(house):
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts):
+def test_an_older_copy_that_reuses_epochs_stays_fenced(copied, restarts):
     owner = copied.broker.folder.owner
     for _ in range(restarts):
         copied.restart()
@@ -86,8 +88,8 @@ def test_one_that_takes_the_epochs_of_the_original_stays_fenced(copied, restarts
     copied.offload()
 
 
-def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
-    """After the note that it asks for the epoch, and before that of the manifest that says so."""
+def test_a_copy_taken_during_a_claim_is_fenced(copied, monkeypatch):
+    """Copied between the note of the epoch allocation and the note of the claim's manifest."""
     copied.restart(down=True, store_start_timeout_ms=200)
     put, older = copied.store.put, copied.root / "older"
     shutil.rmtree(older)
@@ -101,13 +103,13 @@ def test_one_made_while_the_original_claimed_is_fenced(copied, monkeypatch):
     copied.set_down(False)
     copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
     copied.stop_copying()
-    go_on_and_die(copied, commits=2)
+    write_more_and_lose_the_folder(copied, commits=2)
     copied.broker = copied.open()
     copied.wait_for(lambda: copied.broker.partition("t", 0).leadership_lost is not None)
     assert "it is an older copy" in copied.broker.partition("t", 0).leadership_lost
 
 
-def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(copied, tmp_path):
+def test_a_copy_that_reused_an_epoch_is_rejected_as_the_tail_of_a_restore(copied, tmp_path):
     copied.restart()
     copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
     copied.produce("t", [b"acknowledged"])
@@ -123,8 +125,8 @@ def test_as_the_tail_of_a_restore_it_is_not_known_by_an_epoch_that_it_only_took(
     assert "another owner came after it" in one.tail.detail
 
 
-def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
-    copied.produce("t", [b"in the copy too"])
+def test_a_restore_with_an_older_copy_as_tail_leaves_a_gap(copied, tmp_path):
+    copied.produce("t", [b"in the copy"])
     copied.broker.background.checkpoints.save()
     shutil.rmtree(tmp_path / "older")
     shutil.copytree(copied.root / "data", tmp_path / "older")
@@ -141,8 +143,8 @@ def test_a_restore_with_it_as_the_tail_leaves_a_gap(copied, tmp_path):
     assert "an older copy" in one.tail.detail
 
 
-def test_two_commits_are_what_a_crash_keeps_from_being_noted(copied):
-    go_on_and_die(copied, commits=2)
+def test_a_folder_missing_only_two_commits_is_not_an_older_copy(copied):
+    write_more_and_lose_the_folder(copied, commits=2)
     copied.broker = copied.open()
     copied.copy_sealed()
     assert copied.broker.partition("t", 0).leadership_lost is None

@@ -1,4 +1,4 @@
-"""A data folder and a bucket that an older tree wrote: nothing is lost by a newer one."""
+"""A data folder and bucket written by an older version are opened without loss."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ def newest_users(house):
 
 
 def assert_whole(house):
-    """What was in the bucket when the older tree stopped."""
+    """Everything that was in the bucket when the older version stopped."""
     assert values(house, "orders", 0)[:300] == ORDERS
     assert values(house, "orders", 1) == [*ORDERS, b"once"]
     assert newest_users(house) == {b"user-%d" % n: b"round 2" for n in range(40)}
@@ -43,7 +43,7 @@ def assert_whole(house):
         assert report.ok, report.problems
 
 
-def repeated(house):
+def retry(house):
     batch = encode_batch(
         [b"once"],
         timestamps=[1_700_000_000_000],
@@ -57,13 +57,13 @@ def repeated(house):
     return house.broker.partition("orders", 1).append(produced, acks=Acks.ALL).result(10)
 
 
-def test_an_older_folder_is_opened_with_everything_in_it(older):
+def test_a_data_folder_of_an_older_version_is_opened_completely(older):
     house = House(older)
     try:
         assert house.broker.readiness() == ([], [])
         assert_whole(house)
         assert values(house, "orders", 0)[300:] == [b"of the second start"]
-        assert (repeated(house).duplicate, repeated(house).base_offset) == (True, 300)
+        assert (retry(house).duplicate, retry(house).base_offset) == (True, 300)
         group = house.broker.groups.group("readers")
         assert [(one.partition, one.offset) for one in group] == [(0, 77), (1, 0)]
         assert house.produce("orders", [b"new"]).base_offset == 301
@@ -71,7 +71,7 @@ def test_an_older_folder_is_opened_with_everything_in_it(older):
         house.broker.close()
 
 
-def test_an_older_bucket_is_restored(older):
+def test_a_bucket_of_an_older_version_is_restored(older):
     shutil.rmtree(older / "data")
     store = open_store(f"file://{older / 'bucket'}")
     report = restore(store, RestoreOptions(data_dir=older / "data", gap=1000, clock=lambda: 0))
@@ -79,6 +79,6 @@ def test_an_older_bucket_is_restored(older):
     house = House(older)
     try:
         assert_whole(house)
-        assert repeated(house).duplicate
+        assert retry(house).duplicate
     finally:
         house.broker.close()

@@ -1,4 +1,4 @@
-"""Two folders that take themselves for the owner of one partition: one wins, none loses data."""
+"""Two data folders that both claim one partition: one wins, and neither loses data."""
 
 import errno
 import threading
@@ -30,7 +30,7 @@ def offloaded(house):
     house.offload()
 
 
-def a_copy_claims(house, tmp_path):
+def claim_with_a_copy(house, tmp_path):
     copy = House(house.copy_to(tmp_path / "copy"))
     copy.wait_for(lambda: copy.broker.partition("t", 0).cold.ownership.claimed)
     copy.broker.close()
@@ -60,7 +60,7 @@ def test_a_copied_folder_is_fenced_by_the_original(house, tmp_path):
 def test_the_original_is_fenced_by_a_copy_that_came_first(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    a_copy_claims(house, tmp_path)
+    claim_with_a_copy(house, tmp_path)
     house.broker = house.open()
     house.claim()
     assert house.broker.partition("t", 0).leadership_lost
@@ -79,17 +79,15 @@ def test_a_folder_in_use_refuses_a_second_broker(house):
         house.open()
 
 
-def test_a_lost_leader_notices_within_the_fence_check(house, tmp_path):
+def test_the_fence_check_detects_lost_leadership(house, tmp_path):
     offloaded(house)
-    a_copy_claims(house, tmp_path)
+    claim_with_a_copy(house, tmp_path)
     house.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         house.produce("t", [b"too late"])
 
 
-def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts(
-    house, monkeypatch
-):
+def test_an_unrecorded_claim_is_recognized_after_two_restarts(house, monkeypatch):
     offloaded(house)
     house.broker.close()
 
@@ -103,44 +101,44 @@ def test_a_claim_that_died_before_it_was_noted_is_known_again_after_two_restarts
         house.broker.close()
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     house.restart()
-    house.produce("t", [b"it goes on"])
+    house.produce("t", [b"more"])
     house.offload()
     assert house.broker.partition("t", 0).cold.ownership.claimed
 
 
-def test_the_bucket_hears_of_every_epoch_that_was_written_under_while_it_was_away(house):
+def test_epochs_written_during_a_store_outage_reach_the_bucket(house):
     house.broker.create_topic("t", config={"retention.ms": -1})
     for down in (True, True, False):
         house.produce("t", [b"x"])
         house.restart(down=down)
     assert house.broker.offload("t", wait_ms=20_000).remaining_segments == 0
     starts = house.broker.partition("t", 0).cold.manifest.epochs
-    assert [(one.epoch, one.start_offset) for one in starts] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(e.epoch, e.start_offset) for e in starts] == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
-def test_a_former_owner_acknowledges_nothing_when_it_comes_back(house, tmp_path):
+def test_a_restarted_former_owner_acknowledges_nothing(house, tmp_path):
     offloaded(house)
     house.broker.close()
-    a_copy_claims(house, tmp_path)
+    claim_with_a_copy(house, tmp_path)
     house.broker = house.open()
     with pytest.raises(FencedError):
-        house.produce("t", [b"for nobody"])
+        house.produce("t", [b"refused"])
 
 
 def disk_is_full(*_):
     raise OSError(errno.ENOSPC, "no space left")
 
 
-@pytest.mark.parametrize("disk_takes_the_note", [True, False])
-def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
-    house, tmp_path, monkeypatch, disk_takes_the_note
+@pytest.mark.parametrize("disk_accepts_the_note", [True, False])
+def test_a_copy_behind_the_bucket_fences_only_itself(
+    house, tmp_path, monkeypatch, disk_accepts_the_note
 ):
     offloaded(house)
     copied = house.copy_to(tmp_path / "copy")
     house.produce("t", [b"x" * 5000])
     house.offload()
     monkeypatch.setattr(FenceChecker, "check_before_serving", lambda *_, **__: None)
-    if not disk_takes_the_note:
+    if not disk_accepts_the_note:
         monkeypatch.setattr(BucketState, "record_manifest", disk_is_full)
     copy = House(copied)
     try:
@@ -154,7 +152,7 @@ def test_a_copy_that_the_bucket_reaches_beyond_fences_itself_alone(
     house.produce("t", [b"the original goes on"])
 
 
-def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, monkeypatch):
+def test_a_hanging_store_delays_a_start_by_at_most_the_timeout(house, monkeypatch):
     offloaded(house)
     released, ended = threading.Event(), threading.Event()
     house.broker.close()
@@ -167,7 +165,7 @@ def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, mon
     house.broker = house.open(store_start_timeout_ms=1000)
     try:
         assert not ended.is_set()
-        house.produce("t", [b"taken all the same"])
+        house.produce("t", [b"accepted"])
     finally:
         released.set()
 
@@ -176,24 +174,26 @@ def test_a_store_that_hangs_holds_up_no_start_for_longer_than_allowed(house, mon
     "failure",
     [CorruptDataError("a manifest of nonsense"), ManifestConflict("lost"), OSError("disk full")],
 )
-def test_who_cannot_know_whose_it_is_goes_on_and_asks_for_the_rest(house, monkeypatch, failure):
-    asked = []
+def test_a_failed_fence_check_blocks_neither_the_start_nor_other_checks(
+    house, monkeypatch, failure
+):
+    checked = []
 
     def fails(cold, **_):
-        asked.append(str(cold))
+        checked.append(str(cold))
         raise failure
 
     house.broker.create_topic("t", partitions=20)
     house.broker.close()
     monkeypatch.setattr(Ownership, "check_fence", fails)
     house.broker = house.open(fence_check_ms=3_600_000)
-    assert len(set(asked)) == 20, "more than are asked side by side"
+    assert len(set(checked)) == 20, "all of them, beyond those checked in parallel"
     house.broker.background.fence_checker.run_round()
-    assert len(asked) == 40
+    assert len(checked) == 40
     house.produce("t", [b"taken"])
 
 
-def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
+def test_fence_checks_run_in_parallel(house, monkeypatch):
     house.restart(fence_check_ms=3_600_000).create_topic("t", partitions=4)
     two_at_a_time = threading.Barrier(2)
     monkeypatch.setattr(fence_checker, "PARTITIONS_PER_THREAD", 4)
@@ -202,7 +202,7 @@ def test_many_partitions_are_asked_side_by_side(house, monkeypatch):
     assert not two_at_a_time.broken
 
 
-def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_closed(house):
+def test_a_late_commit_writes_nothing_to_a_closed_folder(house):
     offloaded(house)
     cold = house.broker.partition("t", 0).cold
     house.broker.close()
@@ -212,7 +212,7 @@ def test_what_was_waiting_for_the_store_notes_nothing_in_a_folder_that_was_close
     assert cold.bucket_state._path.read_bytes() == noted
 
 
-def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
+def test_the_fence_check_ignores_deleted_topics(house):
     house.broker.create_topic("t")
     partition = house.broker.partition("t", 0)
     partition.retire()
@@ -221,30 +221,30 @@ def test_a_topic_that_was_deleted_is_no_question_of_ownership(house):
     assert not lines
 
 
-def test_a_topic_that_is_altered_while_it_is_claimed_is_told_to_the_bucket(house, monkeypatch):
-    """The claim comes into force between two looks: at what the folder noted, and at the bucket."""
+def test_altering_a_topic_during_its_claim_reaches_the_bucket(house, monkeypatch):
+    """The claim is committed between reading the local state and reading the bucket."""
     house.broker.close()
     store = open_store(f"file://{house.root / 'bucket'}")
     broker = house.broker = Broker.open_idle(house.broker.settings, store=store)
     broker.create_topic("t")
     broker.bucket.publish_topics(broker.registry)
     broker.alter_topic("t", config={"retention.ms": 1000})
-    look = store.list
+    list_ = store.list
 
-    def claim_and_look(prefix, **options):
+    def claim_and_list(prefix, **options):
         if prefix.endswith("/manifest/"):
             monkeypatch.undo()
             broker.background.copier.claim(broker.partition("t", 0))
-        return look(prefix, **options)
+        return list_(prefix, **options)
 
-    monkeypatch.setattr(store, "list", claim_and_look)
+    monkeypatch.setattr(store, "list", claim_and_list)
     broker.bucket.publish_topics(broker.registry)
     assert broker.partition("t", 0).cold.ownership.claimed
     assert not broker.registry.by_name("t").dirty
 
 
-def test_a_trim_while_a_partition_is_claimed_is_told_to_the_bucket(house, monkeypatch):
-    """It comes too early to be told by itself, and too late for what the claim says."""
+def test_trimming_a_partition_during_its_claim_reaches_the_bucket(house, monkeypatch):
+    """The trim comes too early to be committed itself, and too late for the claim's commit."""
     house.broker.close()
     store = open_store(f"file://{house.root / 'bucket'}")
     broker = house.broker = Broker.open_idle(house.broker.settings, store=store)
@@ -252,9 +252,9 @@ def test_a_trim_while_a_partition_is_claimed_is_told_to_the_bucket(house, monkey
     house.produce("t", [b"v"] * 10)
     claim, partition = Ownership.claim, broker.partition("t", 0)
 
-    def trim_and_claim(ownership, **given):
+    def trim_and_claim(ownership, **kwargs):
         broker.trim("t", 0, 7)
-        return claim(ownership, **given)
+        return claim(ownership, **kwargs)
 
     monkeypatch.setattr(Ownership, "claim", trim_and_claim)
     broker.background.copier.claim(partition)

@@ -1,4 +1,4 @@
-"""Segments of compacted topics that only the bucket has come back to disk, and are compacted."""
+"""Segments of compacted topics that only the bucket has are rehydrated to disk, and compacted."""
 
 import shutil
 
@@ -21,13 +21,13 @@ from tests.fakes.compacted_topics import (
 from tests.fakes.damage import flip
 from tests.fakes.house import House
 from tests.fakes.records import iter_records
-from tests.integration.broker.test_adopt import copied
+from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_restore import GAP, Restored
 
 
 @pytest.fixture
-def kept(house):
-    """What a compacted topic holds; some of it was compacted, and all of it is in the bucket."""
+def last_values(house):
+    """The last values of a partly compacted topic that is entirely in the bucket."""
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 300)
     compacted(house, "t")
@@ -39,7 +39,7 @@ def kept(house):
 
 
 @pytest.fixture
-def restored(house, kept, tmp_path):
+def restored(house, last_values, tmp_path):
     restored = Restored(tmp_path / "restored", house)
     yield restored
     restored.broker.close()
@@ -49,10 +49,10 @@ def partition_of(house):
     return house.broker.partition("t", 0)
 
 
-def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored, kept):
+def test_a_restored_topic_is_rehydrated_and_compacted(restored, last_values):
     end = partition_of(restored).log.log_start_offset + 500 + GAP
     assert partition_of(restored).log.local_log_start_offset == end
-    last = kept | fill(restored, "t", 200, keys=10, seed=3)
+    last = last_values | fill(restored, "t", 200, keys=10, seed=3)
     partition_of(restored).log.roll()
     restored.broker.background.compactor.run_round()
     log = partition_of(restored).log
@@ -63,7 +63,7 @@ def test_after_a_restore_the_topic_is_whole_on_disk_and_compacted_again(restored
     assert len(records) == len(last), "the old values of both sides of the gap are gone"
 
 
-def test_the_topic_can_be_altered_and_grow_before_its_segments_are_back(restored):
+def test_a_topic_can_be_altered_before_it_is_rehydrated(restored):
     assert has_cold_only(partition_of(restored))
     restored.broker.alter_topic("t", config={"max.message.bytes": 12345}, partitions=2)
     topic = restored.broker.topic("t")
@@ -73,8 +73,8 @@ def test_the_topic_can_be_altered_and_grow_before_its_segments_are_back(restored
         restored.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 
-def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
-    house = House(copied(tmp_path, "txn-0", clean=True))
+def test_a_transaction_aborted_in_a_later_segment_stays_aborted(tmp_path):
+    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
     house.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
     house.broker.partition("txn", 0).log.roll()
     offload(house, "txn")
@@ -82,7 +82,7 @@ def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
     end, borders = log.high_watermark, log.base_offsets
     aborted = log.aborted_transactions(0, end)
     assert any(
-        one.first_offset < border <= one.last_offset for border in borders for one in aborted
+        txn.first_offset < border <= txn.last_offset for border in borders for txn in aborted
     )
     house.broker.close()
     restored = Restored(tmp_path / "restored", house)
@@ -91,8 +91,8 @@ def test_a_transaction_that_was_aborted_in_a_later_segment_stays_so(tmp_path):
     restored.broker.close()
 
 
-def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restored):
-    """A fetch below the high watermark that gets nowhere is asked again at once, for ever."""
+def test_a_reader_at_the_end_crosses_the_gap_before_new_records(restored):
+    """A fetch below the high watermark that makes no progress is repeated at once, forever."""
     partition = partition_of(restored)
     before = partition.read(500, max_bytes=1 << 20)
     restored.broker.background.compactor._rehydrate_all()
@@ -103,14 +103,14 @@ def test_who_had_read_all_gets_across_the_gap_before_anything_is_written(restore
     assert before.next_offset == partition.offsets().high_watermark == 500 + GAP
 
 
-def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
-    last = kept | fill(restored, "t", 100, seed=3)
-    compacted_to_the_end(restored)
+def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_values):
+    last = last_values | fill(restored, "t", 100, seed=3)
+    compact_all(restored)
     offload(restored, "t")
     assert last_of(cold_records(restored, "t")) == last
     restored.restart()
     last |= fill(restored, "t", 300, seed=4)
-    compacted_to_the_end(restored)
+    compact_all(restored)
     offload(restored, "t")
     assert last_of(restored.records("t")) == last_of(cold_records(restored, "t")) == last
     gap_end = partition_of(restored).cold.manifest.gaps[0].end_offset
@@ -120,17 +120,17 @@ def test_the_bucket_follows_across_the_gap_and_a_restart(restored, kept):
     assert [p for p in report.problems if p.kind != "gap"] == []
 
 
-def compacted_to_the_end(house):
+def compact_all(house):
     partition_of(house).log.roll()
     house.broker.background.compactor.run_round()
 
 
-def test_what_comes_back_as_it_was_before_it_was_compacted_is_compacted_again(house):
+def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(house):
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 300)
     partition_of(house).log.roll()
     offload(house, "t")
-    house.stop_copying()  # the bucket does not follow
+    house.stop_copying()  # compaction is not mirrored
     folder = compacted(house, "t").folder
     house.broker.close()
     oldest = min(folder.glob("*.log")).stem
@@ -143,45 +143,45 @@ def test_what_comes_back_as_it_was_before_it_was_compacted_is_compacted_again(ho
     assert not has_cold_only(partition)
     records = house.records("t")
     assert last_of(records) == last
-    assert len(records) == len(last), "a value of long ago came back"
+    assert len(records) == len(last), "no old value came back"
 
 
-def test_segments_join_as_the_manifest_has_them(restored):
+def test_rehydrated_segments_match_the_manifest(restored):
     partition = partition_of(restored)
-    there = list(cold_only(partition))
+    in_bucket = list(cold_only(partition))
     first_local = partition.log.first_local_offset
-    assert len(there) > 3
+    assert len(in_bucket) > 3
     restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
-    here = [view for view in partition.log.segments() if view.base_offset < first_local]
-    assert [view.base_offset for view in here] == [entry.base_offset for entry in there]
-    for view, entry in zip(here, there, strict=True):
+    local = [view for view in partition.log.segments() if view.base_offset < first_local]
+    assert [view.base_offset for view in local] == [entry.base_offset for entry in in_bucket]
+    for view, entry in zip(local, in_bucket, strict=True):
         assert partition.log.sealed.crc32c(view.base_offset) == entry.log_crc32c
         assert view.path.stat().st_mtime_ns // 1_000_000 == entry.modified_ms
     assert partition.log.sealed.mirrored
-    assert partition.log.epochs[0].epoch == there[0].leader_epoch
+    assert partition.log.epochs[0].epoch == in_bucket[0].leader_epoch
 
 
-def test_whatever_a_crash_leaves_is_whole_segments(restored, tmp_path, monkeypatch):
-    """Before each rename and sync the folder would open, with nothing missing behind its start."""
+def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_path, monkeypatch):
+    """At each rename and sync the folder is copied; each copy opens without a hole."""
     partition, copies = partition_of(restored), []
-    whole = restored.records("t")
+    records = restored.records("t")
 
-    def look():
-        if len(copies) == 16:  # three segments and the beginning of a fourth
+    def copy_folder():
+        if len(copies) == 16:  # three segments and the start of a fourth
             return
         copies.append(tmp_path / f"copy-{len(copies)}" / partition.log.folder.name)
         shutil.copytree(partition.log.folder, copies[-1])
 
-    class Watched(type(REAL_DISK)):
+    class WatchedDisk(type(REAL_DISK)):
         def rename(self, source, target):
-            look()
+            copy_folder()
             super().rename(source, target)
 
         def sync_folder(self, path):
-            look()
+            copy_folder()
             super().sync_folder(path)
 
-    monkeypatch.setattr(partition.log._state, "disk", Watched())
+    monkeypatch.setattr(partition.log._state, "disk", WatchedDisk())
     entries = list(cold_only(partition))
     restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
     bases = {entry.base_offset for entry in entries} | {partition.log._state.segments.bases[-1]}
@@ -200,7 +200,7 @@ def test_whatever_a_crash_leaves_is_whole_segments(restored, tmp_path, monkeypat
         )
         assert log.first_local_offset in bases
         offset, end = log.first_local_offset, log.high_watermark
-        assert read_all(log, offset) == [r for r in whole if offset <= r.offset < end]
+        assert read_all(log, offset) == [r for r in records if offset <= r.offset < end]
         assert not list(copy.glob("*.tmp"))
         log.close()
 
@@ -216,7 +216,7 @@ def read_all(log, offset):
     return found
 
 
-def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored, kept):
+def test_a_corrupt_object_is_rejected_and_later_ones_are_rehydrated(restored, last_values):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
     path = restored.root / "bucket" / partition.cold.full_key(entries[1].log_key)
@@ -228,7 +228,7 @@ def test_a_damaged_object_is_not_believed_and_holds_up_nothing_above_it(restored
     assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
-def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
+def test_rehydration_is_retried_after_a_store_outage_or_a_full_disk(restored, monkeypatch):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
     restored.set_down(True)
@@ -249,19 +249,19 @@ def test_a_store_that_is_down_and_a_full_disk_put_it_off(restored, monkeypatch):
     assert not has_cold_only(partition)
 
 
-def test_what_a_trim_has_passed_stays_away(restored):
+def test_trimmed_segments_are_not_rehydrated(restored):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
-    bring = restored.broker.background.compactor._rehydrate
+    rehydrate = restored.broker.background.compactor._rehydrate
     middle = entries[2]
-    check_room = bring._check_room
+    check_room = rehydrate._check_room
 
     def trim_first(size_bytes):
         check_room(size_bytes)
         restored.broker.background.janitor.trim(partition, middle.base_offset)
 
-    bring._check_room = trim_first
-    bring(partition, stopping=lambda: False)
+    rehydrate._check_room = trim_first
+    rehydrate(partition, stopping=lambda: False)
     assert partition.log.first_local_offset == middle.base_offset
     assert not has_cold_only(partition)
 

@@ -1,4 +1,4 @@
-"""What verification finds is mended where the bytes are still somewhere, and said where not."""
+"""Problems found by verification are repaired if the bytes still exist, and reported if not."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ from tests.fakes.compacted_topics import (
 )
 from tests.fakes.damage import cut, flip
 from tests.fakes.house import House
-from tests.integration.broker.test_adopt import copied
+from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_verify import entries, filled, path_of
 
 __all__ = ["filled"]
 
 
-def steps(house, **how):
-    return [(step.action, step.base_offset) for step in house.broker.repair("t", **how)]
+def steps(house, **options):
+    return [(step.action, step.base_offset) for step in house.broker.repair("t", **options)]
 
 
 def covered_locally(house):
@@ -40,12 +40,12 @@ def covered_locally(house):
     return next(entry for entry in entries(house) if entry.base_offset >= start)
 
 
-def rot_locally(house, entry):
+def corrupt_local_copy(house, entry):
     log = house.broker.partition("t", 0).log
     flip(next(one.path for one in log.segments() if one.base_offset == entry.base_offset), 15)
 
 
-def test_a_whole_topic_needs_nothing(filled):
+def test_an_intact_topic_needs_no_repair(filled):
     assert steps(filled, deep=True) == []
 
 
@@ -58,7 +58,7 @@ def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     assert not filled.broker.verify("t", deep=True).ok, "a plan changes nothing"
     assert [one.done for one in filled.broker.repair("t", deep=True, apply=True)] == [True]
     assert filled.broker.verify("t", deep=True).ok
-    (new,) = [one for one in entries(filled) if one.base_offset == entry.base_offset]
+    (new,) = [e for e in entries(filled) if e.base_offset == entry.base_offset]
     assert new.log_key != entry.log_key
     assert new.same_bytes(entry)
     assert new.modified_ms == entry.modified_ms
@@ -69,7 +69,7 @@ def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     assert steps(filled, deep=True) == []
 
 
-def test_a_segment_that_a_trim_went_into_is_uploaded_again_from_the_local_one(filled):
+def test_a_partly_trimmed_segment_is_uploaded_again(filled):
     entry = covered_locally(filled)
     filled.broker.trim("t", 0, entry.base_offset + 1)
     path_of(filled, entry.log_key).unlink()
@@ -83,19 +83,19 @@ def test_a_segment_that_a_trim_went_into_is_uploaded_again_from_the_local_one(fi
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), cut, lambda path: flip(path, 99)])
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_indexes_object_is_made_anew_out_of_the_log_object(filled, damage, number):
+def test_an_indexes_object_is_rebuilt_from_the_log_object(filled, damage, number):
     entry, before = entries(filled)[number], filled.records("t")
     whole = path_of(filled, entry.indexes_key).read_bytes()
     damage(path_of(filled, entry.indexes_key))
     assert steps(filled) == [("make-indexes", entry.base_offset)]
     filled.broker.repair("t", apply=True)
     assert filled.broker.verify("t", deep=True).ok
-    (new,) = [one for one in entries(filled) if one.base_offset == entry.base_offset]
+    (new,) = [e for e in entries(filled) if e.base_offset == entry.base_offset]
     assert path_of(filled, new.indexes_key).read_bytes() == whole
     assert filled.records("t") == before
 
 
-def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
+def test_a_segment_in_neither_tier_is_dropped_with_its_offsets_named(filled):
     entry, before = entries(filled)[1], filled.records("t")
     path_of(filled, entry.log_key).unlink()
     (step,) = filled.broker.repair("t")
@@ -108,7 +108,7 @@ def test_what_nobody_has_any_more_is_dropped_and_its_offsets_are_told(filled):
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 60]
 
 
-def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
+def test_only_the_corrupt_batch_of_an_object_is_dropped(filled):
     entry, before = entries(filled)[1], filled.records("t")
     flip(path_of(filled, entry.log_key), 99)
     (step,) = filled.broker.repair("t", apply=True, deep=True)
@@ -121,7 +121,7 @@ def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert (step.done, "--accept-loss" in step.detail) == (True, False)
     assert filled.broker.verify("t", deep=True).ok
-    (new,) = [one for one in entries(filled) if one.base_offset == 30]
+    (new,) = [e for e in entries(filled) if e.base_offset == 30]
     assert (new.last_offset, new.record_count, new.modified_ms) == (59, 20, entry.modified_ms)
     cold = filled.broker.partition("t", 0).cold
     assert cold.manifest.compacted_before == 0
@@ -130,7 +130,7 @@ def test_of_an_object_with_one_bad_byte_all_other_batches_stay(filled):
     assert steps(filled, deep=True) == []
 
 
-def test_of_an_object_that_was_cut_all_whole_batches_stay(filled):
+def test_complete_batches_of_a_truncated_object_are_kept(filled):
     entry, before = entries(filled)[1], filled.records("t")
     cut(path_of(filled, entry.log_key))
     (step,) = filled.broker.repair("t", apply=True, accept_loss=True)
@@ -141,7 +141,7 @@ def test_of_an_object_that_was_cut_all_whole_batches_stay(filled):
 
 
 @pytest.mark.parametrize("size_bytes", [0, None])
-def test_an_object_without_a_good_batch_is_dropped_once_that_is_accepted(filled, size_bytes):
+def test_an_object_without_a_valid_batch_is_dropped_with_accept_loss(filled, size_bytes):
     path = path_of(filled, entries(filled)[1].log_key)
     path.write_bytes(bytes(path.stat().st_size if size_bytes is None else size_bytes))
     (step,) = filled.broker.repair("t", apply=True, deep=True)
@@ -152,23 +152,23 @@ def test_an_object_without_a_good_batch_is_dropped_once_that_is_accepted(filled,
     assert filled.broker.verify("t", deep=True).ok
 
 
-def test_bytes_that_differ_from_read_to_read_are_not_dropped(filled, monkeypatch):
+def test_an_object_that_reads_differently_each_time_is_not_dropped(filled, monkeypatch):
     entry, check = entries(filled)[1], repair.check_segment
     path = path_of(filled, entry.log_key)
     flip(path, 99)
 
-    def rots_on(*what, **how):
+    def corrupt_and_check(*args, **options):
         flip(path, -9)
-        return check(*what, **how)
+        return check(*args, **options)
 
-    monkeypatch.setattr(repair, "check_segment", rots_on)
+    monkeypatch.setattr(repair, "check_segment", corrupt_and_check)
     (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "reads differently each time" in step.detail
     assert entry in entries(filled)
 
 
-def test_a_batch_that_turns_bad_while_the_others_are_read_is_not_dropped_with_those(filled):
+def test_a_batch_that_turns_corrupt_during_the_salvage_fails_it(filled):
     entry = entries(filled)[1]
     path = path_of(filled, entry.log_key)
     flip(path, 99)
@@ -179,8 +179,8 @@ def test_a_batch_that_turns_bad_while_the_others_are_read_is_not_dropped_with_th
         list(salvage.batches())
 
 
-def test_a_transaction_stays_aborted_where_its_marker_is_lost(tmp_path):
-    house = House(copied(tmp_path, "txn-0", clean=True))
+def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
+    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
     partition = house.broker.partition("txn", 0)
     partition.log.roll()
     offload(house, "txn")
@@ -213,14 +213,14 @@ def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
         filled.broker.repair("t", apply=True)
 
 
-def test_what_is_there_again_is_not_dropped(filled, monkeypatch):
-    """The store said for a moment that it had no such object."""
+def test_an_object_that_reappears_is_not_dropped(filled, monkeypatch):
+    """The store briefly reported the object as missing."""
     entry, head = entries(filled)[1], filled.store.head
-    asked = []
+    requested = []
 
     def forgetful(key):
-        asked.append(key)
-        return None if key == entry.log_key and asked.count(key) == 1 else head(key)
+        requested.append(key)
+        return None if key == entry.log_key and requested.count(key) == 1 else head(key)
 
     monkeypatch.setattr(filled.store, "head", forgetful, raising=False)
     (step,) = filled.broker.repair("t", apply=True)
@@ -229,7 +229,7 @@ def test_what_is_there_again_is_not_dropped(filled, monkeypatch):
     assert filled.broker.verify("t", deep=True).ok
 
 
-def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
+def test_a_lost_object_is_replaced_by_its_compacted_segment(house):
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 400)
     offload(house, "t")
@@ -244,14 +244,14 @@ def test_what_compaction_made_of_it_goes_up_in_place_of_a_lost_object(house):
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_a_local_segment_with_other_bytes_is_not_put_in_place_of_the_lost_ones(filled):
+def test_a_local_segment_with_different_bytes_does_not_replace_a_lost_object(filled):
     entry = covered_locally(filled)
     path_of(filled, entry.log_key).unlink()
-    rot_locally(filled, entry)
+    corrupt_local_copy(filled, entry)
     assert steps(filled) == [("drop", entry.base_offset)]
 
 
-def test_an_index_is_not_made_out_of_a_log_object_that_is_bad_too(filled):
+def test_an_index_is_not_rebuilt_from_a_corrupt_log_object(filled):
     entry = entries(filled)[1]
     path_of(filled, entry.indexes_key).unlink()
     flip(path_of(filled, entry.log_key), 99)
@@ -261,7 +261,7 @@ def test_an_index_is_not_made_out_of_a_log_object_that_is_bad_too(filled):
     assert steps(filled, deep=True) == [("drop-batches", entry.base_offset)]
 
 
-def test_what_cannot_be_repaired_is_said(filled):
+def test_a_problem_that_cannot_be_repaired_is_reported(filled):
     cold = filled.broker.partition("t", 0).cold
     flip(path_of(filled, cold._manifests.versions.key(cold.manifest.version)), 200)
     (step,) = filled.broker.repair("t", apply=True)
@@ -281,8 +281,8 @@ def test_a_lost_topic_object_is_written_again(filled):
     assert filled.broker.verify("t", deep=True).ok
 
 
-def test_a_topic_object_with_a_changed_byte_is_followed_by_a_whole_one(filled, tmp_path):
-    """Without, a restore of the bucket leaves the topic out."""
+def test_a_corrupt_topic_object_is_superseded(filled, tmp_path):
+    """Without it, a restore of the bucket skips the topic."""
     folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
     (bad,) = folder.iterdir()
     flip(bad, 100)
@@ -304,11 +304,11 @@ def test_a_topic_object_with_a_changed_byte_is_followed_by_a_whole_one(filled, t
     assert [one.topic for one in report.partitions] == ["t"]
 
 
-def test_orphans_are_collected_after_their_grace(filled):
+def test_orphans_are_collected_after_the_grace_period(filled):
     folder = path_of(filled, entries(filled)[0].log_key).parent
     orphan = folder / f"{7:020d}-1-abc.log"
-    orphan.write_bytes(b"nobody names it")
-    assert steps(filled) == [], "it may be an upload that is under way"
+    orphan.write_bytes(b"orphan")
+    assert steps(filled) == [], "it may be an upload in progress"
     filled.restart(gc_grace_ms=0)
     (step,) = filled.broker.repair("t")
     assert (step.action, step.detail) == ("collect", "0 dropped objects and 1 orphans")
@@ -326,14 +326,14 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
 ):
     entry = covered_locally(filled)
     path_of(filled, entry.log_key).unlink()
-    rot_locally(filled, entry)
+    corrupt_local_copy(filled, entry)
     monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
     monkeypatch.setattr(repair, "verified_pieces", lambda pieces, entry: pieces)
     with pytest.raises(InvalidTransition, match="different bytes"):
         filled.broker.repair("t", apply=True)
 
 
-def test_without_a_bucket_a_whole_log_needs_no_repair(tmp_path):
+def test_an_intact_local_log_needs_no_repair(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=None)
     broker.create_topic("t")

@@ -1,4 +1,4 @@
-"""A broker is made out of the bucket alone, and of what an old disk still has."""
+"""A data folder is restored from the bucket, optionally with the tail of an old disk."""
 
 import errno
 import shutil
@@ -30,7 +30,7 @@ from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.house import House, tidy
 from tests.fakes.small_disk import no_room, read_only, small_disk
-from tests.integration.broker.test_adopt import copied
+from tests.integration.broker.test_adopt import copy_of_kafka
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 GAP = 1_000_000
@@ -44,8 +44,8 @@ def topic_id_of(house):
     return house.broker.topic("t").record.topic_id
 
 
-def one_segment_of(house):
-    """Put the log of the first partition into one segment; its folder."""
+def merge_segments(house):
+    """Merge the log of the first partition into one segment; return its file."""
     folder = house.root / "data" / "t-0"
     whole = b"".join(log.read_bytes() for log in sorted(folder.glob("*.log")))
     for path in folder.glob("0*"):
@@ -56,7 +56,7 @@ def one_segment_of(house):
 
 
 class Restored(House):
-    """A broker on a folder that a restore made, on the same bucket."""
+    """A broker on a restored data folder, with the same bucket."""
 
     def __init__(self, root, original, *, tail=None, start=True):
         self.root = root
@@ -69,7 +69,7 @@ class Restored(House):
 
 @pytest.fixture
 def lost(house):
-    """80 records in the bucket of partition 0, 25 more on disk alone; none of partition 1."""
+    """80 records of partition 0 in the bucket, 20 more only on disk; none of partition 1."""
     house.broker.create_topic("t", partitions=2, config=CONFIG)
     house.fill(80)
     house.offload()
@@ -80,7 +80,7 @@ def lost(house):
 
 
 @pytest.fixture
-def opened():
+def to_close():
     """Brokers to close at the end."""
     houses = []
     yield houses
@@ -89,7 +89,7 @@ def opened():
             house.broker.close()
 
 
-def test_the_bucket_alone_gives_every_record_under_its_offset(lost, tmp_path, opened):
+def test_every_record_is_restored_from_the_bucket_at_its_offset(lost, tmp_path, to_close):
     lost.broker = lost.open()
     before = lost.records("t")
     description = lost.broker.topic("t").describe()
@@ -98,7 +98,7 @@ def test_the_bucket_alone_gives_every_record_under_its_offset(lost, tmp_path, op
     lost.broker.close()
     shutil.rmtree(lost.root / "data")
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     assert new.records("t") == before[:80]
     now = new.broker.topic("t").describe()
     assert (now.topic_id, now.config) == (description.topic_id, description.config)
@@ -108,9 +108,9 @@ def test_the_bucket_alone_gives_every_record_under_its_offset(lost, tmp_path, op
     assert not take_over.marker_path(new.root / "data").exists()
 
 
-def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, opened):
+def test_no_offset_is_reused_and_readers_skip_the_gap(lost, tmp_path, to_close):
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     assert new.produce("t", [b"after"]).base_offset == 80 + GAP
     assert new.produce("t", [b"first of all"], partition=1).base_offset == GAP
     records = new.records("t")
@@ -128,8 +128,8 @@ def test_no_offset_is_used_twice_and_readers_step_over_the_gap(lost, tmp_path, o
     assert new.broker.verify("t", deep=True).ok
 
 
-def test_of_two_restores_that_find_no_manifest_the_later_goes_on_above_the_other(
-    house, tmp_path, monkeypatch, opened
+def test_the_second_of_two_restores_without_a_manifest_continues_above_the_first(
+    house, tmp_path, monkeypatch, to_close
 ):
     house.stop_copying()
     house.broker.create_topic("t", config=CONFIG)
@@ -137,34 +137,34 @@ def test_of_two_restores_that_find_no_manifest_the_later_goes_on_above_the_other
     house.broker.close()
     assert not list((house.root / "bucket").glob("topics/t/*/0/manifest/*"))
     other = Restored(tmp_path / "other", house, start=False)
-    for _ in range(3):  # with the old folder's epochs its claim is the higher one
+    for _ in range(3):  # its epochs become higher than the other's
         house.open(down=True, store_start_timeout_ms=200).close()
     later = Restored(tmp_path / "later", house, start=False, tail=house.root / "data")
-    taking, begun = Ownership.take_over, []
+    real, calls = Ownership.take_over, []
 
-    def overtaken(ownership, seen, **how):
-        begun.append(seen)
-        if len(begun) == 1:
+    def overtaken(ownership, seen, **kwargs):
+        calls.append(seen)
+        if len(calls) == 1:
             other.broker = other.open()
             other.fill(30)
             other.offload()
             other.broker.close()
-        return taking(ownership, seen, **how)
+        return real(ownership, seen, **kwargs)
 
     monkeypatch.setattr(Ownership, "take_over", overtaken)
     later.broker = later.open()
-    opened.append(later)
+    to_close.append(later)
     assert later.produce("t", [b"after"]).base_offset == GAP + 30 + GAP
     assert len(later.records("t", offset=GAP)) == 31
 
 
-def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tmp_path, opened):
+def test_a_former_owner_is_fenced_and_no_referenced_object_is_lost(lost, tmp_path, to_close):
     lost.broker = lost.open()
     lost.offload()
     new = Restored(tmp_path / "new", lost, start=False)
-    opened.append(new)
+    to_close.append(new)
     lost.fill(20, mark=b"zombie")
-    lost.offload()  # it is alive, and went on between the restore and the first start
+    lost.offload()  # it is alive, and writes between the restore and its first start
     new.broker = new.open()
     assert len(new.records("t")) == 120
     named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
@@ -183,12 +183,12 @@ def test_the_zombie_is_fenced_and_nothing_that_a_manifest_names_is_lost(lost, tm
     assert lost.broker.partition("t", 0).leadership_lost
 
 
-def test_a_zombie_deletes_and_changes_nothing_of_the_new_owners(lost, tmp_path, opened):
-    """It has not noticed yet that it lost the partitions, as one that stood still has not."""
+def test_a_former_owner_cannot_delete_or_alter_the_topic_in_the_bucket(lost, tmp_path, to_close):
+    """It has not noticed yet that it lost the partitions, like a paused process."""
     lost.broker = lost.open(fence_check_ms=10**9)
     lost.claim()
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     new.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=3)
     new.claim()
     lost.broker.alter_topic("t", config={"retention.ms": 1000})
@@ -201,10 +201,10 @@ def test_a_zombie_deletes_and_changes_nothing_of_the_new_owners(lost, tmp_path, 
     assert new.broker.verify("t", deep=True).ok
 
 
-def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
+def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, to_close):
     lost.broker = lost.open()
     lost.claim()
-    opened.append(Restored(tmp_path / "new", lost))
+    to_close.append(Restored(tmp_path / "new", lost))
     lost.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         lost.broker.alter_topic("t", config={"retention.ms": 1000})
@@ -213,7 +213,7 @@ def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, opened):
     assert lost.broker.topic("t").config.retention_ms == -1
 
 
-def test_the_former_owner_may_take_over_again_and_its_tail_is_set_apart(lost, tmp_path, opened):
+def test_the_former_owner_can_take_over_again_with_its_tail_set_aside(lost, tmp_path, to_close):
     new = Restored(tmp_path / "new", lost)
     new.produce("t", [b"new"])
     new.offload()
@@ -224,12 +224,12 @@ def test_the_former_owner_may_take_over_again_and_its_tail_is_set_apart(lost, tm
     assert list(folder.glob("*80.log"))
 
 
-def test_a_tail_is_taken_over_and_needs_no_gap(lost, tmp_path, opened):
+def test_a_complete_tail_needs_no_gap(lost, tmp_path, to_close):
     lost.broker = lost.open()
     before = lost.records("t")
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     (first, _) = new.report.partitions
     assert (first.tail.whole, first.tail.start_offset, first.tail.end_offset) == (True, 80, 100)
     assert new.records("t") == before
@@ -242,8 +242,8 @@ def test_a_tail_is_taken_over_and_needs_no_gap(lost, tmp_path, opened):
     assert len(new.records("t")) == 101
 
 
-def test_a_tail_within_a_segment_is_taken_from_the_buckets_end_on(lost, tmp_path, opened):
-    """The bucket ends where no local segment begins: a copy of the folder rolled elsewhere."""
+def test_a_tail_inside_a_segment_is_copied_from_the_buckets_end(lost, tmp_path, to_close):
+    """The bucket does not end at a local segment bound: a copy of the folder rolled elsewhere."""
     old = tmp_path / "old"
     shutil.copytree(lost.root / "data", old)
     lost.broker = lost.open()
@@ -258,12 +258,12 @@ def test_a_tail_within_a_segment_is_taken_from_the_buckets_end_on(lost, tmp_path
     for path in source.glob(f"{last:020d}.*"):
         path.unlink()
     new = Restored(tmp_path / "new", lost, tail=old)
-    opened.append(new)
+    to_close.append(new)
     assert new.report.partitions[0].tail.end_offset == 100
     assert [record.offset for record in new.records("t")] == list(range(100))
 
 
-def test_a_tail_of_a_folder_that_another_owner_came_after_is_left(lost, tmp_path, opened):
+def test_the_tail_of_a_superseded_folder_is_ignored(lost, tmp_path, to_close):
     old = tmp_path / "old"
     shutil.copytree(lost.root / "data", old)
     lost.broker = lost.open()
@@ -271,16 +271,16 @@ def test_a_tail_of_a_folder_that_another_owner_came_after_is_left(lost, tmp_path
     lost.offload()
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=old)
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[0].tail
     assert not tail.whole
     assert "another owner came after it" in tail.detail
     assert new.produce("t", [b"x"]).base_offset == 110 + GAP
 
 
-def test_a_tail_whose_folder_went_on_after_it_was_taken_is_set_apart(lost, tmp_path, opened):
+def test_a_tail_whose_folder_was_written_to_afterwards_is_set_aside(lost, tmp_path, to_close):
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
-    opened.append(new)
+    to_close.append(new)
     lost.broker = lost.open()
     lost.fill(20, mark=b"zombie")
     lost.offload()
@@ -294,8 +294,8 @@ def last_log(folder):
     return max((folder / "t-0").glob("*.log"))
 
 
-def rot(folder):
-    """In the midst of the tail."""
+def corrupt_tail(folder):
+    """Corrupt the middle of the tail."""
     last = last_log(folder)
     flip(last, last.stat().st_size // 2)
 
@@ -307,35 +307,33 @@ def lose_the_last_segment(folder):
 def flip_a_byte_past_the_checkpoints(folder):
     for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
         (folder / checkpoint).unlink()
-    rot(folder)
+    corrupt_tail(folder)
 
 
 @pytest.mark.parametrize(
-    ("harm", "kept", "words"),
+    ("damage", "kept", "message"),
     [
         (lose_the_last_segment, 80, "it ends at offset 80, but had 100"),
         (flip_a_byte_past_the_checkpoints, 90, "10 offsets copied; a gap follows"),
     ],
 )
-def test_a_tail_that_may_lack_what_was_acknowledged_is_followed_by_a_gap(
-    lost, tmp_path, opened, harm, kept, words
-):
-    harm(lost.root / "data")
+def test_an_incomplete_tail_is_followed_by_a_gap(lost, tmp_path, to_close, damage, kept, message):
+    damage(lost.root / "data")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[0].tail
     assert (tail.whole, tail.end_offset) == (False, kept)
-    assert words in tail.detail
+    assert message in tail.detail
     assert [record.offset for record in new.records("t")] == list(range(kept))
     assert new.produce("t", [b"x"]).base_offset == kept + GAP
     assert new.broker.verify("t", deep=True).ok
 
 
-@pytest.mark.parametrize("was_whole", [True, False])
-def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_accepted(
-    lost, tmp_path, opened, was_whole
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_tail_corrupted_before_the_first_start_is_truncated_only_with_accept_loss(
+    lost, tmp_path, to_close, is_whole
 ):
-    if not was_whole:
+    if not is_whole:
         lost.broker = lost.open()
         lost.fill(20, mark=b"tail")
         lost.broker.partition("t", 0).log.roll()
@@ -343,20 +341,18 @@ def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_a
         lost.broker.close()
         lose_the_last_segment(lost.root / "data")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[0].tail
-    assert tail.whole is was_whole
-    rot(new.root / "data")
+    assert tail.whole is is_whole
+    corrupt_tail(new.root / "data")
     new.broker = new.open()
-    with pytest.raises(
-        CorruptBatch, match=f"below offset {tail.end_offset + 10 * (not was_whole)}"
-    ):
+    with pytest.raises(CorruptBatch, match=f"below offset {tail.end_offset + 10 * (not is_whole)}"):
         new.broker.partition("t", 0)
     (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
     assert step.action == "cut"
     kept = new.records("t")[-1].offset + 1
     assert 80 < kept < tail.end_offset
-    assert new.produce("t", [b"next"]).base_offset == (kept if was_whole else kept + GAP)
+    assert new.produce("t", [b"next"]).base_offset == (kept if is_whole else kept + GAP)
     new.offload()
     assert new.broker.verify("t", deep=True).ok
     assert not take_over.marker_path(new.root / "data").exists()
@@ -364,11 +360,9 @@ def test_a_tail_that_rots_before_the_first_start_is_cut_only_where_the_loss_is_a
     assert len(new.records("t")) == kept + 1
 
 
-def test_a_tail_that_loses_a_file_before_the_first_start_is_followed_by_a_gap(
-    lost, tmp_path, opened
-):
+def test_a_tail_missing_a_file_at_the_first_start_is_followed_by_a_gap(lost, tmp_path, to_close):
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
-    opened.append(new)
+    to_close.append(new)
     lose_the_last_segment(new.root / "data")
     new.broker = new.open()
     assert new.produce("t", [b"next"]).base_offset == 80 + GAP
@@ -377,8 +371,8 @@ def test_a_tail_that_loses_a_file_before_the_first_start_is_followed_by_a_gap(
 
 
 @pytest.fixture
-def on_disk_alone(house):
-    """100 records, in segments of ten, of a topic that the bucket has nothing of."""
+def local_topic(house):
+    """A local topic: 100 records in segments of ten, none in the bucket."""
     house.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
     for _ in range(10):
         house.fill(10)
@@ -388,14 +382,12 @@ def on_disk_alone(house):
     return house
 
 
-def test_a_tail_that_ends_too_soon_is_refused_where_no_gap_can_follow(
-    on_disk_alone, tmp_path, opened
-):
-    on_disk_alone.broker.close()
-    for _ in range(2):  # the last is empty
-        lose_the_last_segment(on_disk_alone.root / "data")
-    new = Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
-    opened.append(new)
+def test_an_incomplete_tail_of_a_local_topic_is_refused(local_topic, tmp_path, to_close):
+    local_topic.broker.close()
+    for _ in range(2):  # the last one is empty
+        lose_the_last_segment(local_topic.root / "data")
+    new = Restored(tmp_path / "new", local_topic, tail=local_topic.root / "data")
+    to_close.append(new)
     tail = new.report.partitions[0].tail
     assert "no gap follows: it ends at offset 90, but had 100" in tail.detail
     with pytest.raises(CorruptBatch, match="it had reached offset 100"):
@@ -403,25 +395,25 @@ def test_a_tail_that_ends_too_soon_is_refused_where_no_gap_can_follow(
 
 
 @pytest.mark.parametrize("has_bucket", [False, True])
-def test_what_was_trimmed_stays_so_with_the_tail(house, tmp_path, opened, request, has_bucket):
+def test_the_log_start_is_restored_from_the_tail(house, tmp_path, to_close, request, has_bucket):
     if has_bucket:
         house.broker.create_topic("t", config=CONFIG)
         house.fill(100)
         house.offload()
         house.set_down(True)
     else:
-        request.getfixturevalue("on_disk_alone")
+        request.getfixturevalue("local_topic")
     house.broker.trim("t", 0, 55)
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.partition("t", 0).offsets().log_start_offset == 55
     assert [one.offset for one in new.records("t", offset=55)] == list(range(55, 100))
     new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
-def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost, tmp_path, opened):
+def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close):
     lost.broker = lost.open(down=True, store_start_timeout_ms=200)
     lost.broker.partition("t", 0).log.roll()
     lost.fill(10, mark=b"tail")
@@ -429,7 +421,7 @@ def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost,
     assert lost.broker.partition("t", 0).log.first_local_offset == 100
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.report.partitions[0].tail.whole
     assert [one.offset for one in new.records("t", offset=100)] == list(range(100, 110))
     assert new.produce("t", [b"next"]).base_offset == 110
@@ -437,10 +429,10 @@ def test_a_tail_that_begins_where_a_trim_past_the_buckets_end_did_is_taken(lost,
     assert new.broker.verify("t", deep=True).ok
 
 
-def test_a_gap_is_known_also_once_remote_storage_was_turned_off(lost, tmp_path, opened):
-    """Of a partition that has nothing else in the bucket."""
+def test_a_gap_is_kept_after_remote_storage_is_disabled(lost, tmp_path, to_close):
+    """For a partition that has nothing else in the bucket."""
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     new.produce("t", [b"after"], partition=1)
     new.broker.trim("t", 0, new.broker.partition("t", 0).offsets().high_watermark)
     new.broker.alter_topic("t", config={"remote.storage.enable": False})
@@ -450,8 +442,8 @@ def test_a_gap_is_known_also_once_remote_storage_was_turned_off(lost, tmp_path, 
         new.restart()
 
 
-def test_no_offset_is_given_again_once_remote_storage_was_turned_off(house, tmp_path, opened):
-    """Nothing is in the bucket any more but the manifest, which knows how far the log had come."""
+def test_no_offset_is_reused_after_remote_storage_is_disabled(house, tmp_path, to_close):
+    """Only the manifest is left in the bucket; it knows how far the log had reached."""
     house.broker.create_topic("t", config=CONFIG)
     house.fill(20)
     house.offload()
@@ -460,20 +452,20 @@ def test_no_offset_is_given_again_once_remote_storage_was_turned_off(house, tmp_
     house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
     house.broker.close()
     new = Restored(tmp_path / "new", house)
-    opened.append(new)
+    to_close.append(new)
     for turn in range(2):
         assert new.produce("t", [b"next"]).base_offset == 20 + GAP + turn
         new.restart()
 
 
-def test_a_tail_is_whole_also_where_a_file_that_nobody_needs_is_spoilt(lost, tmp_path):
+def test_a_corrupt_high_watermark_checkpoint_does_not_affect_the_tail(lost, tmp_path):
     (lost.root / "data" / HIGH_WATERMARKS).write_bytes(b"rotten")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data", start=False)
     assert [one.tail.whole for one in new.report.partitions] == [True, True]
 
 
-def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opened):
-    """It knows the epoch in force, and not all that was written under it."""
+def test_the_tail_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, to_close):
+    """It knows the current epoch, but not everything written under it."""
     house.broker.create_topic("t", config=CONFIG)
     house.fill(80)
     house.offload()
@@ -484,12 +476,12 @@ def test_a_tail_out_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, opene
     house.fill(10, mark=b"acknowledged")
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=older)
-    opened.append(new)
+    to_close.append(new)
     assert "it ends at offset 80, but had 160" in new.report.partitions[0].tail.detail
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
-def test_what_an_older_copy_had_still_to_tell_the_bucket_is_left(house, tmp_path, opened):
+def test_unpublished_changes_of_an_older_copy_are_ignored(house, tmp_path, to_close):
     house.broker.create_topic("t", config=CONFIG)
     house.fill(40)
     house.offload()
@@ -506,14 +498,12 @@ def test_what_an_older_copy_had_still_to_tell_the_bucket_is_left(house, tmp_path
         house.offload()
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=older)
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.topic("t").config.retention_ms == 3_600_000_002
 
 
-def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segments(
-    lost, tmp_path, opened
-):
-    """They would be garbage to a first manifest."""
+def test_a_partition_with_segments_but_no_manifest_is_not_re_created(lost, tmp_path, to_close):
+    """The segments would be garbage to a new first manifest."""
     (manifests,) = (lost.root / "bucket").glob("topics/t/*/0/manifest")
     shutil.copytree(manifests, tmp_path / "kept")
     shutil.rmtree(manifests)
@@ -523,8 +513,8 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
     ).problems
     assert problem.kind == "manifest-missing"
     report = restore(store, RestoreOptions(tmp_path / "other", GAP, lambda: 0))
-    (left,) = [one for one in report.others if one.name == "t"]
-    assert "the manifest is missing although there are segments" in left.unreadable
+    (other,) = [topic for topic in report.others if topic.name == "t"]
+    assert "the manifest is missing although there are segments" in other.unreadable
     for note in (lost.root / "data" / "tierlog" / "manifests").iterdir():
         note.unlink()
     lost.broker = lost.open()
@@ -533,11 +523,11 @@ def test_a_partition_whose_manifests_were_lost_is_not_begun_anew_over_its_segmen
     lost.broker.close()
     shutil.copytree(tmp_path / "kept", manifests)
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     assert len(new.records("t")) == 80
 
 
-def test_a_topic_whose_object_was_lost_is_named(house, tmp_path):
+def test_a_missing_topic_object_is_reported(house, tmp_path):
     house.broker.create_topic("t", config=CONFIG)
     house.fill(40)
     house.offload()
@@ -546,20 +536,18 @@ def test_a_topic_whose_object_was_lost_is_named(house, tmp_path):
     (objects,) = (house.root / "bucket").glob("topics/t/*/topic")
     shutil.rmtree(objects)
     report = restore(store_of(house), RestoreOptions(tmp_path / "other", GAP, lambda: 0))
-    (left,) = [one for one in report.others if one.name == "t"]
-    assert (left.topic_id, "the topic object, which" in left.unreadable) == (old_id, True)
+    (other,) = [topic for topic in report.others if topic.name == "t"]
+    assert (other.topic_id, "the topic object, which" in other.unreadable) == (old_id, True)
 
 
-def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_restored(
-    lost, tmp_path, opened
-):
+def test_a_corrupt_tail_blocks_no_other_partition(lost, tmp_path, to_close):
     lost.broker = lost.open()
     lost.fill(20, mark=b"tail", partition=1)
     lost.broker.close()
     (tail,) = (lost.root / "data" / "t-0").glob("*80.log")
     flip(tail, tail.stat().st_size - 20)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     first, second = new.report.partitions
     assert (first.is_damaged, second.is_damaged, second.tail.whole) == (True, False, True)
     assert str(new.root / "data" / "t-0") in first.tail.detail
@@ -574,11 +562,11 @@ def test_a_tail_that_is_bad_below_its_recovery_point_keeps_no_other_from_being_r
     assert new.broker.verify("t", deep=True).ok
 
 
-def test_what_a_power_cut_left_of_a_tail_keeps_nothing_from_being_restored(lost, tmp_path, opened):
-    """A segment that was not flushed yet."""
+def test_a_zeroed_unflushed_segment_of_a_tail_is_ignored(lost, tmp_path, to_close):
+    """A segment that was not flushed yet is zeroed."""
     (lost.root / "data" / "t-0" / f"{100:020d}.log").write_bytes(bytes(200))
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[0].tail
     assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, 100)
     assert [record.offset for record in new.records("t")] == list(range(100))
@@ -586,8 +574,8 @@ def test_what_a_power_cut_left_of_a_tail_keeps_nothing_from_being_restored(lost,
 
 
 @pytest.mark.parametrize("kept", [0, 5])
-def test_a_tail_ends_where_a_power_cut_took_the_end_of_a_segment(lost, tmp_path, opened, kept):
-    """It left the next one, and neither was flushed yet; the first may be as long as nothing."""
+def test_a_tail_ends_at_a_hole_left_by_a_power_failure(lost, tmp_path, to_close, kept):
+    """The next segment is intact; neither was flushed yet, and the first may be empty."""
     folder = lost.root / "data" / "t-1"
     values, stamps = [b"x"] * 10, [1] * 10
     left = encode_batch(values[:kept], timestamps=stamps[:kept]) if kept else b""
@@ -595,16 +583,16 @@ def test_a_tail_ends_where_a_power_cut_took_the_end_of_a_segment(lost, tmp_path,
     following = encode_batch(values, timestamps=stamps, base_offset=10)
     path_of(folder, 10, LOG).write_bytes(following)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[1].tail
     assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, kept)
     assert [one.offset for one in new.records("t", partition=1)] == list(range(kept))
     assert new.produce("t", [b"next"], partition=1).base_offset == kept + GAP
 
 
-def test_a_tail_ends_with_the_bucket_where_a_power_cut_took_what_followed(lost, tmp_path, opened):
-    """The segment reaches beyond the bucket's end, and no checkpoint says that this was flushed."""
-    log = one_segment_of(lost)
+def test_a_tail_with_a_hole_at_the_buckets_end_is_empty(lost, tmp_path, to_close):
+    """The segment reaches beyond the bucket's end, and no checkpoint says that it was flushed."""
+    log = merge_segments(lost)
     beyond = first_batch_at(log, 80)
     following = first_batch_at(log, beyond.next_offset)
     whole = log.read_bytes()
@@ -613,37 +601,33 @@ def test_a_tail_ends_with_the_bucket_where_a_power_cut_took_what_followed(lost, 
     for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
         (lost.root / "data" / checkpoint).unlink()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     tail = new.report.partitions[0].tail
     assert (tail.whole, tail.damaged, tail.end_offset) == (False, False, 80)
     assert [record.offset for record in new.records("t")] == list(range(80))
     assert new.produce("t", [b"next"]).base_offset == 80 + GAP
 
 
-def test_what_the_bucket_has_may_be_rotten_in_the_segment_that_the_tail_begins_in(
-    lost, tmp_path, opened
-):
+def test_corruption_below_the_buckets_end_does_not_affect_the_tail(lost, tmp_path, to_close):
     lost.broker = lost.open()
     lost.fill(20, mark=b"more")
     lost.broker.close()
-    log = one_segment_of(lost)
+    log = merge_segments(lost)
     rotten = bytearray(log.read_bytes())
     rotten[16] = 0  # the magic of the first batch
     log.write_bytes(rotten)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.report.partitions[0].tail.whole
     assert [record.offset for record in new.records("t")] == list(range(120))
 
 
-def test_a_tail_that_is_bad_in_the_midst_is_mended_where_it_was_taken_to(
-    on_disk_alone, tmp_path, opened
-):
-    on_disk_alone.broker.close()
-    bad = on_disk_alone.root / "data" / "t-0" / f"{30:020d}.log"
+def test_a_corrupt_tail_is_repaired_in_the_restored_folder(local_topic, tmp_path, to_close):
+    local_topic.broker.close()
+    bad = local_topic.root / "data" / "t-0" / f"{30:020d}.log"
     bad.write_bytes(bad.read_bytes()[:-1] + b"\xff")
-    new = Restored(tmp_path / "new", on_disk_alone, tail=on_disk_alone.root / "data")
-    opened.append(new)
+    new = Restored(tmp_path / "new", local_topic, tail=local_topic.root / "data")
+    to_close.append(new)
     assert new.report.partitions[0].is_damaged
     (step,) = new.broker.repair("t", deep=True, apply=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
@@ -651,8 +635,8 @@ def test_a_tail_that_is_bad_in_the_midst_is_mended_where_it_was_taken_to(
     assert (len(kept), kept[-1]) == (90, 99)
 
 
-def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
-    """Of a topic that is no longer compacted."""
+def test_compacted_offsets_of_a_tail_are_not_a_loss(house, tmp_path, to_close):
+    """For a topic that is no longer compacted."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
     config |= {"segment.bytes": 1400, "remote.storage.enable": False}
     house.broker.create_topic("t", config=config)
@@ -666,16 +650,16 @@ def test_what_compaction_left_out_of_a_tail_is_no_loss(house, tmp_path, opened):
     assert house.broker.verify("t", deep=True).ok
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
-    opened.append(new)
+    to_close.append(new)
     tidy(new.broker)
     assert [one.offset for one in new.records("t")] == [0, 2, 3, 4]
     assert new.broker.verify("t", deep=True).ok
     assert new.broker.readiness().degraded == []
 
 
-def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
-    house = House(copied(tmp_path, "txn-0", clean=True))
-    opened.append(house)
+def test_aborted_transactions_of_a_tail_stay_aborted(tmp_path, to_close):
+    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
+    to_close.append(house)
     house.stop_copying()
     house.broker.alter_topic("txn", config={"remote.storage.enable": False})
     house.claim()
@@ -684,11 +668,11 @@ def test_transactions_that_were_aborted_stay_so_in_a_tail(tmp_path, opened):
     assert aborted
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
 
 
-def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
+def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close):
     lost.broker = lost.open(down=True)
     config = {"retention.ms": 10**12}
     topic_id = lost.broker.create_topic("new", partitions=2, config=config).topic_id
@@ -698,7 +682,7 @@ def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp
     without = Restored(tmp_path / "without", lost, start=False)
     assert {one.topic for one in without.report.partitions} == {"t"}
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.topic("new").record.topic_id == topic_id
     assert new.broker.topic("new").config.retention_ms == 10**12
     assert new.records("new", partition=1) == before
@@ -708,8 +692,8 @@ def test_a_topic_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp
     assert new.broker.verify("new", deep=True).ok
 
 
-def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, opened):
-    """The first batch that is left lies above the bucket's end."""
+def test_a_tail_whose_first_records_were_compacted_has_no_hole(house, tmp_path, to_close):
+    """The first remaining batch lies above the bucket's end."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
     house.broker.create_topic("t", config=config)
     put(house, "t", [(b"before", b"1")])
@@ -726,24 +710,24 @@ def test_a_tail_of_which_compaction_took_the_front_has_no_hole(house, tmp_path, 
     assert [one.offset for one in house.records("t")] == [0, 4, 5]
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert [one.offset for one in new.records("t")] == [0, 4, 5]
     new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
-def change_unseen(house):
-    """While the store is down: more partitions, records in one, another configuration."""
+def change_offline(house):
+    """While the store is down, add partitions and records and change the configuration."""
     house.broker = house.open(down=True)
     house.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=4)
     house.fill(10, partition=3)
     house.broker.close()
 
 
-def test_a_change_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
-    change_unseen(lost)
+def test_an_unpublished_change_is_restored_from_the_tail(lost, tmp_path, to_close):
+    change_offline(lost)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert len(new.broker.topic("t").describe().partitions) == 4
     assert new.broker.topic("t").config.retention_ms == 10**12
     assert len(new.records("t", partition=3)) == 10
@@ -751,32 +735,32 @@ def test_a_change_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tm
     assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 4
 
 
-def test_a_change_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
+def test_an_unpublished_change_of_a_superseded_folder_is_ignored(lost, tmp_path, to_close):
     other = Restored(tmp_path / "other", lost)
     other.broker.alter_topic("t", config={"retention.ms": 10**11})
     other.claim()
     other.broker.close()
-    change_unseen(lost)
+    change_offline(lost)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert len(new.broker.topic("t").describe().partitions) == 2
     assert new.broker.topic("t").config.retention_ms == 10**11
 
 
-def delete_unseen(house):
-    """While the store is down."""
+def delete_offline(house):
+    """Delete the topic while the store is down."""
     house.broker = house.open(down=True)
     house.broker.delete_topic("t")
 
 
-def test_a_deletion_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, tmp_path, opened):
-    delete_unseen(lost)
+def test_an_unpublished_deletion_is_restored_from_the_tail(lost, tmp_path, to_close):
+    delete_offline(lost)
     lost.broker.create_topic("t", config=CONFIG)
     lost.produce("t", [b"of the next topic of the name"])
     lost.broker.close()
     topic_id = topic_id_of(lost)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     (other,) = new.report.others
     assert (other.name, other.deleted) == ("t", True)
     assert topic_id_of(new) == topic_id
@@ -786,25 +770,25 @@ def test_a_deletion_that_the_bucket_was_never_told_of_comes_with_the_tail(lost, 
     assert list(TopicObjects(store_of(new)).scan()) == [("t", topic_id)]
 
 
-def test_a_deletion_is_finished_also_where_the_topic_object_is_gone_already(lost, tmp_path, opened):
+def test_a_deletion_is_finished_even_without_the_topic_object(lost, tmp_path, to_close):
     topic_id = topic_id_of(lost)
-    delete_unseen(lost)
+    delete_offline(lost)
     lost.broker.close()
     shutil.rmtree(lost.root / "bucket" / "topics" / "t" / topic_id / "topic")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     new.wait_for(lambda: not new.broker.registry.deleted())
     assert list(TopicObjects(store_of(new)).scan()) == []
 
 
-def test_a_deletion_by_a_folder_that_others_came_after_is_left(lost, tmp_path, opened):
+def test_an_unpublished_deletion_of_a_superseded_folder_is_ignored(lost, tmp_path, to_close):
     other = Restored(tmp_path / "other", lost)
     other.claim()
     other.broker.close()
-    delete_unseen(lost)
+    delete_offline(lost)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.report.others == []
     assert len(new.records("t")) == 80
 
@@ -816,14 +800,14 @@ def test_a_tail_of_another_cluster_is_refused(lost, tmp_path):
         Restored(tmp_path / "new", lost, tail=other.root / "data")
 
 
-def test_a_tail_that_a_broker_has_open_is_refused(lost, tmp_path):
+def test_a_tail_in_use_by_a_broker_is_refused(lost, tmp_path):
     lost.broker = lost.open()
     with pytest.raises(ConfigurationError, match="in use"):
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
 
 
 @pytest.mark.parametrize("with_tail", [False, True])
-def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
+def test_a_producer_retry_is_a_duplicate_after_a_restore(lost, tmp_path, to_close, with_tail):
     lost.broker = lost.open()
     first = lost.produce_idempotent(sequence=0)
     lost.offload()
@@ -832,14 +816,16 @@ def test_a_repeat_is_known_after_a_restore(lost, tmp_path, opened, with_tail):
     lost.broker.close()
     tail = lost.root / "data" if with_tail else None
     new = Restored(tmp_path / "new", lost, tail=tail)
-    opened.append(new)
+    to_close.append(new)
     again = new.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
     assert not new.produce_idempotent(sequence=1).duplicate
 
 
 @pytest.mark.parametrize("trimmed", ["to the end", "within a segment", "past a segment"])
-def test_a_repeat_is_known_where_a_trim_left_nothing_in_the_bucket(lost, tmp_path, opened, trimmed):
+def test_a_producer_retry_is_a_duplicate_after_a_trim_and_a_restore(
+    lost, tmp_path, to_close, trimmed
+):
     lost.broker = lost.open(down=trimmed == "past a segment", store_start_timeout_ms=200)
     first = lost.produce_idempotent(sequence=0)
     if trimmed == "past a segment":
@@ -850,15 +836,15 @@ def test_a_repeat_is_known_where_a_trim_left_nothing_in_the_bucket(lost, tmp_pat
         lost.fill(10)
     lost.broker.trim("t", 0, first.base_offset + 1)
     lost.broker.close()
-    (lost.root / "data" / "t-0" / f"{111:020}.snapshot").unlink(missing_ok=True)  # of the stop
+    (lost.root / "data" / "t-0" / f"{111:020}.snapshot").unlink(missing_ok=True)  # of shutdown
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
-    opened.append(new)
+    to_close.append(new)
     again = new.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
 
 
 @pytest.mark.parametrize("with_tail", [False, True])
-def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
+def test_group_offsets_are_restored(lost, tmp_path, to_close, with_tail):
     lost.broker = lost.open()
     for offset in (5, 77):
         lost.broker.groups.commit("readers", [NewOffset("t", 0, offset)])
@@ -866,7 +852,7 @@ def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
         lost.offload(OFFSETS_TOPIC)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data" if with_tail else None)
-    opened.append(new)
+    to_close.append(new)
     assert [one.offset for one in new.broker.groups.group("readers")] == [77]
     new.broker.groups.commit("readers", [NewOffset("t", 0, 78)])
     new.offload(OFFSETS_TOPIC)
@@ -875,33 +861,33 @@ def test_group_offsets_come_back(lost, tmp_path, opened, with_tail):
     assert new.broker.verify(OFFSETS_TOPIC, deep=True).ok
 
 
-def test_the_trimmed_start_is_restored(lost, tmp_path, opened):
+def test_the_log_start_is_restored_from_the_bucket(lost, tmp_path, to_close):
     lost.broker = lost.open()
     lost.claim()
     lost.broker.trim("t", 0, 35)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.partition("t", 0).offsets().log_start_offset == 35
     assert new.records("t", offset=35)[0].offset <= 35
     new.restart()
     assert new.broker.partition("t", 0).offsets().log_start_offset == 35
 
 
-def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, opened):
+def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, to_close):
     store = store_of(lost)
     objects = restoring.TopicObjects(store)
     ((name, topic_id),) = objects.scan()
     there = objects.load(name, topic_id)
     objects.write(msgspec.structs.replace(there, deleted=True), check=lambda: None)
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     assert new.broker.list_topics() == []
     assert [(one.topic_id, one.deleted) for one in new.report.others] == [(topic_id, True)]
 
 
-def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tmp_path, opened):
-    """Nor is an older state, or an older topic of its name, taken in its place."""
+def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
+    """Neither an older version nor an older topic of its name is restored in its place."""
     lost.broker = lost.open()
     ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
     lost.broker.background.copier.run_round()
@@ -918,7 +904,7 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tm
         (newest,) = [max(one.iterdir()) for one in topics.glob(folder)]
         newest.write_bytes(newest.read_bytes().replace(b"crc32c", b"crc32x"))
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
+    to_close.append(new)
     unreadable = {one.topic_id for one in new.report.others if one.unreadable}
     assert unreadable == set(ids.values())
     assert [one.topic_id for one in new.report.others if not one.unreadable] == ["older"]
@@ -926,10 +912,10 @@ def test_a_topic_that_cannot_be_read_keeps_no_other_from_being_restored(lost, tm
     assert new.records("t") == before[:80]
 
 
-def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
-    house, tmp_path, opened, monkeypatch
+def test_the_newer_topic_of_a_name_is_restored_even_if_the_clock_went_back(
+    house, tmp_path, to_close, monkeypatch
 ):
-    """The disk is lost before the bucket heard that the older one was deleted."""
+    """The disk is lost before the deletion of the older topic reached the bucket."""
     house.broker.create_topic("t", config=CONFIG)
     house.stop_copying()
     house.broker.background.deleting.stop(10)
@@ -941,11 +927,11 @@ def test_the_newer_topic_of_a_name_is_restored_whatever_the_clock_said(
     newer = topic_id_of(house)
     house.broker.close()
     new = Restored(tmp_path / "new", house)
-    opened.append(new)
+    to_close.append(new)
     assert topic_id_of(new) == newer
 
 
-def test_a_folder_in_use_or_not_empty_and_a_bucket_of_nobody_are_refused(lost, tmp_path):
+def test_a_folder_that_is_not_empty_and_a_bucket_without_a_cluster_are_refused(lost, tmp_path):
     store = store_of(lost)
     with pytest.raises(ConfigurationError, match="not empty"):
         restore(store, RestoreOptions(lost.root / "data", GAP, lambda: 0))
@@ -960,22 +946,22 @@ class Crash(BaseException):
 
 @pytest.fixture
 def crash(monkeypatch):
-    """A restore within it ends right before it would be done."""
+    """A context in which a restore crashes just before it completes."""
 
-    def dies(path, pending):
+    def die(path, pending):
         raise Crash
 
     @contextmanager
     def crashes():
         with monkeypatch.context() as patched:
-            patched.setattr(restoring, "write_marker", dies)
+            patched.setattr(restoring, "write_marker", die)
             with pytest.raises(Crash):
                 yield
 
     return crashes
 
 
-def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_path, crash):
+def test_an_interrupted_restore_can_be_repeated(lost, tmp_path, crash):
     with crash():
         Restored(tmp_path / "new", lost, tail=lost.root / "data")
     options = RestoreOptions(tmp_path / "new" / "data", GAP, lambda: 0, lost.root / "data")
@@ -984,7 +970,7 @@ def test_an_interrupted_restore_may_be_repeated_on_the_same_folder(lost, tmp_pat
         restore(store_of(lost), options)
 
 
-def test_the_folder_of_a_start_that_the_bucket_refused_is_restored_into(lost, tmp_path):
+def test_a_folder_left_by_a_refused_start_can_be_restored_into(lost, tmp_path):
     settings = replace(lost.broker.settings, data_dir=tmp_path / "new")
     with pytest.raises(ConfigurationError, match="belongs to cluster"):
         Broker.open(settings, store=store_of(lost))
@@ -998,10 +984,8 @@ def test_the_folder_of_a_start_that_the_bucket_refused_is_restored_into(lost, tm
         restore(store_of(lost), options)
 
 
-def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next(
-    lost, tmp_path, opened, crash
-):
-    """The next takes no tail."""
+def test_an_incomplete_restore_is_neither_served_nor_kept(lost, tmp_path, to_close, crash):
+    """The next restore has no tail."""
     new = Restored.__new__(Restored)
     with crash():
         new.__init__(tmp_path / "new", lost, tail=lost.root / "data")
@@ -1009,16 +993,14 @@ def test_what_an_interrupted_restore_made_is_neither_served_nor_left_to_the_next
         new.open()
     restore(store_of(lost), RestoreOptions(new.root / "data", GAP, lambda: 0))
     assert not list((new.root / "data").glob("*/*.log"))
-    opened.append(new)
+    to_close.append(new)
     new.broker = new.open()
     assert [record.offset for record in new.records("t")] == list(range(80))
     assert new.produce("t", [b"next"]).base_offset == 80 + GAP
 
 
 @pytest.mark.parametrize("call", ["open", "rename", "sync_folder"])
-def test_a_restore_that_a_full_disk_broke_off_at_once_may_be_repeated(
-    lost, tmp_path, monkeypatch, call
-):
+def test_a_restore_refused_on_a_full_disk_can_be_repeated(lost, tmp_path, monkeypatch, call):
     with monkeypatch.context() as disk:
         disk.setattr(Disk, call, no_room)
         with pytest.raises(ConfigurationError, match=r"data folder .*new/data: .*No space left"):
@@ -1027,19 +1009,17 @@ def test_a_restore_that_a_full_disk_broke_off_at_once_may_be_repeated(
     assert len(restore(store_of(lost), options).partitions) == 2
 
 
-def test_a_disk_that_is_full_in_the_midst_of_a_tail_is_named_and_the_restore_repeated(
-    lost, tmp_path
-):
+def test_a_restore_that_fills_the_disk_during_the_tail_can_be_repeated(lost, tmp_path):
     with small_disk(tmp_path / "small") as disk:
         options = RestoreOptions(disk.path / "new", GAP, lambda: 0, lost.root / "data")
         copy_tail = closed_log.copy_tail
 
-        def fills(*args):
+        def fill_and_copy(*args):
             disk.fill()
             copy_tail(*args)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(closed_log, "copy_tail", fills)
+            patched.setattr(closed_log, "copy_tail", fill_and_copy)
             with pytest.raises(ConfigurationError, match=r"t-0/0*80\.log: No space left"):
                 restore(store_of(lost), options)
         (disk.path / "ballast").unlink()
@@ -1047,34 +1027,34 @@ def test_a_disk_that_is_full_in_the_midst_of_a_tail_is_named_and_the_restore_rep
         assert (first.tail.whole, first.tail.end_offset) == (True, 100)
 
 
-def test_a_tail_is_taken_off_a_disk_that_is_mounted_to_be_read_alone(lost, tmp_path):
+def test_a_tail_can_be_on_a_read_only_disk(lost, tmp_path):
     with read_only(lost.root / "data", tmp_path / "rescued") as old:
         options = RestoreOptions(tmp_path / "new", GAP, lambda: 0, old)
         first, _ = restore(store_of(lost), options).partitions
     assert (first.tail.whole, first.tail.end_offset) == (True, 100)
 
 
-def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, opened):
+def test_the_first_start_after_a_restore_needs_the_store(lost, tmp_path, to_close):
     new = Restored(tmp_path / "new", lost, start=False)
     with pytest.raises(ConfigurationError, match="take-over"):
         new.open(down=True, store_start_timeout_ms=200)
     new.broker = new.open()
-    opened.append(new)
+    to_close.append(new)
     assert len(new.records("t")) == 80
 
 
-def test_planted_a_restore_without_a_gap_gives_offsets_twice(lost, tmp_path, opened, monkeypatch):
+def test_planted_a_restore_without_a_gap_reuses_offsets(lost, tmp_path, to_close, monkeypatch):
     monkeypatch.setattr(take_over.PendingTakeOver, "gap_over", lambda self, manifest: 0)
     new = Restored(tmp_path / "new", lost)
-    opened.append(new)
-    assert new.produce("t", [b"x"]).base_offset == 80, "an offset that the lost disk had given"
+    to_close.append(new)
+    assert new.produce("t", [b"x"]).base_offset == 80, "an offset that the lost disk had assigned"
 
 
 @pytest.mark.parametrize("renames", range(12))
-def test_a_tail_has_the_keys_of_a_compaction_that_broke_off(
-    house, tmp_path, opened, monkeypatch, renames
+def test_a_tail_with_an_interrupted_compaction_swap_keeps_all_keys(
+    house, tmp_path, to_close, monkeypatch, renames
 ):
-    """Between two renames of its swap, where the disk failed, or the broker died."""
+    """Interrupted between two renames of its swap by a disk error or a crash."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
     house.broker.create_topic("t", config=config)
     put(house, "t", [(b"before", b"1")])
@@ -1088,11 +1068,11 @@ def test_a_tail_has_the_keys_of_a_compaction_that_broke_off(
     log.roll()
     put(house, "t", [(b"z", b"active")])
     before = latest_of(house)
-    left = iter([True] * renames)
+    allowed = iter([True] * renames)
 
     def rename(disk, source, target):
         is_of_swap = source.suffix in (".swap", ".cleaned") or target.suffix == ".deleted"
-        if is_of_swap and not next(left, False):
+        if is_of_swap and not next(allowed, False):
             raise OSError(errno.EIO, "the disk failed", str(source))
         source.replace(target)
 
@@ -1101,7 +1081,7 @@ def test_a_tail_has_the_keys_of_a_compaction_that_broke_off(
         house.broker.background.compactor.run_round()
     house.broker.close()
     new = Restored(tmp_path / "new", house, tail=house.root / "data")
-    opened.append(new)
+    to_close.append(new)
     assert new.report.partitions[0].tail.whole
     assert latest_of(new) == before
 

@@ -31,7 +31,7 @@ YEAR_MS = 365 * 86_400_000
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
 
-def test_down_at_the_first_start_produce_and_hot_reads_go_on_and_offload_catches_up(house):
+def test_with_the_store_down_at_first_start_hot_operations_work_and_offload_catches_up(house):
     house.restart(down=True, store_start_timeout_ms=500)
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
@@ -44,56 +44,59 @@ def test_down_at_the_first_start_produce_and_hot_reads_go_on_and_offload_catches
     assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
 
 
-def test_a_store_that_hangs_at_the_start_is_said_to(tmp_path):
-    answers = threading.Event()
+def test_a_store_that_hangs_at_start_is_reported(tmp_path):
+    released = threading.Event()
 
-    class Hanging(MemoryStore):
+    class HangingStore(MemoryStore):
         def get(self, key, *, max_bytes):
-            answers.wait(20)
+            released.wait(20)
             return super().get(key, max_bytes=max_bytes)
 
-    given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
-    with closing(Broker.open(given, store=Hanging())) as broker:
+    settings = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
+    with closing(Broker.open(settings, store=HangingStore())) as broker:
         degraded = broker.readiness().degraded
-        answers.set()
+        released.set()
     assert degraded == ["store unavailable: no result within 0.01 s"]
 
 
-def test_who_waits_for_the_check_of_a_store_that_hangs_is_refused_with_it(tmp_path):
-    answers, asked = threading.Event(), []
+def test_waiting_for_a_store_check_fails_with_that_check(tmp_path):
+    released, requested = threading.Event(), []
 
-    class Hanging(MemoryStore):
+    class HangingStore(MemoryStore):
         def get(self, key, *, max_bytes):
-            asked.append(key)
-            answers.wait(20)
+            requested.append(key)
+            released.wait(20)
             raise StoreUnavailable(key)
 
-    given = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
-    with closing(Broker.open_idle(given, store=Hanging())) as broker, ThreadPoolExecutor() as pool:
-        status, waits = broker.bucket.store_status, threading.Event()
-        status._verifying = Waited(status._verifying, waits)
+    settings = BrokerSettings(data_dir=tmp_path, disk_reserve_bytes=0, store_start_timeout_ms=10)
+    with (
+        closing(Broker.open_idle(settings, store=HangingStore())) as broker,
+        ThreadPoolExecutor() as pool,
+    ):
+        status, acquiring = broker.bucket.store_status, threading.Event()
+        status._verifying = ObservedLock(status._verifying, acquiring)
         waiting = pool.submit(status.require_store)
-        assert waits.wait(20)
-        answers.set()
+        assert acquiring.wait(20)
+        released.set()
         assert isinstance(waiting.exception(20), StoreUnavailable)
-        assert asked == ["cluster.json"]
+        assert requested == ["cluster.json"]
 
 
-class Waited:
-    """A lock that tells when somebody waits for it."""
+class ObservedLock:
+    """A lock that sets an event when it is being acquired."""
 
-    def __init__(self, lock, waits: threading.Event) -> None:
-        self._lock, self._waits = lock, waits
+    def __init__(self, lock, acquiring: threading.Event) -> None:
+        self._lock, self._acquiring = lock, acquiring
 
     def __enter__(self) -> None:
-        self._waits.set()
+        self._acquiring.set()
         self._lock.acquire()
 
     def __exit__(self, *_) -> None:
         self._lock.release()
 
 
-def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trimmed(house):
+def test_during_an_outage_nothing_local_is_deleted_and_cold_offsets_are_unavailable(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
@@ -108,27 +111,27 @@ def test_down_later_nothing_local_goes_and_a_cold_offset_is_unavailable_not_trim
         partition.read(0, max_bytes=1)
 
 
-def test_a_store_that_hangs_keeps_no_disk_from_being_tidied(house, monkeypatch):
-    hangs, answers = threading.Event(), threading.Event()
+def test_a_hanging_store_does_not_block_local_retention(house, monkeypatch):
+    hanging, released = threading.Event(), threading.Event()
 
     def hang(self, log_start_offset):
-        hangs.set()
-        assert answers.wait(20)
+        hanging.set()
+        assert released.wait(20)
 
     monkeypatch.setattr(ColdLog, "follow_log_start", hang)
     house.restart(retention_check_interval_ms=20)
     house.broker.create_topic("t", config=SMALL)
     house.broker.create_topic("here", config={"remote.storage.enable": False})
     try:
-        assert hangs.wait(20)
+        assert hanging.wait(20)
         house.produce("here", [b"long ago"], at=1)
         house.wait_for(lambda: house.broker.partition("here", 0).log.log_start_offset == 1)
     finally:
-        answers.set()
+        released.set()
 
 
-def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
-    """Retention of both tiers looks at what is old in the bucket; that of the disk does not."""
+def test_local_retention_works_while_manifest_pages_are_unreachable(house, monkeypatch):
+    """Total retention reads the manifest's pages; local retention does not."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
@@ -144,7 +147,7 @@ def test_local_segments_go_also_where_the_manifests_pages_are_out_of_reach(house
     assert partition.offsets().local_log_start_offset > 0
 
 
-def test_a_compacted_topic_is_altered_also_where_the_bucket_does_not_know_of_a_trim(house):
+def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(house):
     house.broker.create_topic("t", config={**SMALL, "cleanup.policy": "compact"})
     house.fill(200)
     house.offload()
@@ -155,7 +158,7 @@ def test_a_compacted_topic_is_altered_also_where_the_bucket_does_not_know_of_a_t
     house.broker.alter_topic("t", config={"flush.ms": 5})
 
 
-def test_a_topic_is_altered_also_where_the_manifests_pages_are_out_of_reach(house, monkeypatch):
+def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(house, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config=SMALL)
@@ -169,7 +172,7 @@ def test_a_topic_is_altered_also_where_the_manifests_pages_are_out_of_reach(hous
             house.broker.alter_topic("t", config=refused)
 
 
-def test_the_files_of_a_deleted_topic_go_also_while_the_store_is_down(house):
+def test_local_files_of_a_deleted_topic_are_removed_during_an_outage(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.restart(down=True, store_start_timeout_ms=200)
@@ -180,7 +183,7 @@ def test_the_files_of_a_deleted_topic_go_also_while_the_store_is_down(house):
     house.wait_for(lambda: not house.broker.registry.deleted())
 
 
-def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
+def test_the_log_bounds_are_known_after_a_restart_during_an_outage(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
@@ -199,7 +202,7 @@ def test_after_a_restart_with_the_store_down_the_borders_are_still_known(house):
     assert partition.read(15, max_bytes=1).tier == "cold"
 
 
-def test_a_store_that_goes_down_later_is_listed_as_degraded_until_it_is_back(house):
+def test_an_outage_is_reported_as_degraded_until_it_ends(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
@@ -213,7 +216,7 @@ def test_a_store_that_goes_down_later_is_listed_as_degraded_until_it_is_back(hou
     house.wait_for(lambda: house.broker.readiness().degraded == [])
 
 
-def test_a_bucket_that_is_empty_where_it_was_used_before_is_unavailable_not_begun_anew(house):
+def test_an_unexpectedly_empty_bucket_is_unavailable_not_initialized(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
@@ -231,18 +234,18 @@ def test_a_bucket_that_is_empty_where_it_was_used_before_is_unavailable_not_begu
 
 
 @pytest.mark.parametrize("damage", ["cut", "bad sector"])
-def test_an_unreadable_manifest_copy_means_unavailable_until_the_claim_not_trimmed(
+def test_with_an_unreadable_manifest_copy_cold_offsets_are_unavailable_until_the_claim(
     house, monkeypatch, damage
 ):
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
     house.broker.close()
-    copy = next((house.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
+    manifest_copy = next((house.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
     if damage == "cut":
-        copy.write_bytes(copy.read_bytes()[:-20])
+        manifest_copy.write_bytes(manifest_copy.read_bytes()[:-20])
     else:
-        cannot_read(monkeypatch, copy, kept=house.root / "bad sector")
+        cannot_read(monkeypatch, manifest_copy, kept=house.root / "bad sector")
     house.broker = house.open(down=True, store_start_timeout_ms=500)
     partition = house.broker.partition("t", 0)
     assert partition.offsets().log_start_offset == 0
@@ -273,8 +276,8 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house, restarte
     assert cold.manifest.log_start_offset == 55
 
 
-def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(house, monkeypatch):
-    """One that hangs would be waited for at each partition, and the next may be the thousandth."""
+def test_retention_makes_no_requests_to_a_store_known_to_be_down(house, monkeypatch):
+    """A hanging store would be waited for at each of possibly thousands of partitions."""
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
     house.offload()
@@ -298,7 +301,7 @@ def test_retention_goes_on_and_asks_nothing_of_a_store_that_is_known_to_be_down(
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known):
+def test_nothing_expires_while_the_store_rejects_the_clock(house, known):
     house.broker.create_topic("t", config={"retention.ms": 86_400_000})
     now_ms, janitor = wall_clock_ms(), house.broker.background.janitor
     house.produce("t", [b"young"], at=now_ms)
@@ -314,11 +317,11 @@ def test_nothing_goes_by_its_age_while_the_store_refuses_the_clock(house, known)
     house.set_down(False)
     house.wait_for(lambda: house.broker.bucket.store_status.is_reachable)
     janitor.bucket_round()
-    assert partition.log.log_start_offset == 1, "a clock that nobody refuses is believed"
+    assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
-def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(house, monkeypatch):
-    """Another cluster's bucket, mounted in place of ours for a while."""
+def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(house, monkeypatch):
+    """Another cluster's bucket is mounted in place of ours for a while."""
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
     house.broker.create_topic("t", config=SMALL)
     house.fill(200)
@@ -351,8 +354,8 @@ def test_a_refused_store_is_left_alone_and_taken_again_once_it_passes_the_check(
     assert house.broker.verify("t").ok
 
 
-def test_retention_by_size_counts_what_the_bucket_could_not_be_told_of_once(house):
-    """The log start moves on disk alone then: what lies below it counts no more."""
+def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(house):
+    """Then the log start moves only on disk: what lies below it no longer counts."""
     house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     house.fill(200)
     house.offload()

@@ -1,4 +1,4 @@
-"""A folder takes a partition over: what parted is set aside, what a manifest names stays."""
+"""A folder takes a partition over: diverged records are set aside, referenced objects stay."""
 
 import uuid
 
@@ -22,29 +22,29 @@ from tests.fakes.records import iter_records
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000
-TAKING = {"take_over": True, "restore_offset_gap": GAP}
+TAKE_OVER = {"take_over": True, "restore_offset_gap": GAP}
 
 
 class Crash(BaseException):
     """The process ends here."""
 
 
-def dies(*args, **kwargs):
+def die(*args, **kwargs):
     raise Crash
 
 
-def dying(step, when):
-    def dies_with_it(*args, **kwargs):
+def crash_at(step, when):
+    def crash(*args, **kwargs):
         if when == "after":
             step(*args, **kwargs)
         raise Crash
 
-    return dies_with_it
+    return crash
 
 
 @pytest.fixture
-def parted(house, tmp_path):
-    """The original wrote 35 records that nobody uploaded; a copy took its place and went on."""
+def diverged(house, tmp_path):
+    """The original wrote 40 records that were not uploaded; a copy took its place and wrote 60."""
     house.broker.create_topic("t", config=CONFIG)
     house.fill(100, mark=b"both")
     house.offload()
@@ -62,8 +62,8 @@ def parted(house, tmp_path):
 
 @pytest.fixture
 def shared_tail(house, tmp_path):
-    """A copy took its place together with 40 records that nobody uploaded, acknowledged 60 more,
-    uploaded nothing, and is still there; the original wrote 20.
+    """A copy took the original's place with 40 records that were not uploaded, acknowledged 60
+    more, uploaded nothing, and still runs; the original wrote 20.
     """
     house.broker.create_topic("t", config=CONFIG)
     house.fill(100, mark=b"both")
@@ -86,8 +86,8 @@ def gaps_of(house):
     return [(gap.start_offset, gap.end_offset) for gap in manifest.gaps]
 
 
-def goes_on_above_the_gap(house, *, kept):
-    """The next offset, the readers' way to it, and the bucket agree on where the gap is."""
+def assert_continues_above_the_gap(house, *, kept):
+    """The next offset, reads across the gap, and the bucket agree on the gap."""
     assert gaps_of(house) == [(kept, kept + GAP)]
     before = house.records("t")
     assert [record.offset for record in before] == list(range(kept))
@@ -109,8 +109,8 @@ def values_in(folder):
     return [record.value for log in logs for record in iter_records(log.read_bytes())]
 
 
-def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_buckets_end(parted):
-    house, _ = parted
+def test_diverged_records_are_set_aside_and_the_log_continues_at_the_buckets_end(diverged):
+    house, _ = diverged
     house.broker = house.open(take_over=True)
     records = house.records("t")
     assert [record.offset for record in records] == list(range(160))
@@ -128,9 +128,9 @@ def test_records_past_the_parting_are_set_aside_and_the_log_goes_on_at_the_bucke
     assert house.broker.verify("t", deep=True).ok
 
 
-def test_the_epochs_of_what_was_set_apart_are_in_no_history(parted):
-    """An older copy of the folder would take its records for those that the bucket has there."""
-    house, _ = parted
+def test_epochs_of_diverged_records_are_not_in_the_history(diverged):
+    """Otherwise an older copy of the folder would match its records with the bucket's."""
+    house, _ = diverged
     for _ in range(2):
         house.open(down=True, store_start_timeout_ms=1).close()
     house.broker = house.open(take_over=True, restore_offset_gap=0)
@@ -142,11 +142,11 @@ def test_the_epochs_of_what_was_set_apart_are_in_no_history(parted):
     "metadata",
     [
         pytest.param(format_partition_metadata(uuid.uuid4()), id="an earlier topic of the name"),
-        pytest.param(b"rotten", id="nobody knows whose"),
+        pytest.param(b"rotten", id="unknown topic"),
     ],
 )
-def test_what_was_set_apart_before_is_not_written_over(parted, metadata):
-    house, _ = parted
+def test_earlier_diverged_folders_are_not_overwritten(diverged, metadata):
+    house, _ = diverged
     data, earlier = house.root / "data", []
     for epoch in range(4):
         folder = data / f"t-0.diverged-{epoch}"
@@ -161,26 +161,26 @@ def test_what_was_set_apart_before_is_not_written_over(parted, metadata):
     assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 40
 
 
-def test_no_offset_is_given_twice_that_the_former_owner_may_have_given(parted):
-    house, copy = parted
+def test_no_offset_that_the_former_owner_may_have_assigned_is_reused(diverged):
+    house, copy = diverged
     copy.broker = copy.open()
     copy.fill(20, mark=b"never uploaded")
-    house.broker = house.open(**TAKING)
-    goes_on_above_the_gap(house, kept=160)
+    house.broker = house.open(**TAKE_OVER)
+    assert_continues_above_the_gap(house, kept=160)
 
 
-def test_records_that_both_wrote_and_nobody_uploaded_stay(shared_tail):
+def test_a_shared_tail_that_was_not_uploaded_is_kept(shared_tail):
     house, _ = shared_tail
-    house.broker = house.open(**TAKING)
+    house.broker = house.open(**TAKE_OVER)
     assert house.records("t", offset=100)[0].value.startswith(b"tail")
     assert house.broker.partition("t", 0).cold.end_offset == 140 + GAP
     (folder,) = diverged_folders(house)
     assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 20
-    goes_on_above_the_gap(house, kept=140)
+    assert_continues_above_the_gap(house, kept=140)
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes):
+def test_producer_state_is_kept_above_the_gap(house, tmp_path, monkeypatch, crashes):
     house.broker.create_topic("t", config=CONFIG)
     house.fill(10, mark=b"both")
     house.offload()
@@ -190,21 +190,21 @@ def test_producers_are_known_above_the_gap(house, tmp_path, monkeypatch, crashes
     copy.claim()
     copy.broker.close()
     with monkeypatch.context() as patched:
-        if crashes:  # when the log was emptied, and has no snapshot yet
-            patched.setattr(take_over.closed_log, "write_durably", dies)
+        if crashes:  # when the log is emptied, before it has a snapshot
+            patched.setattr(take_over.closed_log, "write_durably", die)
             with pytest.raises(Crash):
-                house.open(**TAKING)
-    house.broker = house.open(**TAKING)
+                house.open(**TAKE_OVER)
+    house.broker = house.open(**TAKE_OVER)
     again = house.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
     assert house.produce_idempotent(sequence=1).base_offset == first.base_offset + 1 + GAP
 
 
-def test_a_trim_past_the_buckets_end_holds(shared_tail):
+def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
     house, _ = shared_tail
     house.broker = house.open(down=True, store_start_timeout_ms=200)
     house.broker.trim("t", 0, 115)
-    house.restart(**TAKING)
+    house.restart(**TAKE_OVER)
     assert gaps_of(house) == [(140, 140 + GAP)]
     assert house.broker.partition("t", 0).offsets().log_start_offset == 115
     assert [one.offset for one in house.records("t", offset=115)][-25:] == list(range(115, 140))
@@ -224,45 +224,47 @@ def test_a_trim_past_the_buckets_end_holds(shared_tail):
         ("before", take_over.PendingTakeOvers, "remove"),
     ],
 )
-def test_a_crash_around_the_shared_tail_is_gone_on_from(shared_tail, monkeypatch, room, step, when):
+def test_a_crash_while_taking_over_a_shared_tail_is_resumed(
+    shared_tail, monkeypatch, room, step, when
+):
     house, copy = shared_tail
 
     with monkeypatch.context() as patched:
-        patched.setattr(room, step, dying(getattr(room, step), when))
+        patched.setattr(room, step, crash_at(getattr(room, step), when))
         with pytest.raises(Crash):
-            house.open(**TAKING)
-    house.broker = house.open(restore_offset_gap=7)  # a take-over under way goes on with its own
+            house.open(**TAKE_OVER)
+    house.broker = house.open(restore_offset_gap=7)  # a pending take-over keeps its own gap
     assert not take_over.marker_path(house.root / "data").exists()
-    goes_on_above_the_gap(house, kept=140)
+    assert_continues_above_the_gap(house, kept=140)
     copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
 
 
-def test_a_former_owner_that_uploads_meanwhile_is_looked_at_anew(shared_tail, monkeypatch):
+def test_an_upload_by_the_former_owner_during_the_take_over_is_included(shared_tail, monkeypatch):
     house, copy = shared_tail
     real = ColdLog.upload
 
-    def uploads_first(self, files):
+    def upload_by_copy_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
         copy.broker.partition("t", 0).log.roll()
         copy.broker.background.copier.run_round()
         assert copy.broker.background.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
         return real(self, files)
 
-    monkeypatch.setattr(ColdLog, "upload", uploads_first)
-    house.broker = house.open(**TAKING)
+    monkeypatch.setattr(ColdLog, "upload", upload_by_copy_first)
+    house.broker = house.open(**TAKE_OVER)
     assert house.records("t")[140].value.startswith(b"copy")
-    goes_on_above_the_gap(house, kept=200)
+    assert_continues_above_the_gap(house, kept=200)
 
 
-def test_who_was_the_owner_all_along_leaves_no_gap(house):
+def test_a_take_over_by_the_current_owner_leaves_no_gap(house):
     house.broker.create_topic("t", config=CONFIG)
     house.fill(100, mark=b"own")
     house.offload()
     house.fill(10, mark=b"own")
     for _ in range(2):
-        house.restart(**TAKING)
+        house.restart(**TAKE_OVER)
     house.fill(10, mark=b"own")
     house.offload()
     assert [record.offset for record in house.records("t")] == list(range(120))
@@ -270,10 +272,10 @@ def test_who_was_the_owner_all_along_leaves_no_gap(house):
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
+def test_a_folder_without_a_manifest_copy_keeps_the_buckets_log_start(
     house, tmp_path, monkeypatch, crashes
 ):
-    """It has no checkpoint of the log start either, and the log begins anew."""
+    """It has no log start checkpoint either, and the log is re-created."""
     house.restart(down=True, store_start_timeout_ms=200)
     house.broker.create_topic("t", config=CONFIG)
     house.fill(100, mark=b"both")
@@ -283,45 +285,45 @@ def test_a_folder_that_never_saw_a_manifest_keeps_the_buckets_log_start(
     copy.offload()
     copy.broker.close()
     with monkeypatch.context() as patched:
-        if crashes:  # when the log begins anew
-            patched.setattr(PartitionLog, "bump_epoch", dies)
+        if crashes:  # when the log is re-created
+            patched.setattr(PartitionLog, "bump_epoch", die)
             with pytest.raises(Crash):
-                house.open(**TAKING)
-    house.broker = house.open(**TAKING)
+                house.open(**TAKE_OVER)
+    house.broker = house.open(**TAKE_OVER)
     tidy(house.broker)
     assert house.broker.partition("t", 0).offsets().log_start_offset == 0
-    goes_on_above_the_gap(house, kept=100)
+    assert_continues_above_the_gap(house, kept=100)
 
 
-def test_a_log_that_is_bad_is_taken_over_when_it_is_repaired(parted):
-    house, copy = parted
+def test_a_damaged_log_is_taken_over_when_it_is_repaired(diverged):
+    house, copy = diverged
     log = max((house.root / "data" / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     (house.root / "data" / ".kafka_cleanshutdown").unlink()
-    house.broker = house.open(**TAKING)
+    house.broker = house.open(**TAKE_OVER)
     (reason,) = house.broker.readiness().reasons
     assert "was flushed" in reason
     (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
     assert step.action == "cut"
     assert not take_over.marker_path(house.root / "data").exists()
-    goes_on_above_the_gap(house, kept=160)
+    assert_continues_above_the_gap(house, kept=160)
     copy.broker = copy.open()
     copy.broker.background.fence_checker.run_round()
     assert copy.broker.partition("t", 0).leadership_lost
 
 
-def test_planted_a_take_over_without_a_gap_gives_offsets_twice(parted, monkeypatch):
-    house, copy = parted
+def test_planted_a_take_over_without_a_gap_reuses_offsets(diverged, monkeypatch):
+    house, copy = diverged
     copy.broker = copy.open()
     given = copy.produce("t", [b"acknowledged"]).base_offset
     monkeypatch.setattr(take_over.PendingTakeOver, "gap_over", lambda self, manifest: 0)
-    house.broker = house.open(**TAKING)
+    house.broker = house.open(**TAKE_OVER)
     assert house.produce("t", [b"another"]).base_offset == given
 
 
-def test_who_takes_over_writes_a_version_of_the_topic_object(parted):
-    """So a former owner that stood still in its deletion has not the last word."""
-    house, _ = parted
+def test_a_take_over_writes_a_new_version_of_the_topic_object(diverged):
+    """So a former owner that was paused in a deletion does not win."""
+    house, _ = diverged
     topics = TopicObjects(open_store(f"file://{house.root / 'bucket'}"))
     (topic,) = topics.scan()
     before = topics.load(*topic)
@@ -332,8 +334,8 @@ def test_who_takes_over_writes_a_version_of_the_topic_object(parted):
     assert (after.version, after.deleted) == (before.version + 2, False)
 
 
-def test_what_was_set_aside_is_a_log_that_opens(parted):
-    house, _ = parted
+def test_a_diverged_folder_is_a_valid_log(diverged):
+    house, _ = diverged
     house.broker = house.open(take_over=True)
     (folder,) = diverged_folders(house)
     opened = PartitionLog.open(
@@ -349,8 +351,8 @@ def test_what_was_set_aside_is_a_log_that_opens(parted):
     opened.close()
 
 
-def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
-    house, copy = parted
+def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(diverged):
+    house, copy = diverged
     copy.broker = copy.open()
     copy.offload()
     house.broker = house.open(take_over=True)
@@ -359,16 +361,18 @@ def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(parted):
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")
     copy.restart()
-    with pytest.raises(FencedError):  # before it served anything, and not when it would claim
+    with pytest.raises(FencedError):  # before it serves anything, not only at its claim
         copy.fill(10, mark=b"zombie")
-    there = {str(p.relative_to(house.root / "bucket")) for p in (house.root / "bucket").rglob("*")}
-    assert named <= there
+    objects = {
+        str(p.relative_to(house.root / "bucket")) for p in (house.root / "bucket").rglob("*")
+    }
+    assert named <= objects
     house.fill(10, mark=b"after")
     house.offload()
 
 
-def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
-    house, _ = parted
+def test_a_restart_after_a_take_over_is_an_ordinary_start(diverged):
+    house, _ = diverged
     house.broker = house.open(take_over=True)
     before, end = house.records("t"), house.broker.partition("t", 0).offsets().log_end_offset
     assert not take_over.marker_path(house.root / "data").exists()
@@ -382,28 +386,28 @@ def test_a_restart_after_a_take_over_needs_no_flag_and_is_no_take_over(parted):
     assert house.records("t") == before
 
 
-def test_without_the_flag_a_foreign_manifest_is_left_alone(parted):
-    house, _ = parted
+def test_without_the_flag_a_foreign_manifest_is_not_touched(diverged):
+    house, _ = diverged
     house.broker = house.open()
     house.claim()
     assert house.broker.partition("t", 0).leadership_lost
     assert not diverged_folders(house)
 
 
-def test_with_the_store_down_a_take_over_does_not_start(parted):
-    house, _ = parted
+def test_a_take_over_needs_the_store(diverged):
+    house, _ = diverged
     with pytest.raises(ConfigurationError, match="take-over"):
         house.open(take_over=True, down=True, store_start_timeout_ms=200)
 
 
 @pytest.mark.parametrize("step", ["split_at", "move_segments", "replace_with_empty"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_any_step_is_gone_on_from_by_the_next_start(parted, monkeypatch, step, when):
-    house, _ = parted
+def test_a_crash_at_any_step_is_resumed_by_the_next_start(diverged, monkeypatch, step, when):
+    house, _ = diverged
 
     with monkeypatch.context() as patched:
         patched.setattr(
-            take_over.closed_log, step, dying(getattr(take_over.closed_log, step), when)
+            take_over.closed_log, step, crash_at(getattr(take_over.closed_log, step), when)
         )
         with pytest.raises(Crash):
             house.open(take_over=True)
@@ -412,13 +416,13 @@ def test_a_crash_at_any_step_is_gone_on_from_by_the_next_start(parted, monkeypat
     records = house.records("t")
     assert [record.offset for record in records] == list(range(160))
     assert records[100].value.startswith(b"copy")
-    set_apart = [value for folder in diverged_folders(house) for value in values_in(folder)]
-    assert [value.split()[0] for value in set_apart] == [b"original"] * 40
+    set_aside = [value for folder in diverged_folders(house) for value in values_in(folder)]
+    assert [value.split()[0] for value in set_aside] == [b"original"] * 40
     house.offload()
 
 
-def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
-    house, _ = parted
+def test_a_claim_of_unknown_outcome_is_not_taken_over_again(diverged):
+    house, _ = diverged
     house.store.heal()
     real = ManifestStore.confirm
     with pytest.MonkeyPatch.context() as patched:
@@ -437,8 +441,8 @@ def test_a_claim_whose_confirmation_was_lost_is_no_second_take_over(parted):
     assert house.broker.partition("t", 0).cold.ownership.claimed
 
 
-def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(house):
-    """Everything is checked then, also what was flushed; the topic compacts no more."""
+def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(house):
+    """Everything is checked then, including flushed records; the topic is no longer compacted."""
     house.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     house.stop_copying()
@@ -459,8 +463,8 @@ def test_what_compaction_left_out_is_no_loss_where_a_take_over_begins_again(hous
     assert house.records("t") == before
 
 
-def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(parted, monkeypatch):
-    house, _ = parted
+def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(diverged, monkeypatch):
+    house, _ = diverged
     monkeypatch.setattr(take_over, "plan_take_over", lambda local, manifest, *, gap: TakeOverPlan())
     house.broker = house.open(take_over=True)
     records = house.records("t")

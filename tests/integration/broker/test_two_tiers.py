@@ -1,4 +1,4 @@
-"""One log over two tiers, on real files: roll, offload, let go, read across the seam, restart."""
+"""One log over two tiers, on real files: roll, offload, local retention, reads, restart."""
 
 import errno
 import os
@@ -34,11 +34,11 @@ from tests.fakes.house import tidy
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
 
-def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
+def test_records_deleted_locally_read_the_same_from_the_bucket(house):
     house.broker.create_topic("t", config=SMALL)
     values = house.fill(400)
     before = house.records("t")
-    house.offload()  # some may have gone up before it was asked for
+    house.offload()  # some segments may have been uploaded before
     log = house.broker.partition("t", 0)
     assert log.cold.manifest.segment_count > 5
     assert log.offsets().local_log_start_offset > 0, "most of it must be cold"
@@ -48,19 +48,19 @@ def test_what_was_let_go_locally_reads_the_same_from_the_bucket(house):
     assert log.read(0, max_bytes=8192).tier == "cold"
 
 
-def test_a_read_of_what_is_committed_does_not_ask_for_all_that_follows(house):
+def test_a_committed_read_makes_few_store_requests(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(800)
     house.offload()
     house.restart()
     log = house.broker.partition("t", 0)
     assert log.cold.manifest.segment_count > 10
-    asked = house.store.ledger.requests("cold_read")
+    before = house.store.ledger.requests("cold_read")
     assert log.read(0, max_bytes=1, committed=True).tier == "cold"
-    assert house.store.ledger.requests("cold_read") - asked == 3  # table, chunk, producers
+    assert house.store.ledger.requests("cold_read") - before == 3  # table, chunk, producers
 
 
-def test_a_read_across_the_seam_is_mixed_and_whole(house):
+def test_a_read_across_the_tiers_is_mixed_and_complete(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
@@ -70,11 +70,11 @@ def test_a_read_across_the_seam_is_mixed_and_whole(house):
     assert fetched.tier == "mixed"
     assert fetched.next_offset > start
     few = log.read(start - 1, max_bytes=fetched.slices[0].size_bytes + 1)
-    assert few.tier == "cold", "what does not fit is not put on top"
+    assert few.tier == "cold", "a hot part that does not fit is left out"
     assert few.next_offset == start
 
 
-def test_one_read_takes_what_it_wants_from_many_cold_segments(house):
+def test_one_read_spans_many_cold_segments(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
@@ -88,7 +88,7 @@ def test_one_read_takes_what_it_wants_from_many_cold_segments(house):
     assert start > 4 * first.next_offset
 
 
-def test_pages_of_the_manifest_come_together_and_lose_nothing(house, monkeypatch):
+def test_merging_manifest_pages_loses_nothing(house, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "RUN_MAX": 4, "PAGE_ENTRIES": 4}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     house.broker.create_topic("t", config=SMALL)
@@ -123,7 +123,7 @@ def test_a_restart_keeps_everything_and_raises_the_epoch(house):
     house.offload()
 
 
-def test_segments_are_listed_once_over_both_tiers(house):
+def test_each_segment_is_listed_once_across_tiers(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
@@ -140,18 +140,18 @@ def test_segments_are_listed_once_over_both_tiers(house):
         assert len(data) == one.size_bytes
 
 
-def test_after_a_restart_a_glance_knows_what_the_manifest_knows(house):
+def test_after_a_restart_peek_segments_uses_the_manifest(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
     whole = list(peek_segments(house.broker.partition("t", 0)))
     house.restart()
-    glanced = [one for one in peek_segments(house.broker.partition("t", 0)) if not one.active]
-    assert "both" in {one.tier for one in glanced}
-    assert glanced == [one for one in whole if not one.active]
+    peeked = [one for one in peek_segments(house.broker.partition("t", 0)) if not one.active]
+    assert "both" in {one.tier for one in peeked}
+    assert peeked == [one for one in whole if not one.active]
 
 
-def test_after_a_restart_a_listing_reads_no_segment_that_the_manifest_knows(house, monkeypatch):
+def test_after_a_restart_a_listing_reads_no_uploaded_segment(house, monkeypatch):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
@@ -187,7 +187,7 @@ def test_trim_moves_the_start_in_both_tiers_and_survives(house):
     assert house.records("t", offset=35)[0].offset == 35
 
 
-def test_a_trim_into_a_segment_that_was_not_uploaded_does_not_keep_it_from_the_bucket(house):
+def test_a_trim_into_a_segment_does_not_prevent_its_upload(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(10)
     house.claim()
@@ -212,7 +212,7 @@ def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
     assert not list((house.root / "data").glob("*-delete"))
 
 
-def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house):
+def test_a_re_created_topic_starts_at_zero_even_after_a_crash(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(100)
     house.broker.trim("t", 0, 50)
@@ -223,15 +223,15 @@ def test_a_topic_of_a_deleted_ones_name_starts_at_zero_also_after_a_crash(house)
     house.produce("t", [b"new"])
     assert [record.offset for record in house.records("t")] == [0]
     crashed = house.broker
-    crashed.background.copying.stop(10)  # two that write to one folder
+    crashed.background.copying.stop(10)  # two brokers share the folder
     crashed.background.deleting.stop(10)
-    crashed.folder.close()  # the lock goes as with the process; nothing else is tidied
+    crashed.folder.close()  # only the lock is released, as when the process dies
     house.broker = house.open()
     assert [record.offset for record in house.records("t")] == [0]
-    crashed.folder = house.broker.folder  # its close finds a lock that is gone already
+    crashed.folder = house.broker.folder  # its close must not fail on the lock
 
 
-def test_checkpoints_that_a_full_disk_broke_off_say_nothing_of_the_next_topic(house, monkeypatch):
+def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(house, monkeypatch):
     house.broker.create_topic("t", config=SMALL)
     house.fill(100)
     write = house.broker.folder.write_checkpoint
@@ -250,13 +250,13 @@ def test_checkpoints_that_a_full_disk_broke_off_say_nothing_of_the_next_topic(ho
     assert house.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
 
 
-def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monkeypatch):
+def test_a_trim_is_durable_despite_concurrent_checkpoints(house, monkeypatch):
     house.broker.create_topic("t", config=SMALL)
     house.fill(100)
     write, trims = house.broker.folder.write_checkpoint, []
 
     def overtaken(name, offsets):
-        if name == LOG_STARTS and not trims:  # what it writes was looked up already
+        if name == LOG_STARTS and not trims:  # its offsets were read already
             trims.append(threading.Thread(target=house.broker.trim, args=("t", 0, 50)))
             trims[0].start()
             trims[0].join(0.1)
@@ -266,9 +266,7 @@ def test_a_trim_is_durable_whoever_else_writes_checkpoints_just_then(house, monk
     house.broker.background.checkpoints.save()
     trims[0].join()
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
-    house.broker.background.janitor.trim(
-        house.broker.partition("t", 0), 20
-    )  # by a look before that
+    house.broker.background.janitor.trim(house.broker.partition("t", 0), 20)  # from an earlier read
     assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
 
 
@@ -283,8 +281,8 @@ def test_retention_by_size_drops_from_both_tiers(house):
     assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
 
 
-def test_retention_frees_a_disk_that_is_too_full_for_a_new_segment(house, monkeypatch):
-    """All has expired, but the active segment cannot be rolled."""
+def test_retention_frees_a_disk_too_full_for_a_new_segment(house, monkeypatch):
+    """Everything has expired, but the active segment cannot be rolled."""
     disk = FaultyDisk()
     monkeypatch.setattr(house.broker._opener, "_disk", disk)
     house.broker.create_topic("t", config={**SMALL, "remote.storage.enable": False})
@@ -300,7 +298,7 @@ def test_retention_frees_a_disk_that_is_too_full_for_a_new_segment(house, monkey
 
 
 @pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])
-def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeypatch, limit):
+def test_retention_that_deletes_nothing_reads_no_manifest_page(house, monkeypatch, limit):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     far = 16384 if limit == "retention.bytes" else 1 << 60
@@ -308,7 +306,7 @@ def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeyp
     house.fill(600)
     house.offload()
     partition = house.broker.partition("t", 0)
-    house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the midst of a page
+    house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the middle of a page
     house.broker.background.janitor.maintain(partition)
     local = local_facts(partition)
     every = [*cold_facts(partition, local), *local]
@@ -326,14 +324,12 @@ def test_a_round_in_which_all_stays_reads_no_page_of_the_manifest(house, monkeyp
 
 
 @pytest.mark.parametrize("call", ["read", "try_read"])
-def test_a_cold_read_that_retention_overtakes_is_trimmed_and_skips_nothing(
-    house, monkeypatch, call
-):
+def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(house, monkeypatch, call):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
     log = house.broker.partition("t", 0)
-    house.records("t")  # so that all of it is cached
+    house.records("t")  # fills the cache
     (first, *_) = log.cold.entries(0)
     found = getattr(log.cold, call)
 
@@ -347,7 +343,7 @@ def test_a_cold_read_that_retention_overtakes_is_trimmed_and_skips_nothing(
         getattr(log, call)(0, max_bytes=100)
 
 
-def test_a_committed_read_looks_for_aborted_transactions_where_its_records_came_from(
+def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_records(
     house, monkeypatch
 ):
     house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
@@ -365,7 +361,7 @@ def test_a_committed_read_looks_for_aborted_transactions_where_its_records_came_
     assert log.read(0, max_bytes=100, committed=True).tier == "cold"
 
 
-def test_records_without_a_time_are_as_old_as_their_file(house):
+def test_records_without_a_timestamp_are_as_old_as_their_file(house):
     config = {"segment.bytes": 1024, "retention.ms": 60_000, "local.retention.ms": 60_000}
     house.broker.create_topic("t", config={**config, "remote.storage.enable": False})
     for _ in range(10):
@@ -379,7 +375,7 @@ def test_records_without_a_time_are_as_old_as_their_file(house):
     assert log.log_start_offset == following.base_offset
 
 
-def test_segment_that_was_opened_once_is_given_without_waiting(house):
+def test_a_segment_opened_before_is_returned_without_blocking(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
@@ -387,18 +383,18 @@ def test_segment_that_was_opened_once_is_given_without_waiting(house):
     log = house.broker.partition("t", 0)
     for one in iter_segments(log):
         opened = open_segment(log, one.base_offset)
-        waited = list(slices_of(log, opened, start=1, end=opened.size_bytes))
-        at_once = try_open_segment(log, one.base_offset)
+        blocking = list(slices_of(log, opened, start=1, end=opened.size_bytes))
+        immediate = try_open_segment(log, one.base_offset)
         if one.active:
-            assert at_once is None
+            assert immediate is None
             continue
-        assert at_once[:3] == opened[:3]
-        slices = try_slices_of(log, at_once, start=1, end=at_once.size_bytes)
-        assert [piece.read() for piece in slices] == [piece.read() for piece in waited]
+        assert immediate[:3] == opened[:3]
+        slices = try_slices_of(log, immediate, start=1, end=immediate.size_bytes)
+        assert [piece.read() for piece in slices] == [piece.read() for piece in blocking]
     assert try_open_segment(log, 1) is None
 
 
-def test_segment_that_left_the_disk_is_not_given_from_a_file_kept_open(house):
+def test_a_segment_deleted_locally_is_not_served_from_an_open_file(house):
     from broker.segment_listing import open_segment, try_open_segment
 
     house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
@@ -407,32 +403,34 @@ def test_segment_that_left_the_disk_is_not_given_from_a_file_kept_open(house):
     assert open_segment(log, 0).tier == "hot"
     assert try_open_segment(log, 0).tier == "hot"
     log.log.delete_local(log.log.active_base_offset)
-    at_once = try_open_segment(log, 0)
-    assert at_once is None or at_once.tier == "cold"
+    immediate = try_open_segment(log, 0)
+    assert immediate is None or immediate.tier == "cold"
 
 
 @pytest.mark.skipif(not NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_cached_cold_reads_need_no_thread_and_say_the_same(house):
+def test_cached_cold_reads_without_blocking_return_the_same(house):
     house.broker.create_topic("t", config=SMALL)
     house.fill(400)
     house.offload()
     log = house.broker.partition("t", 0)
     assert log.try_read(5, max_bytes=2000) is None, "nothing is cached yet"
-    waited = log.read(5, max_bytes=2000)
-    at_once = log.try_read(5, max_bytes=2000)
-    assert at_once is not None
-    assert [piece.read() for piece in at_once.slices] == [p.read() for p in waited.slices]
-    assert at_once._replace(slices=()) == waited._replace(slices=())
-    seam = log.offsets().local_log_start_offset - 1
-    assert log.read(seam, max_bytes=1).tier == log.try_read(seam, max_bytes=1).tier == "cold"
-    waited = log.read(seam, max_bytes=1 << 20)
-    at_once = log.try_read(seam, max_bytes=1 << 20)
-    assert waited.tier == "mixed"
-    assert [piece.read() for piece in at_once.slices] == [p.read() for p in waited.slices]
-    assert at_once._replace(slices=()) == waited._replace(slices=())
+    blocking = log.read(5, max_bytes=2000)
+    immediate = log.try_read(5, max_bytes=2000)
+    assert immediate is not None
+    assert [piece.read() for piece in immediate.slices] == [p.read() for p in blocking.slices]
+    assert immediate._replace(slices=()) == blocking._replace(slices=())
+    last_cold = log.offsets().local_log_start_offset - 1
+    assert (
+        log.read(last_cold, max_bytes=1).tier == log.try_read(last_cold, max_bytes=1).tier == "cold"
+    )
+    blocking = log.read(last_cold, max_bytes=1 << 20)
+    immediate = log.try_read(last_cold, max_bytes=1 << 20)
+    assert blocking.tier == "mixed"
+    assert [piece.read() for piece in immediate.slices] == [p.read() for p in blocking.slices]
+    assert immediate._replace(slices=()) == blocking._replace(slices=())
 
 
-def test_an_idle_producer_is_forgotten_by_the_janitor(house):
+def test_the_janitor_expires_idle_producers(house):
     house.broker.create_topic("t")
     partition = house.broker.partition("t", 0)
 
@@ -462,7 +460,7 @@ def test_an_idle_producer_is_forgotten_by_the_janitor(house):
     assert send(5).base_offset == 1
 
 
-def test_what_was_taken_before_the_close_is_answered_and_nothing_after_it(house):
+def test_appends_before_close_complete_and_later_ones_are_refused(house):
     house.broker.create_topic("t", partitions=3)
     partitions = [house.broker.partition("t", number) for number in range(3)]
 
@@ -470,17 +468,17 @@ def test_what_was_taken_before_the_close_is_answered_and_nothing_after_it(house)
         batches = build_produced([b"v"], timestamps=[1], max_message_bytes=1 << 20)
         return partition.append(batches, acks=Acks.ALL)
 
-    taken = [append(partition) for _ in range(200) for partition in partitions]
+    futures = [append(partition) for _ in range(200) for partition in partitions]
     house.broker.close()
-    assert all(future.done() for future in taken)
-    assert {future.result().last_offset for future in taken} == set(range(200))
+    assert all(future.done() for future in futures)
+    assert {future.result().last_offset for future in futures} == set(range(200))
     with pytest.raises(ShuttingDown):
         append(partitions[0]).result(10)
     house.broker = house.open()
     assert house.broker.partition("t", 2).log.log_end_offset == 200
 
 
-def test_who_goes_over_the_partitions_is_not_disturbed_by_new_ones(house):
+def test_iterating_partitions_is_not_disturbed_by_new_ones(house):
     house.broker.create_topic("t", partitions=2)
     partitions = house.broker.partitions()
     assert next(partitions).number == 0
@@ -489,24 +487,24 @@ def test_who_goes_over_the_partitions_is_not_disturbed_by_new_ones(house):
     assert [partition.number for partition in house.broker.partitions()] == [0, 1, 2]
 
 
-def test_appends_do_not_wait_for_partitions_that_are_made(house, monkeypatch):
+def test_appends_do_not_wait_for_partition_creation(house, monkeypatch):
     house.restart(append_threads=1)
     house.broker.create_topic("t")
-    making, may_end = threading.Event(), threading.Event()
+    opening, may_end = threading.Event(), threading.Event()
     open_log = PartitionLog.open
 
     def open_slowly(*args, **kwargs):
-        making.set()
+        opening.set()
         assert may_end.wait(20)
         return open_log(*args, **kwargs)
 
     monkeypatch.setattr(PartitionLog, "open", open_slowly)
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(house.broker.create_topic, "many", partitions=20)
+        creating = pool.submit(house.broker.create_topic, "many", partitions=20)
         try:
-            assert making.wait(10)
+            assert opening.wait(10)
             assert house.produce("t", [b"meanwhile"]).base_offset == 0
-            assert not made.done()
+            assert not creating.done()
         finally:
             may_end.set()
-        assert len(made.result().partitions) == 20
+        assert len(creating.result().partitions) == 20

@@ -1,4 +1,4 @@
-"""Each kind of object is deleted, cut and flipped in turn, and verification names it."""
+"""Verification names each kind of object that is deleted, truncated or corrupted."""
 
 import msgspec
 import pytest
@@ -42,13 +42,13 @@ def offline(house, *, deep=False):
     return verify_bucket(store, TopicObjects(store).find("t"), deep=deep, clock=lambda: 0)
 
 
-def named(report, key):
-    """The kinds of the problems with this object."""
+def kinds_of(report, key):
+    """The kinds of problems reported for this object."""
     assert not report.ok
     return {one.kind for one in report.problems if one.object_key and one.object_key.endswith(key)}
 
 
-def test_a_whole_topic_is_ok_and_says_what_was_looked_at(filled):
+def test_an_intact_topic_is_ok_and_counts_what_was_checked(filled):
     shallow = filled.broker.verify("t")
     assert shallow.ok, shallow.problems
     assert shallow.checked.objects == 2 * len(entries(filled))
@@ -65,11 +65,11 @@ def test_a_whole_topic_is_ok_and_says_what_was_looked_at(filled):
     ("damage", "kind"),
     [(lambda path: path.unlink(), "object-missing"), (cut, "object-size")],
 )
-def test_a_lost_or_cut_object_is_named_without_reading_it(filled, which, damage, kind):
+def test_a_missing_or_truncated_object_is_named_without_reading_it(filled, which, damage, kind):
     key = getattr(entries(filled)[1], which)
     damage(path_of(filled, key))
     for report in (filled.broker.verify("t"), offline(filled)):
-        assert named(report, key) == {kind}
+        assert kinds_of(report, key) == {kind}
         assert len(report.problems) == 1
 
 
@@ -79,55 +79,55 @@ def test_every_flipped_byte_of_an_indexes_object_is_found(filled):
     whole = path.read_bytes()
     for position in range(0, len(whole), 7):
         flip(path, position)
-        assert "object-checksum" in named(offline(filled), key), position
+        assert "object-checksum" in kinds_of(offline(filled), key), position
         path.write_bytes(whole)
     assert offline(filled).ok
 
 
-def test_a_flipped_byte_of_a_log_object_is_found_by_a_deep_look_alone(filled):
+def test_a_flipped_byte_of_a_log_object_is_found_only_by_a_deep_check(filled):
     key = entries(filled)[1].log_key
     for position in (0, 61, 2000):
         flip(path_of(filled, key), position)
-        assert offline(filled).ok, "a folder keeps no checksums; a shallow look reads no log"
+        assert offline(filled).ok, "a folder store has no checksums; a shallow check reads no log"
         report = filled.broker.verify("t", deep=True)
-        assert named(report, key) == {"chunk-corrupt"}
+        assert kinds_of(report, key) == {"chunk-corrupt"}
         assert f"first offset {entries(filled)[1].base_offset}" in report.problems[0].detail
         flip(path_of(filled, key), position)
 
 
-def test_a_log_is_checked_against_the_manifest_where_its_chunk_table_is_lost(filled):
+def test_a_log_without_a_chunk_table_is_checked_against_the_manifest(filled):
     entry = entries(filled)[1]
     path_of(filled, entry.indexes_key).unlink()
     flip(path_of(filled, entry.log_key), 100)
     report = offline(filled, deep=True)
-    assert named(report, entry.indexes_key) == {"object-missing"}
-    assert named(report, entry.log_key) == {"object-checksum"}
+    assert kinds_of(report, entry.indexes_key) == {"object-missing"}
+    assert kinds_of(report, entry.log_key) == {"object-checksum"}
 
 
 def test_planted_a_check_that_reads_no_bytes_misses_the_flip(filled, monkeypatch):
     flip(path_of(filled, entries(filled)[1].log_key), 2000)
     monkeypatch.setattr(segment_check._SegmentCheck, "check_log", lambda self, table: None)
-    assert offline(filled, deep=True).ok, "the planted bug hides it: the test above would fail"
+    assert offline(filled, deep=True).ok, "the planted bug hides the damage"
 
 
-def test_a_lost_or_changed_manifest_is_named(filled):
+def test_a_missing_or_corrupt_manifest_is_named(filled):
     cold = filled.broker.partition("t", 0).cold
     key = cold._manifests.versions.key(cold.manifest.version)
     path = path_of(filled, key)
     whole = path.read_bytes()
     path.unlink()
-    assert named(filled.broker.verify("t"), key) == {"manifest-missing"}
+    assert kinds_of(filled.broker.verify("t"), key) == {"manifest-missing"}
     path.write_bytes(whole)
     flip(path, len(whole) // 2)
-    assert named(filled.broker.verify("t"), key) == {"manifest-corrupt"}
-    assert named(offline(filled), key) == {"manifest-corrupt"}
+    assert kinds_of(filled.broker.verify("t"), key) == {"manifest-corrupt"}
+    assert kinds_of(offline(filled), key) == {"manifest-corrupt"}
     path.write_bytes(whole[:-20])
     assert filled.broker.verify("t").problems[0].kind == "manifest-corrupt"
     path.write_bytes(whole)
     assert filled.broker.verify("t").ok
 
 
-def test_a_lost_topic_object_is_named(filled):
+def test_a_missing_topic_object_is_named(filled):
     folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
     for path in folder.iterdir():
         path.unlink()
@@ -136,7 +136,7 @@ def test_a_lost_topic_object_is_named(filled):
         offline(filled)
 
 
-def test_a_lost_cut_or_changed_page_is_named_and_the_rest_is_checked(filled, monkeypatch):
+def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(filled, monkeypatch):
     monkeypatch.setattr("manifest.paging.INLINE_MAX", 2)
     monkeypatch.setattr("manifest.paging.SMALL_PAGE", 2)
     monkeypatch.setattr("manifest.paging.PAGE_ENTRIES", 2)
@@ -151,15 +151,15 @@ def test_a_lost_cut_or_changed_page_is_named_and_the_rest_is_checked(filled, mon
     whole = path.read_bytes()
     path.unlink()
     report = filled.broker.verify("t")
-    assert named(report, pages[1].key) == {"page-missing"}
+    assert kinds_of(report, pages[1].key) == {"page-missing"}
     assert report.checked.segments == len(entries_readable(filled, pages[1]))
     path.write_bytes(whole)
     for position in range(0, len(whole), 41):
         flip(path, position)
-        assert named(offline(filled), pages[1].key) == {"page-corrupt"}
+        assert kinds_of(offline(filled), pages[1].key) == {"page-corrupt"}
         path.write_bytes(whole)
     cut(path)
-    assert named(offline(filled), pages[1].key) == {"page-corrupt"}
+    assert kinds_of(offline(filled), pages[1].key) == {"page-corrupt"}
 
 
 def entries_readable(house, lost_page):
@@ -179,7 +179,7 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
     assert [one.kind for one in filled.broker.verify("t").problems] == ["pin-broken"]
 
 
-def test_a_local_segment_that_rotted_is_named_by_its_file(filled):
+def test_a_corrupt_local_segment_is_named_by_its_file(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
     flip(view.path, 500)
     assert filled.broker.verify("t").ok
@@ -190,7 +190,7 @@ def test_a_local_segment_that_rotted_is_named_by_its_file(filled):
 
 
 @pytest.mark.parametrize("damage", ["lost", "emptied", "cut between batches"])
-def test_offsets_that_no_local_file_has_any_more_are_named(house, damage):
+def test_offsets_missing_from_local_files_are_named(house, damage):
     config = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": False}
     house.broker.create_topic("t", config=config)
     for number in range(30):
@@ -199,18 +199,18 @@ def test_offsets_that_no_local_file_has_any_more_are_named(house, damage):
     house.broker.close()
     if damage == "lost":
         gone.path.unlink()
-        named, first = before, gone.base_offset
+        named_segment, first = before, gone.base_offset
     else:
         last = [] if damage == "emptied" else list(iter_headers(gone.path.read_bytes()))[:-1]
         gone.path.write_bytes(gone.path.read_bytes()[: last[-1].end_position if last else 0])
-        named, first = gone, last[-1].next_offset if last else gone.base_offset
+        named_segment, first = gone, last[-1].next_offset if last else gone.base_offset
     house.broker = house.open()
     (problem,) = house.broker.verify("t", deep=True).problems
-    assert (problem.kind, problem.file) == ("gap", str(named.path))
+    assert (problem.kind, problem.file) == ("gap", str(named_segment.path))
     assert f"offsets {first} to {after.base_offset - 1} are missing" in problem.detail
 
 
-def test_tiers_that_say_different_things_are_named_and_the_buckets_word_counts(filled):
+def test_tiers_that_differ_are_named_and_repaired_from_the_bucket(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
     before = filled.records("t")
     flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
@@ -222,8 +222,8 @@ def test_tiers_that_say_different_things_are_named_and_the_buckets_word_counts(f
     assert filled.records("t") == before
 
 
-def test_a_mirror_commit_during_the_check_is_no_difference(filled, monkeypatch):
-    """The manifest was read before compaction's commit, the disk looked at after it."""
+def test_a_mirror_commit_during_the_check_is_not_a_problem(filled, monkeypatch):
+    """The manifest is read before compaction's commit, the disk after it."""
     real = verify.check_partition
 
     def check_partition(*args):
@@ -236,7 +236,7 @@ def test_a_mirror_commit_during_the_check_is_no_difference(filled, monkeypatch):
     assert report.ok, report.problems
 
 
-def test_a_topic_that_is_altered_during_the_check_is_no_difference(filled, monkeypatch):
+def test_altering_a_topic_during_the_check_is_not_a_problem(filled, monkeypatch):
     load = TopicObjects.load
 
     def altered_meanwhile(objects, *args):
@@ -249,32 +249,32 @@ def test_a_topic_that_is_altered_during_the_check_is_no_difference(filled, monke
     assert filled.broker.verify("t").ok
 
 
-def test_a_checksum_of_the_stores_own_is_compared_without_reading(filled, monkeypatch):
+def test_the_stores_own_checksum_is_compared_without_reading(filled, monkeypatch):
     key = entries(filled)[1].log_key
     real = FolderStore.head
 
-    def head(self, asked):
-        stat = real(self, asked)
+    def head(self, requested):
+        stat = real(self, requested)
         wrong = Checksum("crc32c", "00000000")
-        return stat._replace(checksum=wrong) if asked == key else stat
+        return stat._replace(checksum=wrong) if requested == key else stat
 
     monkeypatch.setattr(FolderStore, "head", head)
-    assert named(offline(filled), key) == {"object-checksum"}
+    assert kinds_of(offline(filled), key) == {"object-checksum"}
 
 
-def test_what_retention_and_collection_took_during_the_check_is_no_finding(filled, monkeypatch):
-    """A check may take longer than dropped objects are kept."""
+def test_objects_collected_during_the_check_are_not_a_problem(filled, monkeypatch):
+    """A check may take longer than the grace of dropped objects."""
     filled.restart(gc_grace_ms=0)
     filled.produce("t", [b"claims"])
     filled.offload()
     gone = entries(filled)[0].log_key
     real = FolderStore.head
 
-    def head(self, asked):
-        if asked == gone and path_of(filled, gone).exists():
+    def head(self, requested):
+        if requested == gone and path_of(filled, gone).exists():
             filled.broker.trim("t", 0, 50)
             filled.broker.collect_garbage("t", apply=True)
-        return real(self, asked)
+        return real(self, requested)
 
     monkeypatch.setattr(FolderStore, "head", head)
     report = filled.broker.verify("t")
@@ -282,7 +282,7 @@ def test_what_retention_and_collection_took_during_the_check_is_no_finding(fille
     assert report.ok, report.problems
 
 
-def test_a_store_that_is_down_is_no_finding(filled):
+def test_an_unavailable_store_is_an_error_not_a_problem(filled):
     filled.set_down(True)
     with pytest.raises(StoreUnavailable):
         filled.broker.verify("t")
@@ -301,12 +301,12 @@ def test_a_report_is_bounded(monkeypatch):
     assert (len(report.problems), report.problems_left_out, report.ok) == (3, 2, False)
 
 
-def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(filled, monkeypatch):
-    """A deep look at the bucket takes hours; what is on disk is looked at after it."""
+def test_segments_offloaded_during_the_check_are_not_a_hole(filled, monkeypatch):
+    """A deep check of the bucket takes hours; the disk is checked after it."""
     check = verify.check_partition
 
-    def check_for_long(*given):
-        found = check(*given)
+    def check_for_long(*args):
+        found = check(*args)
         filled.produce("t", [b"more"] * 10)
         filled.offload()
         filled.broker.partition("t", 0).log.delete_local(211)
@@ -317,11 +317,11 @@ def test_what_went_up_and_left_the_disk_while_it_was_verified_is_in_no_hole(fill
     assert report.ok, report.problems
 
 
-def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch):
+def test_a_local_segment_with_a_bad_sector_is_named(filled, monkeypatch):
     log = filled.broker.partition("t", 0).log
     bad = log.segments()[0]
     with monkeypatch.context() as disk:
-        log.sealed.files(bad.base_offset)  # what is looked at at first is known
+        log.sealed.files(bad.base_offset)  # opened before the sector fails
         cannot_read(disk, bad.path, kept=filled.root / "kept")
         report = filled.broker.verify("t", deep=True)
         filled.broker.background.holes.check_next(filled.broker.partition("t", 0))
@@ -331,8 +331,8 @@ def test_a_local_segment_that_the_disk_cannot_read_is_named(filled, monkeypatch)
     assert filled.broker.verify("t", deep=True).ok
 
 
-def test_a_local_segment_that_the_disk_cannot_read_is_listed_all_the_same(filled, monkeypatch):
-    filled.restart()  # which forgets what was counted
+def test_a_local_segment_with_a_bad_sector_is_listed(filled, monkeypatch):
+    filled.restart()  # clears cached counts
     partition = filled.broker.partition("t", 0)
     listed = [one.base_offset for one in peek_segments(partition)]
     bad = partition.log.segments()[0]
@@ -341,15 +341,15 @@ def test_a_local_segment_that_the_disk_cannot_read_is_listed_all_the_same(filled
         assert [one.base_offset for one in iter_segments(partition)] == listed
 
 
-def test_the_active_segment_may_be_rolled_while_others_are_read(filled, monkeypatch):
+def test_the_active_segment_can_be_rolled_during_the_check(filled, monkeypatch):
     log, scan = filled.broker.partition("t", 0).log, local_check.scan_segment
     assert log.segments()[-1].size_bytes
 
-    def roll_first(path, **given):
+    def roll_first(path, **kwargs):
         if not rolled:
             rolled.append(log.roll())
             filled.produce("t", [b"one more"])
-        return scan(path, **given)
+        return scan(path, **kwargs)
 
     rolled = []
     monkeypatch.setattr(local_check, "scan_segment", roll_first)

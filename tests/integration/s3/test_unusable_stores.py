@@ -2,7 +2,7 @@
 
 The server is a versitygw with two accounts: one without permissions, and one that may only read. No
 server here responds to expired session credentials or a wrong region as AWS does; see
-`tests/integration/broker/test_stores_that_refuse.py`.
+`tests/integration/broker/test_unusable_stores.py`.
 """
 
 import datetime

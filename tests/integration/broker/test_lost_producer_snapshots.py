@@ -1,4 +1,4 @@
-"""A producer snapshot that is lost with its disk's sector, or rots: the bucket has the same."""
+"""A lost or corrupt producer snapshot is read from the bucket."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.fakes.damage import flip
 
 @pytest.fixture
 def stopped(house):
-    """One record of an idempotent producer, in the bucket alone; an empty segment on disk."""
+    """One record of an idempotent producer, only in the bucket; an empty segment on disk."""
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.produce("t", [b"before"])
     house.produce_idempotent(sequence=0)
@@ -23,27 +23,27 @@ def stopped(house):
 
 
 def snapshot_of(house):
-    """Nothing else on disk knows the producer."""
+    """The only file that has the producer's state."""
     (path,) = (house.root / "data" / "t-0").glob("*.snapshot")
     return path
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: flip(path, 10)])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 10)])
 @pytest.mark.parametrize("crashed", [False, True])
-def test_it_is_read_from_the_bucket(stopped, harm, crashed):
+def test_a_damaged_snapshot_is_read_from_the_bucket(stopped, damage, crashed):
     snapshot = snapshot_of(stopped)
-    kept = snapshot.read_bytes()
-    harm(snapshot)
+    content = snapshot.read_bytes()
+    damage(snapshot)
     if crashed:
         (stopped.root / "data" / CLEAN_SHUTDOWN).unlink()
     stopped.broker = stopped.open()
-    assert snapshot.read_bytes() == kept
+    assert snapshot.read_bytes() == content
     again = stopped.produce_idempotent(sequence=0)
     assert (again.duplicate, again.base_offset) == (True, 1)
     assert stopped.produce_idempotent(sequence=1).base_offset == 2
 
 
-def test_it_is_read_from_the_bucket_where_the_whole_folder_is_gone(stopped):
+def test_the_snapshot_of_a_lost_folder_is_read_from_the_bucket(stopped):
     shutil.rmtree(stopped.root / "data" / "t-0")
     stopped.broker = stopped.open()
     again = stopped.produce_idempotent(sequence=0)
@@ -51,10 +51,10 @@ def test_it_is_read_from_the_bucket_where_the_whole_folder_is_gone(stopped):
     assert stopped.produce_idempotent(sequence=1).base_offset == 2
 
 
-def test_the_broker_starts_without_it_where_the_store_is_down(stopped):
+def test_the_broker_starts_without_producer_state_while_the_store_is_down(stopped):
     snapshot_of(stopped).unlink()
     with capture_logs() as logs:
         stopped.broker = stopped.open(down=True)
-    (told,) = [one for one in logs if one["event"] == "producer state is unknown"]
-    assert told["partition"] == "t-0"
+    (warning,) = [line for line in logs if line["event"] == "producer state is unknown"]
+    assert warning["partition"] == "t-0"
     assert stopped.produce("t", [b"more"]).base_offset == 2

@@ -1,4 +1,4 @@
-"""A trim while the store accepts requests and does not answer."""
+"""A trim while the store hangs: it accepts requests and sends no response."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +11,8 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
 
 @pytest.fixture
-def silent(house, monkeypatch):
-    """The gate behind which a commit of t-0 waits; 200 records of it are in the bucket."""
+def gate(house, monkeypatch):
+    """200 records of t-0 in the bucket; its next commit waits for the returned event."""
     monkeypatch.setattr(janitor, "TRIM_WAIT_S", 0.05)
     house.broker.create_topic("t", config=CONFIG)
     house.fill(200)
@@ -26,42 +26,42 @@ def silent(house, monkeypatch):
     fault.gate.set()
 
 
-def in_bucket(house):
+def log_start_in_bucket(house):
     return house.broker.partition("t", 0).cold.manifest.log_start_offset
 
 
-def test_it_is_answered_once_it_is_durable_and_the_bucket_follows(house, silent):
+def test_a_trim_returns_once_it_is_durable_locally(house, gate):
     assert house.broker.trim("t", 0, 55) == 55
-    assert in_bucket(house) == 0
+    assert log_start_in_bucket(house) == 0
     house.produce("t", [b"meanwhile"])
     assert house.records("t", offset=55)[-1].value == b"meanwhile"
-    silent.set()
-    house.wait_for(lambda: in_bucket(house) == 55)
+    gate.set()
+    house.wait_for(lambda: log_start_in_bucket(house) == 55)
 
 
-def test_a_second_one_while_the_first_waits_is_caught_up_with(house, silent):
+def test_a_second_trim_during_the_first_reaches_the_bucket(house, gate):
     assert house.broker.trim("t", 0, 55) == 55
     assert house.broker.trim("t", 0, 95) == 95
-    assert in_bucket(house) == 0
-    silent.set()
+    assert log_start_in_bucket(house) == 0
+    gate.set()
     house.broker.background.janitor.bucket_round()
-    assert in_bucket(house) == 95
+    assert log_start_in_bucket(house) == 95
     house.restart()
     assert house.broker.partition("t", 0).offsets().log_start_offset == 95
 
 
-def test_more_than_have_a_thread_are_left_to_the_round(house, silent, monkeypatch):
+def test_trims_beyond_the_thread_pool_are_left_to_the_next_round(house, gate, monkeypatch):
     monkeypatch.setattr(house.broker.background.janitor, "_trims", ThreadPoolExecutor(1))
     for offset in (55, 65, 75):
         assert house.broker.trim("t", 0, offset) == offset
-    silent.set()
+    gate.set()
     house.broker.background.janitor._trims.shutdown(wait=True)
-    assert in_bucket(house) == 55, "who did not begin in time is not begun later"
+    assert log_start_in_bucket(house) == 55, "trims that did not start in time are dropped"
     house.broker.background.janitor.bucket_round()
-    assert in_bucket(house) == 75
+    assert log_start_in_bucket(house) == 75
 
 
-def test_those_of_one_partition_hold_up_no_other(house, silent):
+def test_trims_of_one_partition_block_no_other(house, gate):
     house.broker.create_topic("u", config=CONFIG)
     house.produce("u", [b"v"] * 10)
     house.broker.partition("u", 0).log.roll()
@@ -72,4 +72,4 @@ def test_those_of_one_partition_hold_up_no_other(house, silent):
         assert house.broker.trim("t", 0, before) == before
     assert house.broker.trim("u", 0, 5) == 5
     house.wait_for(lambda: other.manifest.log_start_offset == 5)
-    assert in_bucket(house) == 0
+    assert log_start_in_bucket(house) == 0

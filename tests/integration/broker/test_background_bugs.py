@@ -1,4 +1,4 @@
-"""An unexpected exception in the background is told, waits, and holds up no other partition."""
+"""A bug in background work is logged and backed off, and blocks no other partition."""
 
 import errno
 from dataclasses import replace
@@ -33,20 +33,20 @@ def raising(error):
 
 
 def breaking(partition_of):
-    """A method that breaks for topic a-broken; `partition_of` its arguments."""
+    """Make a method raise for topic a-broken; `partition_of` maps its arguments."""
 
     def wrap(method):
-        def maybe(*args, **kwargs):
+        def wrapped(*args, **kwargs):
             if str(partition_of(*args)).startswith("a-broken"):
-                raise Bug("of ours")
+                raise Bug("unexpected")
             return method(*args, **kwargs)
 
-        return maybe
+        return wrapped
 
     return wrap
 
 
-def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
+def test_a_bug_in_an_upload_is_logged_and_backed_off(two, monkeypatch):
     wrap = breaking(lambda _self, partition, _work: partition)
     monkeypatch.setattr(copier.Copier, "_copy_next", wrap(copier.Copier._copy_next))
     with capture_logs() as lines:
@@ -62,7 +62,7 @@ def test_an_upload_that_breaks_is_told_and_waits(two, monkeypatch):
     assert broken.not_before > 0
 
 
-def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monkeypatch):
+def test_a_bug_in_compaction_blocks_no_other_partition(two, monkeypatch):
     wrap = breaking(lambda _self, _marks, partition, *_: partition)
     monkeypatch.setattr(compactor.Compactor, "_record", wrap(compactor.Compactor._record))
     with capture_logs() as lines:
@@ -74,7 +74,7 @@ def test_a_round_of_compaction_that_breaks_lets_the_others_be_cleaned(two, monke
     assert two.broker.background.compactor._backoff.keys() == {("a-broken", 0)}
 
 
-def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
+def test_a_bug_in_retention_blocks_no_other_partition(two, monkeypatch):
     seen = []
     wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
     monkeypatch.setattr(janitor.Janitor, "_apply_retention", wrap(janitor.Janitor._apply_retention))
@@ -86,7 +86,7 @@ def test_retention_that_breaks_lets_the_others_go_on(two, monkeypatch):
     ]
 
 
-def test_a_collection_that_a_full_disk_keeps_from_being_noted_is_no_bug(two, monkeypatch):
+def test_a_full_disk_during_garbage_collection_is_not_a_bug(two, monkeypatch):
     monkeypatch.setattr(janitor, "MIN_COLLECT_MS", 0)
     two.broker.background.janitor.policy = GarbagePolicy(grace_ms=0)
     two.broker.background.janitor._settings = replace(two.broker.settings, gc_grace_ms=0)

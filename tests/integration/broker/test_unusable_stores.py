@@ -1,7 +1,7 @@
-"""A store that cannot be used is one clear line at the start, in the words that S3 answers with.
+"""An unusable store is one clear line at start, by the error responses of AWS.
 
-A server on loopback gives the answers, as AWS writes them; what real servers of other makes say is
-in `tests/integration/s3/test_unusable_stores.py`.
+A scripted server on loopback sends the responses; those of other real servers are tested in
+`tests/integration/s3/test_unusable_stores.py`.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ WRONG_REGION = Reply(
 )
 PAGE = b"<html>It works!</html>"
 
-EACH_CALL = {
+EVERY_CALL = {
     "a wrong bucket": (
         Reply(404, code="NoSuchBucket"),
         "there is no such bucket; create it, or correct the URL or the endpoint [NoSuchBucket]",
@@ -45,7 +45,7 @@ EACH_CALL = {
         "no permission to get cluster.json; grant s3:GetObject and s3:ListBucket to the "
         "credentials in use [AccessDenied]",
     ),
-    "a wrong region, of which it says which is right": (
+    "a wrong region, with a hint": (
         Reply(301, code="PermanentRedirect", message=ELSEWHERE, headers=WITH_REGION),
         "the bucket is in another region (eu-central-1); set the region [PermanentRedirect]",
     ),
@@ -58,7 +58,7 @@ EACH_CALL = {
         "the bucket is in another region (eu-central-1); set the region "
         "[AuthorizationHeaderMalformed]",
     ),
-    "credentials in no form": (
+    "malformed credentials": (
         MALFORMED,
         "the store does not accept the format of the credentials: The authorization header "
         "is malformed; a non-empty Access Key must be provided [AuthorizationHeaderMalformed]",
@@ -75,15 +75,15 @@ EACH_CALL = {
         Reply(403, code="SignatureDoesNotMatch"),
         "the secret key is wrong, or a proxy modifies requests [SignatureDoesNotMatch]",
     ),
-    "a clock that is wrong": (
+    "a wrong clock": (
         Reply(403, code="RequestTimeTooSkewed"),
         "this machine's clock differs too much from the store's; correct it [RequestTimeTooSkewed]",
     ),
-    "an endpoint that sends on": (
+    "a redirecting endpoint": (
         Reply(308, body=PAGE, headers={"Location": "https://store.example/"}),
         "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
-    "an endpoint that sends on, as boto3 follows": (
+    "a redirecting endpoint that boto3 follows": (
         Reply(301, body=PAGE, headers={"Location": "https://store.example/"}),
         "the endpoint redirects to https://store.example/; set the endpoint to that address",
     ),
@@ -92,7 +92,7 @@ EACH_CALL = {
         "cluster.json: not a sealed JSON document: JSON is malformed: invalid character "
         "(byte 0); is another kind of server listening there?",
     ),
-    "a web server without such a page": (
+    "a web server that responds 404": (
         Reply(404, body=PAGE),
         "no S3 server at this endpoint, or no such bucket; correct the URL or the endpoint [404]",
     ),
@@ -103,24 +103,24 @@ DENIED = Reply(403, code="AccessDenied", message="Access Denied")
 NOT_DELETED = b"<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"
 
 SOME_CALLS = {
-    "it may be read alone": ({"PUT": DENIED}, "no permission to put probe/", "s3:PutObject"),
-    "it is read-only": (
+    "no permission to write": ({"PUT": DENIED}, "no permission to put probe/", "s3:PutObject"),
+    "a read-only store": (
         {"PUT": Reply(405, code="MethodNotAllowed")},
         "the store does not allow put requests: it may be read-only",
         "[MethodNotAllowed]",
     ),
-    "it is a web server": (
+    "a web server": (
         {"PUT": Reply(501, body=PAGE), "GET": Reply(404, body=PAGE)},
         "no S3 server at this endpoint",
         "[404]",
     ),
-    "something on the way takes no PUT": (
+    "a proxy that rejects PUT": (
         {"PUT": Reply(501, body=PAGE)},
         "the store does not support put requests: it may not be an S3 server",
         "[501]",
     ),
-    "it may not be listed": ({"LIST": DENIED}, "no permission to list probe/", "s3:ListBucket"),
-    "nothing may be deleted": (
+    "no permission to list": ({"LIST": DENIED}, "no permission to list probe/", "s3:ListBucket"),
+    "no permission to delete": (
         {"POST": Reply(200, body=NOT_DELETED)},
         "no permission to delete probe/",
         "s3:DeleteObject",
@@ -129,7 +129,7 @@ SOME_CALLS = {
 
 
 class Bucket:
-    """What a start needs of S3; `refuses` has the answer to calls that are not allowed."""
+    """The parts of S3 that a start needs; `refuses` has the responses to refused calls."""
 
     def __init__(self, refuses: dict[str, Reply]) -> None:
         self._refuses = refuses
@@ -153,7 +153,7 @@ class Bucket:
 
 
 def _listed(key: str) -> bytes:
-    """An answer to LIST with this one key."""
+    """A LIST response with this one key."""
     entry = f"<Key>{key}</Key><Size>1</Size><LastModified>2026-11-21T12:00:00Z</LastModified>"
     more = "<IsTruncated>false</IsTruncated>"
     return f"<ListBucketResult>{more}<Contents>{entry}</Contents></ListBucketResult>".encode()
@@ -166,50 +166,50 @@ def options(endpoint: str) -> S3Options:
 
 
 def start(endpoint: str, data_dir: Path) -> str:
-    """What a start says."""
+    """The error of a start."""
     settings = BrokerSettings(data_dir=data_dir, cache_bytes=1 << 20, disk_reserve_bytes=0)
     with pytest.raises(ConfigurationError) as refused:
         Broker.open(settings, store=open_store("s3://bucket/p", options(endpoint))).close()
     return str(refused.value)
 
 
-@pytest.mark.parametrize(("answer", "line"), EACH_CALL.values(), ids=EACH_CALL)
-def test_what_is_refused_from_the_first_call_on(answer, line, tmp_path):
-    with scripted_s3([answer]) as (endpoint, asked):
+@pytest.mark.parametrize(("response", "line"), EVERY_CALL.values(), ids=EVERY_CALL)
+def test_a_store_that_refuses_every_call_is_explained(response, line, tmp_path):
+    with scripted_s3([response]) as (endpoint, requests):
         assert start(endpoint, tmp_path) == f"store s3://bucket/p: {line}"
-    assert len(asked) < 10
+    assert len(requests) < 10
 
 
 @pytest.mark.parametrize(("refuses", "says", "names"), SOME_CALLS.values(), ids=SOME_CALLS)
-def test_what_is_refused_where_other_calls_are_allowed(refuses, says, names, tmp_path):
+def test_a_store_that_refuses_some_calls_is_explained(refuses, says, names, tmp_path):
     with scripted_s3(Bucket(refuses)) as (endpoint, _):
         line = start(endpoint, tmp_path)
     assert line.startswith(f"store s3://bucket/p: {says}")
     assert names in line
 
 
-def test_a_region_that_the_store_corrects_is_no_obstacle():
-    """boto3 signs anew for the region that the answer names."""
+def test_a_region_corrected_by_the_store_is_adopted():
+    """boto3 signs again for the region that the response names."""
 
-    def answer(request: Request) -> Reply:
+    def response(request: Request) -> Reply:
         right = "/eu-central-1/s3/" in request.headers["Authorization"]
         return Reply(200, body=b"body") if right else WRONG_REGION
 
-    with scripted_s3(answer) as (endpoint, asked):
+    with scripted_s3(response) as (endpoint, requests):
         store = open_store("s3://bucket/p", options(endpoint))
         assert [store.get("k", max_bytes=10) for _ in range(2)] == [b"body"] * 2
         store.close()
-    assert len(asked) == 3, "it is asked once which region is the right one"
+    assert len(requests) == 3, "the right region is learnt once"
 
 
-def test_tierlog_serve_says_it_in_one_line_and_does_not_start(tmp_path):
+def test_tierlog_serve_prints_one_line_and_does_not_start(tmp_path):
     program = Program()
     program.environment |= {"AWS_ACCESS_KEY_ID": "ak", "AWS_SECRET_ACCESS_KEY": "sk"}
     where = ("--data-dir", tmp_path / "new", "--store", "s3://bucket/p", "--listen", "127.0.0.1:0")
-    with scripted_s3([EACH_CALL["expired credentials"][0]]) as (endpoint, _):
+    with scripted_s3([EVERY_CALL["expired credentials"][0]]) as (endpoint, _):
         named = ("--s3-endpoint", endpoint, "--s3-region", "us-east-1")
         line = program.fails(1, "serve", *where, *named)
     assert line == (
         "tierlog: store s3://bucket/p: the credentials have expired; renew them [ExpiredToken]\n"
     )
-    assert not (tmp_path / "new").exists(), "no folder was begun"
+    assert not (tmp_path / "new").exists(), "no data folder is created"

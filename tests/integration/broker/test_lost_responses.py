@@ -1,5 +1,5 @@
-"""A commit whose answer was lost may have moved the end of the bucket: what compaction does until
-that is known must fit whatever turns out.
+"""A commit whose response was lost may have moved the bucket's end: compaction in between must be
+correct either way.
 """
 
 import pytest
@@ -20,9 +20,9 @@ from tests.fakes.faulty_object_store import FailsAfter
 
 
 @pytest.fixture
-def unsure(house):
-    """The bucket has one more segment than the broker knows; the store is down. What lies below is
-    clean: nothing has to follow there.
+def uncertain(house):
+    """The bucket has one more segment than the broker knows, and the store is down. All earlier
+    segments are compacted and mirrored.
     """
     house.broker.create_topic("t", config=COMPACT)
     last = fill(house, "t", 300)
@@ -42,7 +42,7 @@ def unsure(house):
     (first, *_) = [view for view in partition.log.segments() if view.base_offset >= known]
     house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        with_no_answers(house, lambda: partition.cold.offload(files_of(partition, first)))
+        losing_responses(house, lambda: partition.cold.offload(files_of(partition, first)))
     assert partition.cold.end_offset == known
     house.last = last
     return house
@@ -53,8 +53,8 @@ def resize(partition, segment_bytes):
     partition.log.update_config(LogConfig.parse(config))
 
 
-def with_no_answers(house, call):
-    """From the first lost answer on nothing more is learnt."""
+def losing_responses(house, call):
+    """Run `call` with a store that is down from the first lost response on."""
     real = house.store.put
 
     def put(key, body, **options):
@@ -76,22 +76,26 @@ def files_of(partition, view):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_compaction_in_between_does_not_keep_the_bucket_from_following(unsure, restarted):
-    log = unsure.broker.partition("t", 0).log
+def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, restarted):
+    log = uncertain.broker.partition("t", 0).log
     before = log.size_bytes
-    unsure.broker.background.compactor.run_round()
+    uncertain.broker.background.compactor.run_round()
     assert log.size_bytes < before
     if restarted:
-        unsure.restart()
+        uncertain.restart()
     else:
-        unsure.set_down(False)
-    unsure.broker.background.copier.run_round()
-    assert unsure.broker.background.copier.wait_until_done(unsure.broker.partitions(), timeout_s=20)
-    assert last_of(unsure.records("t")) == last_of(cold_records(unsure, "t")) == unsure.last
-    assert not unsure.broker.verify("t", deep=True).problems
+        uncertain.set_down(False)
+    uncertain.broker.background.copier.run_round()
+    assert uncertain.broker.background.copier.wait_until_done(
+        uncertain.broker.partitions(), timeout_s=20
+    )
+    assert (
+        last_of(uncertain.records("t")) == last_of(cold_records(uncertain, "t")) == uncertain.last
+    )
+    assert not uncertain.broker.verify("t", deep=True).problems
 
 
-def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(house):
+def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(house):
     house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
     house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
     house.stop_copying()
@@ -101,13 +105,13 @@ def test_commits_that_lose_their_answers_one_after_the_other_make_no_older_copy(
     for view in partition.log.segments()[: UNRECORDED_COMMITS_MAX + 1]:
         house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
         with pytest.raises(StoreUnavailable):
-            with_no_answers(house, lambda v=view: partition.cold.offload(files_of(partition, v)))
+            losing_responses(house, lambda v=view: partition.cold.offload(files_of(partition, v)))
         house.set_down(False)
     house.restart()
     house.broker.background.copier.claim(house.broker.partition("t", 0))
 
 
-def test_a_claim_that_lost_its_answer_is_made_again(house):
+def test_a_claim_of_unknown_outcome_is_repeated(house):
     house.restart(down=True, store_start_timeout_ms=1)
     house.stop_copying()
     house.broker.create_topic("t")
@@ -115,7 +119,7 @@ def test_a_claim_that_lost_its_answer_is_made_again(house):
     partition = house.broker.partition("t", 0)
     house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        with_no_answers(house, lambda: house.broker.background.copier.claim(partition))
+        losing_responses(house, lambda: house.broker.background.copier.claim(partition))
     house.set_down(False)
     house.broker.background.copier.claim(partition)
     assert partition.cold.ownership.claimed

@@ -1,5 +1,5 @@
-"""A broker stands still in the middle of a topic's deletion while another folder takes the topic
-over: at every call of the deletion to the store that changes something, and right after it.
+"""A broker is paused in the middle of a topic's deletion while another folder takes the topic over:
+before and after every modifying store call of the deletion.
 """
 
 import shutil
@@ -22,24 +22,24 @@ from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
 CHANGES = ("put", "delete", "abort_upload")
-LOOKS = ("get", "head", "list", "incomplete_uploads")
+READS = ("get", "head", "list", "incomplete_uploads")
 
 
-class StandingStill:
-    """A store before whose call number `at` something else happens. `calls`: their names."""
+class PausingStore:
+    """A store that calls `action` before its call number `at`. `calls`: the names of all calls."""
 
-    def __init__(self, store, happens, *, at):
-        self._store, self._happens, self._at = store, happens, at
+    def __init__(self, store, action, *, at):
+        self._store, self._action, self._at = store, action, at
         self.calls: list[str] = []
 
     def __getattr__(self, name):
         call = getattr(self._store, name)
-        return partial(self._counted, name, call) if name in CHANGES + LOOKS else call
+        return partial(self._counted, name, call) if name in CHANGES + READS else call
 
     def _counted(self, name, call, *args, **options):
         self.calls.append(name)
         if len(self.calls) == self._at:
-            self._happens()
+            self._action()
         return call(*args, **options)
 
 
@@ -56,7 +56,7 @@ def records_of(house):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The folder and the bucket of a broker that stopped."""
+    """The data folder and bucket of a stopped broker."""
     house = House(tmp_path_factory.mktemp("stopped"))
     house.broker.create_topic("t", partitions=2, config=CONFIG)
     fill(house, 30, b"old")
@@ -64,10 +64,10 @@ def stopped(tmp_path_factory):
     return house.root
 
 
-class Scene:
-    """The former owner deletes the topic; a folder that was restored before that starts meanwhile.
+class Scenario:
+    """The former owner deletes the topic while a restored folder starts.
 
-    The restored one looked before the deletion began: that is the earliest it can have.
+    The restore read the bucket before the deletion began, the earliest that it can.
     """
 
     def __init__(self, stopped: Path, root: Path) -> None:
@@ -86,16 +86,16 @@ class Scene:
         return restore(store, RestoreOptions(data_dir=data_dir, gap=1000, clock=lambda: 0))
 
     def take_over(self):
-        """It starts and, where the deletion left it a partition, writes and uploads."""
+        """Start the restored broker; it writes and uploads if the deletion left its partitions."""
         self.new = House(self._new_root)
         if not any(self.new.broker.damaged_partitions()):
             fill(self.new, 20, b"new")
             self.written = records_of(self.new)
 
     def delete(self, *, at: int) -> list[str]:
-        """Delete, and let the other start before call number `at`; the calls that were made."""
+        """Delete, and start the other broker before call number `at`; return all calls."""
         folder = DataFolder(self._old)
-        store = StandingStill(open_store(f"file://{self.bucket}"), self.take_over, at=at)
+        store = PausingStore(open_store(f"file://{self.bucket}"), self.take_over, at=at)
         settings = BrokerSettings(data_dir=self._old, cache_bytes=1 << 20).resolve()
         deleting = Bucket(folder, store, settings, clock=lambda: 0)
         (record,) = TopicRegistry(self._old / "tierlog" / "topics.json").live()
@@ -108,7 +108,7 @@ class Scene:
         return store.calls
 
     def check(self, data_dir):
-        """Nothing that the new owner wrote is gone, and a restore finds all of it."""
+        """All that the new owner wrote is still there, and a restore finds it."""
         assert records_of(self.new) == self.written
         self.new.broker.background.copy_round()
         report = self.new.broker.verify("t", deep=True)
@@ -122,20 +122,20 @@ class Scene:
 
 
 @pytest.mark.parametrize("page", [4, topic_deletion.PAGE])
-def test_no_record_of_the_new_owner_goes_wherever_the_former_stood_still(
+def test_no_record_of_the_new_owner_is_deleted_by_the_paused_broker(
     stopped, tmp_path, monkeypatch, page
 ):
     monkeypatch.setattr(topic_deletion, "PAGE", page)
-    calls = Scene(stopped, tmp_path / "alone").delete(at=0)
+    calls = Scenario(stopped, tmp_path / "alone").delete(at=0)
     changes = [number for number, name in enumerate(calls, start=1) if name in CHANGES]
     for at in sorted({1, *changes, *(number + 1 for number in changes)}):
-        scene = Scene(stopped, tmp_path / f"{at}")
+        scenario = Scenario(stopped, tmp_path / f"{at}")
         try:
-            scene.delete(at=at)
-            if scene.written is None:
-                break  # a manifest is gone: who comes now finds nothing to take over
-            scene.check(tmp_path / f"{at}" / "again")
+            scenario.delete(at=at)
+            if scenario.written is None:
+                break  # a manifest is deleted: nothing is left to take over
+            scenario.check(tmp_path / f"{at}" / "again")
         finally:
-            if scene.new is not None:
-                scene.new.broker.close()
-    assert at > changes[3], "it was deleting when the other came"
+            if scenario.new is not None:
+                scenario.new.broker.close()
+    assert at > changes[3], "the take-over came during the deletion"

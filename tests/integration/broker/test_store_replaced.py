@@ -1,6 +1,4 @@
-"""The server behind a store's URL is another since it was probed: within the week for which the
-verdict is kept, too.
-"""
+"""The server behind a store's URL was replaced since its last probe (kept for a week)."""
 
 import pytest
 
@@ -11,10 +9,10 @@ from record_format.errors import ConfigurationError
 
 
 class Server:
-    """The same objects, behind another server."""
+    """A server in front of the same objects."""
 
-    def __init__(self, objects, *, place=None, ignores_conditions=False):
-        self._objects, self.place = objects, place or objects.url
+    def __init__(self, objects, *, url=None, ignores_conditions=False):
+        self._objects, self.url = objects, url or objects.url
         self._ignores_conditions = ignores_conditions
         self.created = []
 
@@ -33,26 +31,26 @@ def start(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
     objects = MemoryStore("bucket")
 
-    def started(**how):
-        store = Server(objects, **how)
+    def start_broker(**options):
+        store = Server(objects, **options)
         broker = Broker.open_idle(settings, store=store)
         broker.close()
         return len(store.created)
 
-    assert started() > 10, "a first start probes"
-    return started
+    assert start_broker() > 10, "the first start probes"
+    return start_broker
 
 
-def test_the_same_server_is_not_probed_again_within_a_week(start):
-    assert start() == 1, "a body with a wrong checksum"
+def test_a_known_server_is_not_probed_again_within_a_week(start):
+    assert start() == 1, "only a body with a wrong checksum"
 
 
-def test_one_that_ignores_conditions_is_refused(start):
+def test_a_server_that_ignores_conditions_is_refused(start):
     with pytest.raises(ConfigurationError, match="ignores the condition of a PUT"):
         start(ignores_conditions=True)
     assert start() == 1
 
 
-def test_another_endpoint_is_probed(start):
-    assert start(place="s3://bucket at http://elsewhere") > 10
-    assert start(place="s3://bucket at http://elsewhere") == 1
+def test_a_new_endpoint_is_probed(start):
+    assert start(url="s3://bucket at http://elsewhere") > 10
+    assert start(url="s3://bucket at http://elsewhere") == 1

@@ -1,4 +1,4 @@
-"""What a broker says of a data folder that it may not use: one line that names the file."""
+"""A data folder that cannot be opened is refused with one line that names the file."""
 
 import errno
 import os
@@ -46,19 +46,19 @@ else:
 
 
 def open_as_nobody(folder: Path) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OPEN, str(folder), "65534"],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[3],
     )
-    return done.stdout.splitlines()[-1]
+    return result.stdout.splitlines()[-1]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data folder of nobody's that holds a topic; nobody can reach it."""
+    """A data folder with a topic that the user nobody owns and can reach."""
     data = tmp_path / "data"
     broker = Broker.open(BrokerSettings(data_dir=data), store=None)
     broker.create_topic("t")
@@ -70,24 +70,24 @@ def folder(tmp_path):
     return data
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's id")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change the user id")
 @pytest.mark.parametrize(
-    "kept_back", ["", "meta.properties", "tierlog", "t-0", "t-0/00000000000000000000.log"]
+    "root_owned", ["", "meta.properties", "tierlog", "t-0", "t-0/00000000000000000000.log"]
 )
-def test_missing_permissions_are_named_in_one_line(folder, kept_back):
+def test_missing_permissions_are_named_in_one_line(folder, root_owned):
     if open_as_nobody(folder) != "opened":
-        pytest.skip("another user cannot reach this machine's temporary folder")
-    path = folder / kept_back
+        pytest.skip("another user cannot reach the temporary folder")
+    path = folder / root_owned
     os.chown(path, 0, 0)
     path.chmod(0o755 if path.is_dir() else 0o600)
-    answer = open_as_nobody(folder)
-    assert answer.startswith("refused: ")
-    assert str(folder) in answer
-    assert any(word in answer for word in ("denied", "permitted", "may not be written"))
+    output = open_as_nobody(folder)
+    assert output.startswith("refused: ")
+    assert str(folder) in output
+    assert any(word in output for word in ("denied", "permitted", "may not be written"))
 
 
-def shelf(house) -> Path:
-    """The folder of a topic that was trimmed and compacted, after a crash: every file is there."""
+def crashed_folder(house) -> Path:
+    """A data folder that has every kind of file: a trimmed and compacted topic after a crash."""
     config = {"segment.bytes": 1024, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
     house.broker.create_topic("t", config=config)
     for number in range(20):
@@ -105,12 +105,12 @@ def append_keyed(house, value: bytes) -> None:
     append.result(10)
 
 
-def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
-    data = shelf(house)
+def test_a_corrupt_file_is_refused_with_a_remedy_that_works(house):
+    data = crashed_folder(house)
     for name in sorted(REMEDIES.keys() - {"take-over.json", "cuts.json"}):
         path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
         good = path.read_bytes()
-        # Garbage in the epochs of a log is made anew; one of an unknown version is not.
+        # A log's epoch file is rebuilt if it is garbage, but not if its version is unknown.
         path.write_bytes(b"1\n0\n" if name == "leader-epoch-checkpoint" else b"garbage\n")
         message = refusal(house)
         assert f"{name}: " in message
@@ -126,14 +126,14 @@ def test_an_unreadable_file_is_refused_with_what_helps_and_it_does(house):
         house.broker.close()
 
 
-def test_a_whole_file_of_another_shape_is_refused_with_what_helps(house):
-    """As one of another version of tierlog might be."""
-    folder = shelf(house) / "tierlog"
+def test_a_valid_file_with_another_schema_is_refused_with_a_remedy(house):
+    """As another version of tierlog might write it."""
+    folder = crashed_folder(house) / "tierlog"
     kinds = {"topics": "topics", "epochs": "epochs", "cuts": "cuts", "take-over": "take-over"}
     for name, kind in {**kinds, "store": "store-probe"}.items():
         path = folder / f"{name}.json"
         good = path.read_bytes() if path.exists() else None
-        path.write_bytes(sealed_json.encode({"x": "another shape"}, kind=kind))
+        path.write_bytes(sealed_json.encode({"x": "other"}, kind=kind))
         message = refusal(house)
         assert f"{name}.json: " in message
         assert REMEDIES[path.name] in message
@@ -141,7 +141,7 @@ def test_a_whole_file_of_another_shape_is_refused_with_what_helps(house):
 
 
 def refusal(house) -> str:
-    """Why the folder, or its partition, is not opened; "" where it is."""
+    """Why the folder or its partition is not opened, or ""."""
     try:
         house.broker = house.open()
     except CorruptDataError as error:
@@ -152,7 +152,7 @@ def refusal(house) -> str:
     return " ".join(reasons)
 
 
-def test_a_folder_whose_owner_file_rotted_goes_on_under_another_id(house):
+def test_a_folder_with_a_corrupt_owner_file_continues_under_a_new_id(house):
     house.broker.create_topic("t", config={"retention.ms": -1})
     house.produce("t", [b"one"])
     house.offload()
@@ -165,12 +165,12 @@ def test_a_folder_whose_owner_file_rotted_goes_on_under_another_id(house):
     assert [record.value for record in house.records("t")] == [b"one", b"two"]
 
 
-def test_a_file_of_a_newer_tierlog_is_not_to_be_removed():
+def test_a_file_of_a_newer_version_gets_no_remedy():
     newer = UnknownFormatVersion("format version 9", file="data/tierlog/topics.json")
     assert with_remedy(newer) is newer
 
 
-def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, monkeypatch):
+def test_a_full_disk_loses_nothing_and_is_not_reported_as_a_bug(house, monkeypatch):
     house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
     for number in range(20):
         house.produce("t", [b"%d" % number * 50])
@@ -191,14 +191,14 @@ def test_a_full_disk_is_no_bug_and_nothing_is_lost_once_there_is_room(house, mon
     }
     house.broker = house.open()
     assert len(house.records("t")) == 20
-    assert house.produce("t", [b"taken"]).base_offset == 20
+    assert house.produce("t", [b"accepted"]).base_offset == 20
 
 
-def test_a_stop_that_cannot_be_noted_is_a_stop_all_the_same(tmp_path):
+def test_a_stop_succeeds_even_if_it_cannot_be_recorded(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path / "data")
     broker = Broker.open(settings, store=None)
     broker.create_topic("t")
-    (tmp_path / "data" / ".kafka_cleanshutdown.tmp").mkdir()  # as a disk that refuses just this
+    (tmp_path / "data" / ".kafka_cleanshutdown.tmp").mkdir()  # makes this write fail
     with capture_logs() as logs:
         broker.close()
     assert [log["event"] for log in logs if log["log_level"] == "error"] == [
@@ -210,32 +210,32 @@ def test_a_stop_that_cannot_be_noted_is_a_stop_all_the_same(tmp_path):
     again.close()
 
 
-def test_a_folder_where_a_file_should_be_is_a_refusal_too(tmp_path):
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "data" / "meta.properties").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"meta\.properties"):
         Broker.open(BrokerSettings(data_dir=tmp_path / "data"), store=None)
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("data/t-0", "give the folder that contains it"),
         (".", "contains the data folder .*/data; give that, or"),
     ],
 )
-def test_a_folder_next_to_a_data_folder_is_none(house, where, said):
+def test_a_parent_or_partition_of_a_data_folder_is_refused(house, where, message):
     house.broker.create_topic("t")
     house.broker.close()
     folder = house.root / where
     before = sorted(folder.iterdir())
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         Broker.open(BrokerSettings(data_dir=folder), store=None)
     assert sorted(folder.iterdir()) == before
     house.broker = house.open()
 
 
 def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
-    """What is only there would be told as lost."""
+    """Records only in the bucket would be reported as lost."""
     house.broker.create_topic("t")
     house.produce("t", [b"v"])
     house.offload("t")
@@ -244,7 +244,9 @@ def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
     bucket = (house.root / "bucket").as_uri()
     with pytest.raises(ConfigurationError, match=f"data has the bucket {bucket}: name it with"):
         Broker.open_idle(settings, store=None)
-    assert (house.root / "data" / CLEAN_SHUTDOWN).exists(), "the next start trusts it all the same"
+    assert (house.root / "data" / CLEAN_SHUTDOWN).exists(), (
+        "the refusal keeps the clean shutdown marker"
+    )
     house.broker = house.open()
     house.broker.delete_topic("t")
     house.wait_for(lambda: not house.broker.registry.deleted())
@@ -254,26 +256,26 @@ def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_start_that_fails_late_lets_everything_go(house, monkeypatch):
-    """Who embeds a broker tries again, in the same process."""
+def test_a_failed_start_releases_everything(house, monkeypatch):
+    """An embedding process may try again."""
     house.broker.create_topic("t", partitions=3)
     house.broker.close()
 
-    def held() -> tuple[set[str], list[str]]:
+    def open_resources() -> tuple[set[str], list[str]]:
         files = {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
-        threads = [one.name for one in threading.enumerate()]
+        threads = [thread.name for thread in threading.enumerate()]
         return {name for name in files if str(house.root) in name}, threads
 
-    before = held()
+    before = open_resources()
     with monkeypatch.context() as patched:
         patched.setattr(Truncations, "reconcile_at_start", no_room)
         with pytest.raises(ConfigurationError, match="No space left"):
             house.open()
-    assert held() == before
+    assert open_resources() == before
     house.broker = house.open()
 
 
-def test_two_brokers_on_one_folder_are_refused_until_the_first_is_gone(tmp_path):
+def test_a_second_broker_is_refused_until_the_first_is_closed(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path / "data")
     first = Broker.open(settings, store=None)
     with pytest.raises(ConfigurationError, match="in use by another broker"):
@@ -282,27 +284,27 @@ def test_two_brokers_on_one_folder_are_refused_until_the_first_is_gone(tmp_path)
     Broker.open(settings, store=None).close()
 
 
-def test_a_start_that_finds_too_few_descriptors_says_how_to_allow_more(house, monkeypatch):
+def test_a_start_without_file_descriptors_explains_the_limit(house, monkeypatch):
     house.broker.create_topic("t")
     house.broker.close()
 
-    def none_left(*_):
+    def raise_emfile(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as limit:
-        limit.setattr(REAL_DISK, "open", none_left, raising=False)
+        limit.setattr(REAL_DISK, "open", raise_emfile, raising=False)
         with pytest.raises(ConfigurationError, match=r"t-0: Too many open files: .*LimitNOFILE"):
             house.open()
     house.broker = house.open()
 
 
-def test_a_broker_that_starts_below_its_reserve_takes_no_write(tmp_path):
+def test_a_broker_that_starts_below_its_disk_reserve_refuses_writes(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path / "data", disk_reserve_bytes=0)
     before = Broker.open(settings, store=None)
     before.create_topic("t")
     before.close()
-    short = Broker.open(replace(settings, disk_reserve_bytes=1 << 60), store=None)
+    broker = Broker.open(replace(settings, disk_reserve_bytes=1 << 60), store=None)
     batches = build_produced([b"x"], timestamps=[1], max_message_bytes=1 << 20)
     with pytest.raises(DiskFull, match=r"disk\.reserve\.bytes"):
-        short.partition("t", 0).append(batches, acks=Acks.ALL).result(10)
-    short.close()
+        broker.partition("t", 0).append(batches, acks=Acks.ALL).result(10)
+    broker.close()
