@@ -17,13 +17,13 @@ def tiers(tmp_path_factory):
         tiers.create("flights")
         tiers.produce("flights", 1500)
         tiers.offload("flights")
-        tiers.produce("flights", 100)  # less than a segment, so that nothing of it moves on
+        tiers.produce("flights", 100)  # less than a segment, so that it stays hot
         yield tiers
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    """One session for all: it starts in eight seconds."""
+    """One session for all tests: it takes eight seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -1,4 +1,4 @@
-"""What only Spark itself can show: that it finds the source, ships it, and joins its parts."""
+"""What only Spark itself can show: it finds the source, ships it, and combines its partitions."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ def read(spark, tiers, schema=None, **options):
     return reader.options(**{k: v for k, v in given.items() if v is not None}).load()
 
 
-def test_finds_the_source_by_name_and_reads_both_tiers(spark, tiers):
+def test_spark_finds_the_source_by_name_and_reads_both_tiers(spark, tiers):
     frame = read(spark, tiers, includeHeaders="true")
     assert frame.columns == [
         *("key", "value", "topic", "partition", "offset"),
@@ -34,26 +34,26 @@ def test_finds_the_source_by_name_and_reads_both_tiers(spark, tiers):
         found.setdefault(("flights", row.partition), []).append((row.offset, key, bytes(row.value)))
         assert (row.topic, row.timestampType, row.headers) == ("flights", 0, None)
     assert found == {
-        place: [(one.offset, one.key, one.value) for one in written]
-        for place, written in tiers.written.items()
-        if place[0] == "flights"
+        partition: [(record.offset, record.key, record.value) for record in written]
+        for partition, written in tiers.written.items()
+        if partition[0] == "flights"
     }
 
 
-def test_columns_are_pruned_by_a_schema_and_counted_by_offsets(spark, tiers):
+def test_a_schema_prunes_columns(spark, tiers):
     values = read(spark, tiers, schema="value binary")
     assert values.selectExpr("sum(length(value))").first()[0] == 3 * 1600 * 100
     counted = read(spark, tiers, schema="offset bigint").selectExpr("count(*)", "max(offset)")
     assert tuple(counted.first()) == (4800, 1599)
-    for wrong, told in (
+    for wrong, message in (
         ("value string", "column value string is not a column of this source"),
         ("value binary not null", "column value is NOT NULL"),
     ):
-        with pytest.raises(Exception, match=told):
+        with pytest.raises(Exception, match=message):
             read(spark, tiers, schema=wrong).count()
 
 
-def test_a_timestamp_is_a_moment_whatever_the_word_means_in_the_session(spark, tiers):
+def test_timestamps_are_instants_whatever_the_sessions_timestamp_type(spark, tiers):
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     try:
         last = read(spark, tiers).selectExpr("max(unix_millis(timestamp))").first()[0]
@@ -65,7 +65,7 @@ def test_a_timestamp_is_a_moment_whatever_the_word_means_in_the_session(spark, t
     assert sum(one.records for one in hours) == sum(tiers.cold_end("flights", p) for p in range(3))
 
 
-def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):
+def test_pushed_down_filters_return_the_same_rows(spark, tiers):
     written = tiers.written["flights", 1]
     low = written[700].timestamp / 1000
     expected = sorted(
@@ -84,21 +84,21 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark, tiers):
             spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_filters_narrow_no_other_use_of_a_frame(spark, tiers):
-    """Spark up to 4.3 keeps the last plan of a frame, with its filters, for all that reads it."""
+def test_filters_do_not_affect_other_uses_of_a_frame(spark, tiers):
+    """Spark up to 4.3 reuses the last plan of a frame, with its filters, for all its uses."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame = read(spark, tiers, tier="cold", schema="partition int, offset bigint")
-        one = frame.where("partition = 0 and offset < 10")
-        other = frame.where("partition = 1 and offset < 20")
-        found = sorted(tuple(row) for row in one.union(other).collect())
+        first = frame.where("partition = 0 and offset < 10")
+        second = frame.where("partition = 1 and offset < 20")
+        found = sorted(tuple(row) for row in first.union(second).collect())
         assert found == [(0, n) for n in range(10)] + [(1, n) for n in range(20)]
         assert frame.count() == sum(tiers.cold_end("flights", p) for p in range(3))
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
 
-def test_cold_alone_needs_no_broker(spark, tiers):
+def test_reading_only_the_cold_tier_needs_no_broker(spark, tiers):
     frame = read(spark, tiers, server=None, tier="cold")
     ends = {
         row.partition: row.end
@@ -114,19 +114,19 @@ def test_cold_alone_needs_no_broker(spark, tiers):
     assert dict(grouped.collect()) == ends
 
 
-def test_a_wrong_option_is_named_and_secrets_show_nowhere(spark, tiers):
+def test_an_invalid_option_is_named_and_secrets_are_never_shown(spark, tiers):
     secrets = {"token": "hunter2", "secretAccessKey": "hunter2", "accessKeyId": "hunter2"}
     frame = read(spark, tiers, **secrets)
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         frame.explain(mode="extended")
-    assert "hunter2" not in told.getvalue()
+    assert "hunter2" not in output.getvalue()
     with pytest.raises(Exception, match="option tier: 'warm' is not one of all, cold") as caught:
         read(spark, tiers, tier="warm", **secrets).count()
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_little_of_many_partitions_is_read_by_few_tasks(spark, tmp_path):
+def test_small_partitions_share_tasks(spark, tmp_path):
     url = (tmp_path / "bucket").as_uri()
     put_topic(open_store(url), "wide", dict.fromkeys(range(40), "codec-lz4-0"))
     given = {"store": url, "tier": "cold", "subscribe": "wide"}
@@ -135,14 +135,14 @@ def test_a_little_of_many_partitions_is_read_by_few_tasks(spark, tmp_path):
     assert frame.select("partition", "offset").distinct().count() == frame.count() == 40 * 260
 
 
-def test_an_empty_read_is_no_rows(spark, tiers):
+def test_an_empty_range_returns_no_rows(spark, tiers):
     assert (
         read(spark, tiers, startingOffsets='{"flights": {"0": 1600, "1": 1600, "2": 1600}}').count()
         == 0
     )
 
 
-def test_a_stream_that_cannot_be_says_why_and_no_more(spark, tiers, tmp_path):
+def test_an_invalid_stream_option_is_the_only_error_shown(spark, tiers, tmp_path):
     options = {"server": tiers.url, "subscribe": "flights", "maxOffsetPerTrigger": "5"}
     query = (
         spark.readStream.format("tierlog")

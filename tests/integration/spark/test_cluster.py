@@ -1,6 +1,4 @@
-"""The commands as people type them, on executors that are processes of their own, and our code as
-the zip that is shipped to them.
-"""
+"""The commands on executors in their own processes, with our code shipped to them as a zip."""
 
 import json
 import os
@@ -30,20 +28,20 @@ few = {"spark.sql.shuffle.partitions": "2"}
 with job_session("cluster", master=sys.argv[1], config=few) as session:
     rows = session.range(2, numPartitions=2).mapInArrow(where, "file string").collect()
     print(json.dumps(sorted({row.file for row in rows})))
-    for command in json.loads(sys.argv[2]):  # each finds the session that is there
+    for command in json.loads(sys.argv[2]):  # each reuses the active session
         assert run(command) == 0, command
         print()
 """
 
 
 @pytest.mark.spark
-def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_path):
-    drawn, out = tmp_path / "stats.svg", tmp_path / "für Spark"
+def test_jobs_run_on_a_cluster_with_the_code_shipped_as_a_zip(tiers, tmp_path):
+    chart, out = tmp_path / "stats.svg", tmp_path / "für Spark"
     store = ("--store", tiers.store_url)
     commands = [
         ("replay", "flights", *store, "--server", tiers.url, "--to-parquet", str(out)),
         ("storage", "verify", "flights", "--spark", *store),
-        ("stats", "flights", *store, "--picture", str(drawn)),
+        ("stats", "flights", *store, "--picture", str(chart)),
     ]
     files, replayed, verified, counted = run_python(
         CHILD, CLUSTER, json.dumps(commands), cwd=tmp_path
@@ -56,11 +54,11 @@ def test_the_jobs_run_on_a_cluster_with_our_code_shipped_as_one_zip(tiers, tmp_p
     cold = sum(tiers.cold_end("flights", partition) for partition in range(3))
     assert verified["checked"]["records"] == cold
     assert sum(one["records"] for one in counted["hours"]) == cold
-    assert drawn.read_text().startswith("<svg")
+    assert chart.read_text().startswith("<svg")
 
 
-def out_of_zip(path, code, **env):
-    told = subprocess.run(
+def run_from_zip(path, code, **env):
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(path), **env},
         cwd=path.parent,
@@ -69,24 +67,24 @@ def out_of_zip(path, code, **env):
         timeout=60,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_the_zip_is_the_same_for_the_same_code(tmp_path):
-    one, two = build_zip(tmp_path / "one.zip"), build_zip(tmp_path / "two.zip")
-    assert one.read_bytes() == two.read_bytes()
+def test_the_zip_is_reproducible(tmp_path):
+    first, second = build_zip(tmp_path / "one.zip"), build_zip(tmp_path / "two.zip")
+    assert first.read_bytes() == second.read_bytes()
     code = "import pyspark_tierlog, record_format; print(record_format.__file__)"
-    assert out_of_zip(one, code).startswith(str(one))
+    assert run_from_zip(first, code).startswith(str(first))
 
 
-def test_kernels_out_of_the_zip_need_no_folder_that_an_executor_may_write_to(tmp_path):
+def test_kernels_from_the_zip_need_no_writable_cache_folder(tmp_path):
     home = tmp_path / "home"
-    home.touch()  # as good as the `/` of a container's user
+    home.touch()  # not a folder, so not writable
     code = """
 from record_format.arrow_kernel import _micros, __file__
 print(__file__, _micros(5))
 """
     env = {"HOME": str(home), "XDG_CACHE_HOME": str(home)}
     path = build_zip(tmp_path / "tierlog.zip")
-    assert out_of_zip(path, code, **env) == f"{path}/record_format/arrow_kernel.py 5000\n"
+    assert run_from_zip(path, code, **env) == f"{path}/record_format/arrow_kernel.py 5000\n"

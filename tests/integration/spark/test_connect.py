@@ -1,5 +1,5 @@
-"""Spark Connect: a session without a JVM on this side, in a process of its own, since PySpark has
-but one kind of session in each.
+"""Spark Connect: a session without a local JVM, in its own process, since PySpark allows only
+one kind of session in each.
 """
 
 import json
@@ -32,34 +32,34 @@ register(session)
 rows = session.read.format("tierlog").options(**source).load()
 some = rows.where("partition = 1 and offset >= 1490").select("offset").collect()
 rows.selectExpr("key", "value").write.format("tierlog").mode("append").options(**sink).save()
-told = {"rows": sorted(row.offset for row in some)}
-told["stats"] = sum(hour.records for hour in stats(session, source))
-told["problems"] = len(verify(session, source, clock=lambda: 0).problems)
+report = {"rows": sorted(row.offset for row in some)}
+report["stats"] = sum(hour.records for hour in stats(session, source))
+report["problems"] = len(verify(session, source, clock=lambda: 0).problems)
 if find_spec("pyspark.sql.streaming.datasource"):
     stream = session.readStream.format("tierlog").options(**source)
     stream = stream.option("startingOffsets", "earliest").load().select("key", "value")
     stream = stream.writeStream.format("tierlog").options(**sink)
     stream = stream.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start()
     stream.awaitTermination()
-    told["stream"] = json.loads(stream.lastProgress.sources[0].endOffset)
+    report["stream"] = json.loads(stream.lastProgress.sources[0].endOffset)
 session.stop()
-print(json.dumps(told))
+print(json.dumps(report))
 """
 
 
 @pytest.mark.spark
-def test_all_but_replay_works_without_a_jvm_on_this_side(tiers, tmp_path):
+def test_everything_but_replay_works_over_spark_connect(tiers, tmp_path):
     tiers.create("copy", partitions=2)
     source = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
-    (told,) = run_python(
+    (report,) = run_python(
         CHILD,
         json.dumps(source),
         cwd=tmp_path,
         PYSPARK_PYTHON=sys.executable,
-        SPARK_TESTING="1",  # PySpark's word for a port that is free
+        SPARK_TESTING="1",  # makes PySpark choose a free port
     )
-    streamed = told.pop("stream", None)
-    assert told == {"rows": list(range(1490, 1600)), "stats": 4800, "problems": 0}
+    streamed = report.pop("stream", None)
+    assert report == {"rows": list(range(1490, 1600)), "stats": 4800, "problems": 0}
     if streamed:
         assert streamed["flights"]["offsets"] == dict.fromkeys("012", 1600)
     copies = [tiers.broker.partition("copy", p).offsets().high_watermark for p in range(2)]

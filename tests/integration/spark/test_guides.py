@@ -1,4 +1,4 @@
-"""Every piece of Python in the guides runs as it is printed, but for the addresses."""
+"""Every Python block of the guides runs as printed, except for the addresses."""
 
 import re
 from pathlib import Path
@@ -15,8 +15,8 @@ def code_of(page):
     return re.findall(r"^```python\n(.*?)^```$", (GUIDES / page).read_text(), re.MULTILINE | re.S)
 
 
-def run(page, tiers, folder, **known):
-    """The pieces in order, in one namespace."""
+def run(page, tiers, folder, **namespace):
+    """Run the blocks in order, in one namespace."""
     addresses = {
         "s3://bucket/prefix": tiers.store_url,
         "http://127.0.0.1:8640": tiers.url,
@@ -26,23 +26,23 @@ def run(page, tiers, folder, **known):
         for printed, real in addresses.items():
             code = code.replace(printed, real)
         try:
-            exec(compile(code, page, "exec"), known)
+            exec(compile(code, page, "exec"), namespace)
         except ModuleNotFoundError as missing:
-            if missing.name not in {"polars", "duckdb"}:  # not among our own packages
+            if missing.name not in {"polars", "duckdb"}:  # optional
                 raise
-    return known
+    return namespace
 
 
 @pytest.mark.spark
-def test_moving_a_job_from_kafkas_source(spark, tmp_path):
+def test_the_guide_from_kafkas_source_runs(spark, tmp_path):
     pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights")
         tiers.produce("flights", 300)
         tiers.offload("flights")
         tiers.create("copy")
-        known = run("from-kafka-source.md", tiers, tmp_path, spark=spark)
-        assert known["part"].count() == 100 + 50 + 300
+        namespace = run("from-kafka-source.md", tiers, tmp_path, spark=spark)
+        assert namespace["part"].count() == 100 + 50 + 300
         copied = sum(
             tiers.broker.partition("copy", number).offsets().log_end_offset for number in range(3)
         )
@@ -50,16 +50,16 @@ def test_moving_a_job_from_kafkas_source(spark, tmp_path):
 
 
 @pytest.mark.spark
-def test_the_page_on_spark(spark, tiers, tmp_path):
-    known = run("../spark.md", tiers, tmp_path, spark=spark)
-    spark.dataSource.register(DefaultSource)  # without the session's settings, as before
-    assert (known["frame"].count(), known["table"].num_rows) == (4800, 4800)
+def test_the_spark_page_runs(spark, tiers, tmp_path):
+    namespace = run("../spark.md", tiers, tmp_path, spark=spark)
+    spark.dataSource.register(DefaultSource)  # as before, without the session's settings
+    assert (namespace["frame"].count(), namespace["table"].num_rows) == (4800, 4800)
 
 
-def test_reading_with_plain_python(tiers, tmp_path):
-    known = run("read-with-python.md", tiers, tmp_path)
+def test_the_guide_to_reading_with_python_runs(tiers, tmp_path):
+    namespace = run("read-with-python.md", tiers, tmp_path)
     cold = sum(tiers.cold_end("flights", partition) for partition in range(3))
-    assert known["table"].num_rows == cold
-    assert known["rows"] == 4800 - 100
-    assert known["per_hour"].sum() == cold
+    assert namespace["table"].num_rows == cold
+    assert namespace["rows"] == 4800 - 100
+    assert namespace["per_hour"].sum() == cold
     assert list((tmp_path / "flights").rglob("*.parquet"))

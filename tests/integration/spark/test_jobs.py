@@ -1,4 +1,4 @@
-"""The jobs that run on Spark, on the session of these tests."""
+"""The jobs that run on Spark, in the session of these tests."""
 
 import json
 import re
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.spark
 HOUR_MS = 3_600_000
 
 
-def source(tiers, **given):
+def source(tiers, **extra):
     both = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
-    return both | {"splitBytes": "32k"} | given
+    return both | {"splitBytes": "32k"} | extra
 
 
 def written(tiers, topic="flights"):
@@ -48,7 +48,7 @@ def written(tiers, topic="flights"):
 
 
 def replayed(folder):
-    """The rows of a Parquet folder, with the hour that their path says."""
+    """The rows of a Parquet folder, whose path must match their hour."""
     partitioning = ds.partitioning(flavor="hive")
     table = ds.dataset(str(folder), format="parquet", partitioning=partitioning).to_table()
     rows = []
@@ -60,24 +60,24 @@ def replayed(folder):
     return sorted(rows)
 
 
-def dying_count(frame):
-    """Spark has written the step, and nobody noted it."""
+def die_after_count(frame):
+    """Fail after Spark has written the step, before it is recorded."""
 
-    def dies():
-        raise OSError("killed before it was noted")
+    def die():
+        raise OSError("killed before it was recorded")
 
-    return replay_module.really_counted(frame)[0], dies
+    return replay_module.really_counted(frame)[0], die
 
 
-def dying_move(folder, name, to):
-    """The second file of the second step is not moved any more."""
+def die_while_moving(folder, name, to):
+    """Fail to move the second file of the second step."""
     if "step-00001" in name and folder.moved:
-        raise OSError("killed among the files")
+        raise OSError("killed between the files")
     folder.moved = "step-00001" in name
     folder.really_move(name, to)
 
 
-def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
+def test_an_interrupted_replay_resumes_and_writes_every_row_once(
     spark, tiers, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(replay_module, "really_counted", replay_module._counted, raising=False)
@@ -85,17 +85,17 @@ def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
     monkeypatch.setattr(HadoopFolder, "moved", False, raising=False)
     target = ToFiles(folder=(tmp_path / "out").as_uri())
 
-    def run(**given):
-        asked = source(tiers, splitBytes="128k", **given)
-        return replay(spark, asked, target, step_bytes=600_000, log=lambda _: None)
+    def run(**extra):
+        options = source(tiers, splitBytes="128k", **extra)
+        return replay(spark, options, target, step_bytes=600_000, log=lambda _: None)
 
-    for where, what, dying, told in (
-        (replay_module, "_counted", dying_count, "before it was noted"),
-        (HadoopFolder, "move", dying_move, "among the files"),
+    for target_object, name, replacement, message in (
+        (replay_module, "_counted", die_after_count, "before it was recorded"),
+        (HadoopFolder, "move", die_while_moving, "between the files"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(where, what, dying)
-            with pytest.raises(OSError, match=told):
+            patch.setattr(target_object, name, replacement)
+            with pytest.raises(OSError, match=message):
                 run()
     report = run()
     assert (report.steps, report.resumed, report.records) == (2, 1, 4800)
@@ -107,11 +107,11 @@ def test_a_replay_that_died_anywhere_goes_on_and_every_row_is_there_once(
         replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), log=lambda _: None)
 
 
-def test_a_range_of_offsets_becomes_json_lines(spark, tiers, tmp_path):
+def test_an_offset_range_is_replayed_to_json_lines(spark, tiers, tmp_path):
     target = ToFiles(folder=(tmp_path / "out").as_uri(), kind="json", base64=True)
-    given = {"assign": '{"flights": [1]}', "startingOffsets": '{"flights": {"1": 1490}}'}
-    asked = {k: v for k, v in source(tiers).items() if k != "subscribe"} | given
-    assert replay(spark, asked, target, log=lambda _: None).records == 110
+    extra = {"assign": '{"flights": [1]}', "startingOffsets": '{"flights": {"1": 1490}}'}
+    options = {k: v for k, v in source(tiers).items() if k != "subscribe"} | extra
+    assert replay(spark, options, target, log=lambda _: None).records == 110
     lines = [
         json.loads(line)
         for file in (tmp_path / "out").glob("date=*/hour=*/*.json")
@@ -121,14 +121,14 @@ def test_a_range_of_offsets_becomes_json_lines(spark, tiers, tmp_path):
     assert found == [(one.offset, one.value) for one in tiers.written["flights", 1][1490:]]
 
 
-def dying_note(folder, name, text):
-    """The rows of the second step are there, and nobody noted it."""
+def die_before_recording(folder, name, text):
+    """Fail after the rows of the second step are written, before it is recorded."""
     if name.endswith("done-00001"):
-        raise OSError("killed before it was noted")
+        raise OSError("killed before it was recorded")
     folder.really_write_text(name, text)
 
 
-def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
+def test_a_replay_to_a_topic_keeps_the_order_and_repeats_an_interrupted_step(
     spark, tmp_path, monkeypatch
 ):
     with two_tiers(tmp_path) as tiers:
@@ -140,17 +140,17 @@ def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
             options={"server": tiers.url, "topic": "copy"}, notes=(tmp_path / "notes").as_uri()
         )
 
-        def run(to=target, **given):
-            asked = source(tiers, **given)
-            return replay(spark, asked, to, step_bytes=64_000, log=lambda _: None)
+        def run(to=target, **extra):
+            options = source(tiers, **extra)
+            return replay(spark, options, to, step_bytes=64_000, log=lambda _: None)
 
         with monkeypatch.context() as patch:
             patch.setattr(HadoopFolder, "really_write_text", HadoopFolder.write_text, raising=False)
-            patch.setattr(HadoopFolder, "write_text", dying_note)
-            with pytest.raises(OSError, match="before it was noted"):
+            patch.setattr(HadoopFolder, "write_text", die_before_recording)
+            with pytest.raises(OSError, match="before it was recorded"):
                 run()
         reports = [run(), run(splitBytes="16k", tokenFile=str(tmp_path / "token"))]
-        assert [(one.records, one.steps, one.resumed) for one in reports] == [
+        assert [(report.records, report.steps, report.resumed) for report in reports] == [
             (1000, 2, 1),
             (1000, 2, 2),
         ]
@@ -164,20 +164,20 @@ def test_a_topic_becomes_another_in_order_and_a_step_that_died_is_written_again(
             sent = [
                 (one.key, one.value, one.timestamp) for one in tiers.written["flights", partition]
             ]
-            first = len(rows) - len(sent)  # how many the second step has
+            first = len(rows) - len(sent)  # records of the second step
             assert rows == sent + sent[-first:]
             assert 0 < first < len(sent)
 
 
-def test_a_replay_does_not_go_on_with_another_topic_of_the_name(spark, tmp_path, monkeypatch):
+def test_a_replay_does_not_resume_with_a_re_created_topic(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(HadoopFolder, "really_write_text", HadoopFolder.write_text, raising=False)
     target = ToFiles(folder=(tmp_path / "out").as_uri())
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights", partitions=1)
         tiers.produce("flights", 500)
         with monkeypatch.context() as patch:
-            patch.setattr(HadoopFolder, "write_text", dying_note)
-            with pytest.raises(OSError, match="before it was noted"):
+            patch.setattr(HadoopFolder, "write_text", die_before_recording)
+            with pytest.raises(OSError, match="before it was recorded"):
                 replay(spark, source(tiers), target, step_bytes=20_000, log=lambda _: None)
         tiers.broker.delete_topic("flights")
         tiers.create("flights", partitions=1)
@@ -191,8 +191,8 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         tiers.create("flights", partitions=2)
         tiers.produce("flights", 200)
         tiers.offload("flights")
-        asked = {"store": tiers.store_url, "subscribe": "flights"}
-        report = verify(spark, asked, clock=lambda: 0)
+        options = {"store": tiers.store_url, "subscribe": "flights"}
+        report = verify(spark, options, clock=lambda: 0)
         cold = sum(tiers.cold_end("flights", partition) for partition in (0, 1))
         assert (report.ok, report.problems) == (True, [])
         assert (report.checked.records, report.checked.partitions) == (cold, 2)
@@ -202,21 +202,21 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         body[-1] ^= 1
         logs[1].write_bytes(body)
         logs[-1].unlink()
-        report = verify(spark, asked, clock=lambda: 0)
+        report = verify(spark, options, clock=lambda: 0)
         kinds = [(one.kind, one.partition) for one in report.problems]
         assert kinds == [("chunk-corrupt", 0), ("object-missing", 1)]
         assert report.problems[0].object_key.endswith(logs[1].name)
 
 
-def test_what_ends_a_job_in_its_tasks_is_one_line(spark, tiers, tmp_path, capsys):
+def test_an_error_in_the_tasks_of_a_job_is_one_line(spark, tiers, tmp_path, capsys):
     to = ("--to-topic", "copy", "--to-server", "http://127.0.0.1:1", "--notes", str(tmp_path))
     assert run_command(("replay", "flights", "--store", tiers.store_url, *to)) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("tierlog: cannot reach the broker: ")
 
 
-def test_an_interrupt_while_spark_works_ends_a_job_without_a_word(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+def test_an_interrupted_job_exits_130_without_a_traceback(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         command = ["stats", "t", "--store", "s3://bucket", "--s3-endpoint", url]
         keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
         job = subprocess.Popen(
@@ -226,27 +226,27 @@ def test_an_interrupt_while_spark_works_ends_a_job_without_a_word(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        deaf.settimeout(120)
-        deaf.accept()[0].close()
+        listener.settimeout(120)
+        listener.accept()[0].close()
         job.send_signal(signal.SIGINT)
-    said = job.communicate(timeout=120)[1]
+    stderr = job.communicate(timeout=120)[1]
     assert job.returncode == 130
-    assert not re.search("Traceback|Error", said)
+    assert not re.search("Traceback|Error", stderr)
 
 
-def test_stats_from_a_time_are_a_table_and_none_past_the_last_record(spark, tiers, capsys):
-    asked = ("stats", "flights", "--store", tiers.store_url)
+def test_stats_from_a_time_are_printed_as_a_table(spark, tiers, capsys):
+    options = ("stats", "flights", "--store", tiers.store_url)
     later = ("--from-time", "2100-01-01T00:00:00Z", "--output", "json")
-    assert run_command((*asked, *later)) == 0
+    assert run_command((*options, *later)) == 0
     assert json.loads(capsys.readouterr().out)["hours"] == []
-    assert run_command((*asked, "--from-time", "1300", "-p", "1", "--output", "text")) == 0
-    table, told = capsys.readouterr()
+    assert run_command((*options, "--from-time", "1300", "-p", "1", "--output", "text")) == 0
+    table, summary = capsys.readouterr()
     cold = tiers.cold_end("flights", 1)
     assert "2023-11-14T22:00:00Z" in table
-    assert f"flights: {cold:,} records, " in told
+    assert f"flights: {cold:,} records, " in summary
 
 
-def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
+def test_stats_count_every_record_once_and_the_chart_is_valid_svg(spark, tiers):
     rows = stats(spark, source(tiers))
     expected = {}
     for partition, _, key, value, at in written(tiers):
@@ -264,7 +264,7 @@ def test_stats_count_every_record_once_and_the_picture_is_sound(spark, tiers):
     }
     assert found == expected
     assert all(row.value_p50 == row.value_max == 100 for row in rows)
-    drawn = ElementTree.fromstring(chart_svg(rows, title="a <b> & c"))
-    bars = [one for one in drawn if one.tag.endswith("rect")]
+    chart = ElementTree.fromstring(chart_svg(rows, title="a <b> & c"))
+    bars = [one for one in chart if one.tag.endswith("rect")]
     assert len(bars) == 1 + 3 + 2 * len(rows)  # background, legend, two panels
     assert ElementTree.fromstring(chart_svg([], title="nothing")) is not None

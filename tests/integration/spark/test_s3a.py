@@ -1,4 +1,4 @@
-"""Credentials and endpoint from the session's S3A settings, against S3 servers that check them."""
+"""Credentials and endpoint from the session's S3A settings, with S3 servers that check them."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def small(tmp_path):
-    """A few segments of topic `t`, all of them cold but the last."""
+    """A few segments of topic `t`, all cold but the last."""
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=1)
         tiers.produce("t", 600)
@@ -47,17 +47,17 @@ def small(tmp_path):
         yield tiers
 
 
-class Guarded:
-    """moto behind a door: it checks no credentials itself, in URLs least of all."""
+class CheckingServer:
+    """moto behind a check of credentials, which it does not do itself, in headers and URLs."""
 
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ, start_response):
-        shown = environ.get("HTTP_AUTHORIZATION", "") + unquote(environ["QUERY_STRING"])
+        credentials = environ.get("HTTP_AUTHORIZATION", "") + unquote(environ["QUERY_STRING"])
         in_url = parse_qs(environ["QUERY_STRING"]).get("X-Amz-Security-Token", [""])
         token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", in_url[0])
-        if f"Credential={ACCESS_KEY}/" in shown and token == TOKEN:
+        if f"Credential={ACCESS_KEY}/" in credentials and token == TOKEN:
             return self._app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "application/xml")])
         return [b"<Error><Code>InvalidAccessKeyId</Code><Message>no</Message></Error>"]
@@ -65,7 +65,7 @@ class Guarded:
 
 @pytest.fixture
 def moto(small):
-    server = make_server("127.0.0.1", 0, Guarded(), threaded=True)
+    server = make_server("127.0.0.1", 0, CheckingServer(), threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -90,7 +90,7 @@ def real(small):
     stranger = client_of(found._replace(access_key="AKIDoesNotExist"))
     with contextlib.closing(stranger), contextlib.suppress(ClientError):
         stranger.list_objects_v2(Bucket=found.bucket)
-        pytest.skip("LocalStack takes any key")
+        pytest.skip("LocalStack accepts any key")
     fill(found, small)
     return found
 
@@ -107,7 +107,7 @@ def client_of(server):
 
 
 def fill(server, tiers):
-    """All that the tests' bucket holds, under the same keys."""
+    """Copy the local bucket to the server, under the same keys."""
     options = S3Options(
         endpoint=server.endpoint,
         region="us-east-1",
@@ -125,31 +125,31 @@ def fill(server, tiers):
 
 @pytest.fixture
 def settings(spark, monkeypatch):
-    """Gives a session settings and registers the source; all of it is as before at the end."""
+    """Set S3A settings of the session and register the source; undone at the end."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    given = []
+    names = []
 
-    def give(**values):
+    def apply(**values):
         for name, value in values.items():
-            given.append(f"fs.s3a.{name.replace('_', '.')}")
-            spark.conf.set(given[-1], value)
+            names.append(f"fs.s3a.{name.replace('_', '.')}")
+            spark.conf.set(names[-1], value)
         register(spark)
 
-    yield give
-    for name in given:
+    yield apply
+    for name in names:
         spark.conf.unset(name)
     spark.dataSource.register(DefaultSource)
 
 
 @pytest.mark.parametrize("server", ["moto", pytest.param("real", marks=pytest.mark.s3)])
-def test_the_sessions_s3a_settings_lead_to_the_bucket_and_show_nowhere(
+def test_s3a_settings_of_the_session_are_used_and_never_shown(
     server, spark, small, settings, request
 ):
     server = request.getfixturevalue(server)
     cold = small.cold_end("t", 0)
-    asked = {"store": server.store, "subscribe": "t", "tier": "cold"}
-    read = spark.read.format("tierlog").options(**asked)
+    options = {"store": server.store, "subscribe": "t", "tier": "cold"}
+    read = spark.read.format("tierlog").options(**options)
     settings(
         access_key="AKIDoesNotExist",
         secret_key="hunter2",
@@ -162,18 +162,18 @@ def test_the_sessions_s3a_settings_lead_to_the_bucket_and_show_nowhere(
         read.load().count()
     assert "hunter2" not in str(caught.value)
 
-    of_bucket = {
+    bucket_settings = {
         "access_key": server.access_key,
         "secret_key": server.secret_key,
         "session_token": server.token,
     }
-    settings(**{f"bucket_{server.bucket}_{name}": value for name, value in of_bucket.items()})
+    settings(**{f"bucket_{server.bucket}_{name}": value for name, value in bucket_settings.items()})
     frame = read.load()
     assert frame.count() == cold
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         frame.explain(mode="extended")
-    assert not any(one in told.getvalue() for one in (server.secret_key, server.token) if one)
-    # A job plans in the driver's own process, and its tasks are none of the source's.
-    report = verify(spark, asked, clock=lambda: 0)
+    assert not any(one in output.getvalue() for one in (server.secret_key, server.token) if one)
+    # A job plans in the driver process, and its tasks do not use the data source.
+    report = verify(spark, options, clock=lambda: 0)
     assert (report.problems, report.checked.records) == ([], cold)

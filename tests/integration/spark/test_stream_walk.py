@@ -1,5 +1,5 @@
-"""A stream's whole life, drawn by lot: the log grows, rolls, moves to the bucket, gains partitions;
-the stream ends anywhere and goes on with other options. Every record comes once, in order.
+"""A random walk of a stream: the log grows, rolls, is offloaded and gains partitions; the stream
+restarts anywhere with other options. Every record arrives once, in order.
 """
 
 import random
@@ -26,12 +26,12 @@ OPTIONS = (
 
 
 class Walk:
-    """`planned`: the end of a batch that is in the checkpoint, and not done."""
+    """`planned`: the end of a batch that is in the checkpoint, but not done."""
 
     def __init__(self, tiers, rng):
         self.tiers, self.rng, self.read = tiers, rng, {}
         self.restart()
-        self.place, self.planned = self.stream.initialOffset(), None
+        self.position, self.planned = self.stream.initialOffset(), None
 
     def restart(self):
         given = {"server": self.tiers.url, "store": self.tiers.store_url, "subscribe": "t"}
@@ -42,23 +42,23 @@ class Walk:
         )
 
     def plan(self):
-        """False where nothing is new."""
+        """False if there is nothing new."""
         if self.planned is None:
-            end = self.stream.latestOffset(self.place, self.stream.getDefaultReadLimit())
-            self.planned = None if end == self.place else end
+            end = self.stream.latestOffset(self.position, self.stream.getDefaultReadLimit())
+            self.planned = None if end == self.position else end
         return self.planned is not None
 
     def run(self):
         if not self.plan():
             return False
-        for split in self.stream.partitions(self.place, self.planned):
+        for split in self.stream.partitions(self.position, self.planned):
             for batch in self.stream.read(split):
                 for row in batch.to_pylist():
                     self.read.setdefault(row["partition"], []).append(row["offset"])
-        self.place, self.planned = self.planned, None
+        self.position, self.planned = self.planned, None
         return True
 
-    def run_what_there_is(self):
+    def run_available_now(self):
         self.restart()
         self.stream.prepareForTriggerAvailableNow()
         self.run()
@@ -77,13 +77,13 @@ class Walk:
             self.restart: 3,
             self.plan: 2,
             self.run: 5,
-            self.run_what_there_is: 1,
+            self.run_available_now: 1,
         }
         self.rng.choices(list(steps), list(steps.values()))[0]()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_record_comes_once_and_in_order_wherever_a_stream_ended(tmp_path, seed):
+def test_every_record_arrives_once_and_in_order_across_restarts(tmp_path, seed):
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=2)
         tiers.produce("t", 50)
@@ -92,5 +92,7 @@ def test_every_record_comes_once_and_in_order_wherever_a_stream_ended(tmp_path, 
             walk.step()
         while walk.run():
             pass
-        there = {partition: list(range(len(of))) for (_, partition), of in tiers.written.items()}
-        assert walk.read == {partition: offsets for partition, offsets in there.items() if offsets}
+        expected = {partition: list(range(len(of))) for (_, partition), of in tiers.written.items()}
+        assert walk.read == {
+            partition: offsets for partition, offsets in expected.items() if offsets
+        }

@@ -39,7 +39,7 @@ class Run:
         self.lost = []
         planner = Planner(self.options, report=self.lost.append, warn=self.lost.append)
         self.splits = planner.batch()
-        self.said = list(self.lost)
+        self.logged = list(self.lost)
         self.lost.clear()
 
     def rows(self):
@@ -64,21 +64,21 @@ def test_hot_and_cold_join_without_a_gap(tiers):
     assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
 
 
-def test_without_a_store_the_broker_serves_both_tiers(tiers):
+def test_without_a_store_option_the_broker_serves_both_tiers(tiers):
     run = Run(tiers, subscribe="flights", store=None)
     assert not any(split.is_cold for split in run.splits)
     assert len(run.splits) > 6
     assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
 
 
-def test_a_task_asks_nothing_of_a_topic_but_its_records(tiers, monkeypatch):
-    """A description is of all partitions: with a task for each of them that is their square."""
+def test_a_task_does_not_describe_its_topic(tiers, monkeypatch):
+    """A description lists all partitions; one per task would be quadratic in their number."""
     run = Run(tiers, subscribe="flights", store=None)
     monkeypatch.delattr(Client, "describe_topic")
     assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
 
 
-def test_cold_alone_ends_where_the_bucket_does(tiers):
+def test_a_cold_only_read_ends_at_the_buckets_end(tiers):
     run = Run(tiers, subscribe="flights", server=None, tier="cold")
     rows = run.rows()
     for (topic, partition), written in tiers.written.items():
@@ -86,13 +86,13 @@ def test_cold_alone_ends_where_the_bucket_does(tiers):
             assert rows[topic, partition] == written[: tiers.cold_end(topic, partition)]
 
 
-def test_a_store_that_is_not_the_brokers_is_refused_and_both_are_named(tmp_path, monkeypatch):
+def test_a_store_other_than_the_brokers_is_refused_naming_both(tmp_path, monkeypatch):
     other = f"file://{tmp_path}/other"
     (tmp_path / "other").mkdir()
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=1)
         tiers.produce("t", 50)
-        hot = Run(tiers, subscribe="t", store=other)  # nothing is lost, nor read in a slower way
+        hot = Run(tiers, subscribe="t", store=other)  # nothing is in the bucket yet: no conflict
         assert hot.rows() == {k: list(v) for k, v in tiers.written.items()}
         tiers.produce("t", 500)
         tiers.offload("t")
@@ -121,7 +121,7 @@ def test_a_wrong_store_is_refused_even_if_the_token_may_not_see_the_brokers(tmp_
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_times_are_found_in_either_tier(tiers, store):
+def test_timestamps_are_looked_up_in_both_tiers(tiers, store):
     written = tiers.written["flights", 1]
     low, high = written[100].timestamp, written[1590].timestamp
     first = next(one.offset for one in written if one.timestamp >= low)
@@ -136,7 +136,7 @@ def test_times_are_found_in_either_tier(tiers, store):
     assert run.rows() == {("flights", 1): written[first:end]}
 
 
-def test_offsets_by_partition_cross_the_tiers(tiers):
+def test_offset_ranges_can_span_both_tiers(tiers):
     cold_end = tiers.cold_end("flights", 2)
     starts, ends = cold_end - 20, cold_end + 20
     run = Run(
@@ -148,63 +148,63 @@ def test_offsets_by_partition_cross_the_tiers(tiers):
     assert run.rows() == {("flights", 2): tiers.written["flights", 2][starts:ends]}
 
 
-def test_an_unknown_topic_is_the_brokers_to_say(tiers):
+def test_an_unknown_topic_is_an_error(tiers):
     with pytest.raises(UnknownTopic):
         Run(tiers, subscribe="nothing")
 
 
-def test_a_topic_that_goes_after_it_was_listed_is_passed_over(tiers, monkeypatch):
+def test_a_topic_deleted_after_listing_is_skipped(tiers, monkeypatch):
     monkeypatch.setattr(Topics, "_names", lambda _: ["flight-gone", "flights"])
     run = Run(tiers, subscribePattern="flight.*")
     assert {split.topic for split in run.splits} == {"flights"}
 
 
-@pytest.mark.parametrize("asked", ["first_at_time", "entries"])
-def test_partitions_wait_together_not_one_after_the_other(tiers, monkeypatch, asked):
-    all_there, ask = threading.Barrier(3), getattr(Catalog, asked)
+@pytest.mark.parametrize("method", ["first_at_time", "entries"])
+def test_partitions_are_planned_in_parallel(tiers, monkeypatch, method):
+    barrier, real = threading.Barrier(3), getattr(Catalog, method)
 
-    def together(*given, **more):
-        all_there.wait(timeout=10)
-        return ask(*given, **more)
+    def together(*args, **kwargs):
+        barrier.wait(timeout=10)
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr(Catalog, asked, together)
+    monkeypatch.setattr(Catalog, method, together)
     run = Run(tiers, subscribe="flights", startingTimestamp=str(START_MS - 60_000))
     assert len({split.partition for split in run.splits}) == 3
 
 
-def test_what_a_plan_asks_of_small_partitions_is_their_topic(tiers, monkeypatch):
-    """Requests for each of them took most of a plan over many."""
+def test_planning_small_partitions_only_describes_their_topic(tiers, monkeypatch):
+    """Requests per partition would dominate the planning of many."""
     monkeypatch.delattr(Client, "offsets")
     monkeypatch.delattr(Client, "segments")
-    for store, told in ((tiers.store_url, "offload_lag_bytes"), (None, "hot_bytes")):
+    for store, attribute in ((tiers.store_url, "offload_lag_bytes"), (None, "hot_bytes")):
         run = Run(tiers, subscribe="flights", store=store, splitBytes=None)
         assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
         with Client(tiers.url) as client:
             described = client.describe_topic("flights").partitions
-        least = sum(getattr(one, told) for one in described)
-        plan = json.loads(run.said[1].removeprefix("plan "))
+        least = sum(getattr(one, attribute) for one in described)
+        plan = json.loads(run.logged[1].removeprefix("plan "))
         assert 0 < least - 3 <= plan["hotBytes"] < 3 * 1600 * 200
 
 
-def test_what_comes_and_moves_while_a_plan_is_made_changes_no_row_of_it(tmp_path, monkeypatch):
+def test_appends_and_offloads_during_planning_do_not_change_the_plan(tmp_path, monkeypatch):
     with two_tiers(tmp_path) as tiers:
         tiers.create("moving", partitions=1)
         tiers.produce("moving", 500)
         chosen = Topics.chosen
 
-        def meanwhile(topics):
+        def produce_and_offload(topics):
             found = chosen(topics)
             tiers.produce("moving", 500)
             tiers.offload("moving")
             return found
 
-        monkeypatch.setattr(Topics, "chosen", meanwhile)
+        monkeypatch.setattr(Topics, "chosen", produce_and_offload)
         run = Run(tiers, subscribe="moving")
         assert all(split.is_cold for split in run.splits)
         assert run.rows() == {("moving", 0): tiers.written["moving", 0][:500]}
 
 
-def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path):
+def test_segments_may_be_offloaded_or_trimmed_after_planning(tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("moving", partitions=1)
         tiers.produce("moving", 1000)
@@ -235,7 +235,7 @@ def test_segments_that_move_to_the_bucket_or_are_trimmed_after_the_plan(tmp_path
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_what_a_read_says_that_it_used_reads_the_same_rows_again(tmp_path, isolation):
+def test_the_logged_options_of_a_read_return_the_same_rows_again(tmp_path, isolation):
     with two_tiers(tmp_path) as tiers:
         tiers.create("again", partitions=2)
         tiers.produce("again", 500)
@@ -243,7 +243,7 @@ def test_what_a_read_says_that_it_used_reads_the_same_rows_again(tmp_path, isola
         tiers.produce("again", 50)
         first = Run(tiers, subscribePattern="ag.*", isolationLevel=isolation)
         assert {split.is_cold for split in first.splits} == {True, False}
-        used = json.loads(first.said[0].removeprefix("read "))
+        used = json.loads(first.logged[0].removeprefix("read "))
         tiers.produce("again", 500)
         tiers.offload("again")
         tiers.broker.alter_topic("again", partitions=3)
@@ -253,27 +253,27 @@ def test_what_a_read_says_that_it_used_reads_the_same_rows_again(tmp_path, isola
         second = Run(tiers, isolationLevel=isolation, **given)
         written = {("again", p): tiers.written["again", p][:550] for p in (0, 1)}
         assert second.rows() == first.rows() == written
-        given["endingOffsets"] = "latest"  # of a version: where it ends
+        given["endingOffsets"] = "latest"  # of a manifest version: its end
         cold = Run(tiers, isolationLevel=isolation, **given).rows()
-        assert cold == {place: written[:500] for place, written in second.rows().items()}
+        assert cold == {partition: written[:500] for partition, written in second.rows().items()}
 
 
-def test_what_a_read_of_the_broker_alone_says_can_be_given_as_it_is(tiers):
-    asked = {"store": None, "startingOffsets": '{"flights": {"1": 700}}'}
-    first = Run(tiers, assign='{"flights": [1, 2]}', **asked)
-    used = json.loads(first.said[0].removeprefix("read "))
+def test_the_logged_options_of_a_broker_only_read_are_valid_options(tiers):
+    options = {"store": None, "startingOffsets": '{"flights": {"1": 700}}'}
+    first = Run(tiers, assign='{"flights": [1, 2]}', **options)
+    used = json.loads(first.logged[0].removeprefix("read "))
     assert used.keys() == {"assign", "startingOffsets", "endingOffsets"}
     given = {name: json.dumps(value) for name, value in used.items()}
     assert Run(tiers, store=None, **given).rows() == first.rows()
 
 
-def test_what_is_said_of_a_partition_that_is_not_read_was_meant_for_another(tiers):
-    for name, of in (
+def test_options_for_unassigned_partitions_are_refused(tiers):
+    for name, value in (
         ("startingOffsets", 5),
         ("endingOffsetsByTimestamp", START_MS),
         ("manifestVersion", 1),
     ):
-        given = {name: json.dumps({"flights": {"0": of, "1": of}})}
+        given = {name: json.dumps({"flights": {"0": value, "1": value}})}
         with pytest.raises(
             InvalidOption,
             match=f"{name}: flights-1 is not one assigned|{name} or .*: flights-1 is not",
@@ -281,7 +281,7 @@ def test_what_is_said_of_a_partition_that_is_not_read_was_meant_for_another(tier
             Run(tiers, assign='{"flights": [0]}', **given)
 
 
-def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_markers(tmp_path):
+def test_read_committed_matches_kafkas_consumer_in_either_tier(tmp_path):
     committed = golden.committed(FIXTURES / "txn-0")
     everything = golden.expected_records(FIXTURES / "txn-0")
     with two_tiers(tmp_path, adopted=[FIXTURES / "txn-0"]) as tiers:
@@ -297,7 +297,7 @@ def test_read_committed_agrees_with_kafkas_consumer_whichever_tier_holds_the_mar
         assert [r[0] for r in Run(tiers, subscribe="txn", **ending).rows()["txn", 0]] == committed
 
 
-def test_a_damaged_partition_is_an_error_and_no_smaller_topic(tmp_path):
+def test_a_damaged_partition_fails_the_read(tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=3)
         tiers.produce("t", 50)
@@ -316,7 +316,7 @@ def test_a_damaged_partition_is_an_error_and_no_smaller_topic(tmp_path):
 
 
 class KafkaFolder:
-    """A partition's folder as Kafka would leave it: plain records and transactions, by segment."""
+    """A partition folder as Kafka would leave it: plain records and transactions, in segments."""
 
     def __init__(self, path):
         self.path, self.log, self.offset = path, None, 0
@@ -326,7 +326,7 @@ class KafkaFolder:
         self.log = self.path / f"{self.offset:020d}.log"
 
     def put(self, *values, **fields):
-        """Plain records, or with `producer_id` those of a transaction."""
+        """Append plain records, or with `producer_id` those of a transaction."""
         fields |= {"producer_epoch": 0, "transactional": True} if fields else {}
         batch = encode_batch(
             list(values), timestamps=[START_MS] * len(values), base_offset=self.offset, **fields
@@ -340,7 +340,7 @@ class KafkaFolder:
         self.put(marker_value(coordinator_epoch=0), producer_id=producer_id, **marker)
 
 
-def test_what_was_aborted_is_left_out_though_its_marker_lies_far_behind_an_open_transaction(
+def test_aborted_records_are_excluded_even_if_the_marker_follows_an_open_transaction(
     tmp_path,
 ):
     folder = KafkaFolder(tmp_path / "txn-0")
@@ -352,20 +352,22 @@ def test_what_was_aborted_is_left_out_though_its_marker_lies_far_behind_an_open_
     folder.end(1, committed=False)
     folder.roll()
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
-        ways = {"store": tiers.store_url}, {"store": None}, {"server": None, "tier": "cold"}
+        access_options = (
+            {"store": tiers.store_url},
+            {"store": None},
+            {"server": None, "tier": "cold"},
+        )
         read = {"subscribe": "txn", "isolationLevel": "read_committed"}
         tiers.offload("txn")
-        for way in ways:
-            assert Run(tiers, **read, **way).rows() == {}
-        tiers.broker.trim("txn", 0, 3)  # of the open transaction only its end may come
+        for options in access_options:
+            assert Run(tiers, **read, **options).rows() == {}
+        tiers.broker.trim("txn", 0, 3)  # only the end of the open transaction can still follow
         tiers.offload("txn")
-        for way in ways:
-            assert Run(tiers, **read, **way).rows() == {}
+        for options in access_options:
+            assert Run(tiers, **read, **options).rows() == {}
 
 
-def test_aborted_transactions_are_looked_for_while_one_is_open_and_only_where_there_are_any(
-    tmp_path, monkeypatch
-):
+def test_aborted_transactions_are_fetched_only_for_segments_that_need_them(tmp_path, monkeypatch):
     folder = KafkaFolder(tmp_path / "txn-0")
     folder.roll()
     folder.put(b"plain")
@@ -379,15 +381,15 @@ def test_aborted_transactions_are_looked_for_while_one_is_open_and_only_where_th
         folder.put(b"plain")
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
         tiers.offload("txn")
-        fetch, asked = SegmentIndexes._fetch, set()
+        fetch, fetched = SegmentIndexes._fetch, set()
 
-        def noted(indexes, key, *place):
-            asked.add(parse_segment(key).base_offset)
-            return fetch(indexes, key, *place)
+        def recording(indexes, key, *args):
+            fetched.add(parse_segment(key).base_offset)
+            return fetch(indexes, key, *args)
 
-        monkeypatch.setattr(SegmentIndexes, "_fetch", noted)
+        monkeypatch.setattr(SegmentIndexes, "_fetch", recording)
         monkeypatch.setattr(access, "_clients", access._Clients())
-        last = 6  # by its producers the end of what is stable in the bucket
+        last = 6  # read for the last stable offset of the bucket
         for start, end, offsets, segments in (
             (0, 2, [0], {0, 2, 3, last}),
             (2, 3, [2], {2, last}),
@@ -401,12 +403,12 @@ def test_aborted_transactions_are_looked_for_while_one_is_open_and_only_where_th
             bounds = {name: json.dumps(bound) for name, bound in bounds.items()}
             run = Run(tiers, subscribe="txn", isolationLevel="read_committed", **bounds)
             assert [row[0] for row in run.rows()["txn", 0]] == offsets
-            assert asked == segments
-            asked.clear()
-            access._clients.close()  # nothing is kept
+            assert fetched == segments
+            fetched.clear()
+            access._clients.close()  # drops the caches
 
 
-def test_the_tail_begins_inside_a_chunk_where_a_transaction_was_open(tmp_path):
+def test_the_tail_may_begin_inside_an_open_transaction(tmp_path):
     folder = KafkaFolder(tmp_path / "txn-0")
     folder.roll()
     folder.put(b"plain")
