@@ -342,7 +342,7 @@ def test_an_unreadable_file_is_rebuilt(
     ]
     for view in log.segments()[:-1]:
         files = log.sealed.files(view.base_offset)
-        assert all(one.read_bytes() is not None for one in (files.index, files.timeindex))
+        assert all(path.read_bytes() is not None for path in (files.index, files.timeindex))
         assert files.snapshot.read_bytes()
 
 
@@ -616,8 +616,8 @@ def test_a_crash_during_a_deletion_forgets_no_producer(
     monkeypatch.setattr(reaper, "DELETED_IN_ORDER", in_order)
     disk.before_call = copy
     log.delete_local(2)
-    opened = [open_log(one, clean=False, recovery_point=1) for one in copies]
-    known = [append_values(one, b"once", base_sequence=0, **sent).duplicate for one in opened]
+    opened = [open_log(copy, clean=False, recovery_point=1) for copy in copies]
+    known = [append_values(log, b"once", base_sequence=0, **sent).duplicate for log in opened]
     assert len(known) > 4
     assert all(known) == (in_order is not reaper.REPLACED_IN_ORDER)
 

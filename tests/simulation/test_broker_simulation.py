@@ -478,7 +478,7 @@ class World:
                 config = self.broker.topic(name).config
                 end = self.broker.partition(name, 0).log.log_end_offset
                 if config != known.model.config and config not in configs:
-                    raise Wrong(f"{name} has a configuration that nobody gave it: {config}")
+                    raise Wrong(f"{name} has a configuration that was never set: {config}")
                 known.model.configured(config, end_offset=end)
             elif name in live:
                 if known is not None:

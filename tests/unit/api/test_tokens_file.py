@@ -131,6 +131,6 @@ def test_files_created_by_root_get_the_owner_of_their_folder(tmp_path):
     data.mkdir()
     os.chown(data, 4711, 4712)
     make(data / "tierlog" / "own" / "tokens.json", "a")
-    made = {one.name: (one.stat().st_uid, one.stat().st_gid) for one in data.rglob("*")}
+    made = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in data.rglob("*")}
     names = ("tierlog", "own", "tokens.json", "tokens.json.lock")
     assert made == dict.fromkeys(names, (4711, 4712))

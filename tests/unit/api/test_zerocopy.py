@@ -361,7 +361,7 @@ def test_a_request_after_an_unread_body_is_served(running: Running) -> None:
         sock.sendall(b"GET /file?5-2 HTTP/1.1\r\nHost: x\r\n\r\n")
         while not got.endswith(b"\r\n\r\n" + running.data[5:7]):
             got += sock.recv(1000) or pytest.fail("the connection ended")
-        until(lambda: not any(one._drain_timer for one in connections))  # it arrived completely
+        until(lambda: not any(each._drain_timer for each in connections))  # it arrived completely
     assert got.count(b"HTTP/1.1 200") == 2
 
 

@@ -19,7 +19,7 @@ from api.console.rendering import (
 from api.http.static_names import CONSOLE_NAMES
 
 CONSOLE = files("api.console")
-TEMPLATES = sorted(one.name for one in CONSOLE.joinpath("templates").iterdir())
+TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
 OWN_SCRIPTS = ("charts.js", "console.js", "tail.js")
 
 
@@ -28,16 +28,16 @@ def static(name: str) -> str:
 
 
 def test_every_static_file_is_there_and_no_other_is_served() -> None:
-    there = {one.name for one in CONSOLE.joinpath("static").iterdir()}
-    assert there - set(CONSOLE_NAMES) == {"README.md"}
-    assert set(CONSOLE_NAMES) <= there
+    files = {path.name for path in CONSOLE.joinpath("static").iterdir()}
+    assert files - set(CONSOLE_NAMES) == {"README.md"}
+    assert set(CONSOLE_NAMES) <= files
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_template_marks_anything_as_safe_or_brings_a_script(name: str) -> None:
     source = CONSOLE.joinpath("templates", name).read_text("utf-8")
     parsed = environment().parse(source)
-    filters = {one.name for one in parsed.find_all(nodes.Filter)}
+    filters = {node.name for node in parsed.find_all(nodes.Filter)}
     assert not filters & {"safe", "forceescape", "xmlattr", "tojson"}
     assert not list(parsed.find_all(nodes.ScopedEvalContextModifier))
     assert not re.search(r"<script(?! defer src=\"/console/static/)", source)

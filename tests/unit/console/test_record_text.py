@@ -100,5 +100,5 @@ def test_a_summary_is_one_line() -> None:
 def test_any_bytes_can_be_shown(data: bytes) -> None:
     for found in (full_text(data), summary(data)):
         assert found.size_bytes == len(data)
-        hidden = {one for one in found.text if not one.isprintable()} - {"\n", "\t"}
-        assert {unicodedata.category(one) for one in hidden} <= {"Zs"}
+        hidden = {char for char in found.text if not char.isprintable()} - {"\n", "\t"}
+        assert {unicodedata.category(char) for char in hidden} <= {"Zs"}

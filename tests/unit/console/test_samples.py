@@ -59,7 +59,7 @@ def test_samples_in_the_future_are_dropped() -> None:
         return sampler
 
     context.read = read
-    assert [one.at_ms for one in asyncio.run(take_six()).samples] == [1000, 2000, 3000, 4000]
+    assert [sample.at_ms for sample in asyncio.run(take_six()).samples] == [1000, 2000, 3000, 4000]
 
 
 def test_without_samples_the_series_is_empty() -> None:
@@ -118,4 +118,4 @@ def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded(
     context.read = read
     sampler = asyncio.run(sample_for_a_while())
     assert len(sampler.samples) == RING
-    assert all(one.lag_bytes % 2 == 0 for one in sampler.samples)
+    assert all(sample.lag_bytes % 2 == 0 for sample in sampler.samples)

@@ -61,7 +61,7 @@ def test_an_open_transaction_blocks_compaction(open_log):
     with log._state.lock:  # held as by an append while the event loop reads the offsets
         asking.start()
         asking.join(10)
-        assert [one.last_stable_offset for one in found] == [1]
+        assert [txn.last_stable_offset for txn in found] == [1]
 
 
 def test_a_checkpoint_outside_the_log_is_ignored(open_log):

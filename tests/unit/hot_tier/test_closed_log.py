@@ -52,8 +52,8 @@ def test_corrupt_batches_do_not_hide_where_the_rest_of_a_log_begins(
         bytearray(encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=base_offset))
         for base_offset in (0, 5, 10, 15)
     ]
-    for one in rotten:
-        batches[one][16] = 0  # the magic
+    for damaged in rotten:
+        batches[damaged][16] = 0  # the magic
     log = path_of(tmp_path, 0, LOG)
     log.write_bytes(b"".join(batches))
     assert locate_cut(log, offset, base_offset=0) == (number * len(batches[0]), begins)

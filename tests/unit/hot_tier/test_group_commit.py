@@ -152,7 +152,7 @@ def test_a_bug_takes_the_log_offline_and_fails_every_future(
     monkeypatch.undo()
     with pytest.raises(LogOfflineError, match="failed unexpectedly"):
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
-    assert log.read(0, max_bytes=1).next_offset == 1, "reads go on"
+    assert log.read(0, max_bytes=1).next_offset == 1, "reads continue"
     assert commits.close(TIMEOUT_S)
 
 
@@ -238,7 +238,7 @@ def test_a_flush_that_outlasts_the_executor_completes_and_so_does_the_next(
     assert not commits.close(0)
     pool.shutdown(wait=False)
     go_on.set()
-    assert [one.result(TIMEOUT_S).base_offset for one in (first, second)] == [1, 2]
+    assert [future.result(TIMEOUT_S).base_offset for future in (first, second)] == [1, 2]
     assert commits.close(TIMEOUT_S)
 
 

@@ -77,7 +77,7 @@ def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
     cache.put(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
     before = path.stat().st_ino
     assert try_read(rolled, 3, max_bytes=1) is None
-    assert path.stat().st_ino == before, "it is made anew by who may wait"
+    assert path.stat().st_ino == before, "only a blocking read rebuilds it"
     assert rolled.read(3, max_bytes=1) == read
     assert path.stat().st_ino != before
 

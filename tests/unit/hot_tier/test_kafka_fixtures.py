@@ -206,7 +206,7 @@ def test_a_half_deleted_segment_keeps_its_aborted_transactions(
         log = open_fixture("txn-0", clean=False, recovery_point=end)
     start = log.segments()[0].base_offset
     assert log.aborted_transactions(start, end) == [
-        one for one in aborted if one.last_offset >= start
+        txn for txn in aborted if txn.last_offset >= start
     ]
 
 

@@ -210,11 +210,11 @@ def test_a_void_version_does_not_fence_the_one_below_it(store: PlainStore) -> No
 
 
 def test_a_transition_that_lost_a_race_is_reapplied(store: PlainStore) -> None:
-    one, base = owned(store, writer="x")
-    two = manifest_store(store, writer="y")
-    two.load()
-    one.commit(base, adding(0))
-    after = two.commit(base, lambda state: trim(state, 50, pages=NoPages(), now_ms=1))
+    owner, base = owned(store, writer="x")
+    other = manifest_store(store, writer="y")
+    other.load()
+    owner.commit(base, adding(0))
+    after = other.commit(base, lambda state: trim(state, 50, pages=NoPages(), now_ms=1))
     assert (after.version, after.log_start_offset, after.end_offset) == (3, 50, 100)
 
 
@@ -227,15 +227,15 @@ def test_a_commit_on_a_missing_version_is_refused(store: PlainStore) -> None:
 
 
 def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> None:
-    one, base = owned(store)
-    two = manifest_store(store, writer="y")
-    two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    owner, base = owned(store)
+    other = manifest_store(store, writer="y")
+    other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError, match="owner-b"):
-        one.commit(base, adding(0))
+        owner.commit(base, adding(0))
     with pytest.raises(FencedError):
-        one.check_fence(base)
+        owner.check_fence(base)
     with pytest.raises(FencedError):
-        one.confirm(base)
+        owner.confirm(base)
 
 
 def test_claims_survive_lost_responses(store: PlainStore) -> None:
@@ -272,35 +272,35 @@ def test_a_store_that_is_down_changes_nothing(store: PlainStore) -> None:
 def test_a_paused_writer_does_not_reuse_a_collected_version(store: PlainStore) -> None:
     """Without the reload and the check afterwards the paused writer would take version 2."""
     clock = Clock()
-    one, base = owned(store, clock=clock)
-    two = manifest_store(store, clock=clock, writer="y")
-    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    owner, base = owned(store, clock=clock)
+    other = manifest_store(store, clock=clock, writer="y")
+    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
     for i in range(3):
-        state = two.commit(state, adding(i * 100, leader_epoch=1))
-    two.versions.delete([1, 2, 3])
+        state = other.commit(state, adding(i * 100, leader_epoch=1))
+    other.versions.delete([1, 2, 3])
     clock.now_ms += DAY_MS
     with pytest.raises(FencedError):
-        one.commit(base, adding(0))
+        owner.commit(base, adding(0))
     assert manifest_store(store).load() == state
 
 
 def test_a_writer_paused_during_a_commit_checks_for_a_new_owner(store: PlainStore) -> None:
     clock = Clock()
-    one, base = owned(store, clock=clock)
-    two = manifest_store(store, clock=clock, writer="y")
+    owner, base = owned(store, clock=clock)
+    other = manifest_store(store, clock=clock, writer="y")
 
     def pause_in_transition(state):
         if clock.now_ms == before_ms:
-            newer = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-            newer = two.commit(newer, adding(0, leader_epoch=1))
-            two.versions.delete([1, 2])
+            newer = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+            newer = other.commit(newer, adding(0, leader_epoch=1))
+            other.versions.delete([1, 2])
             clock.now_ms += DAY_MS
         return adding(0)(state)
 
     before_ms = clock.now_ms
     with pytest.raises(FencedError):
-        one.commit(base, pause_in_transition)
-    assert [stat.version for stat in two.list_versions()] == [3]
+        owner.commit(base, pause_in_transition)
+    assert [stat.version for stat in other.list_versions()] == [3]
 
 
 @pytest.mark.parametrize(
@@ -329,19 +329,19 @@ def test_a_writer_that_waited_a_day_for_a_response_checks_again(store: PlainStor
 def test_a_first_claim_that_paused_checks_for_another_owner(
     store: PlainStore,
 ) -> None:
-    two = manifest_store(store, writer="y")
+    other = manifest_store(store, writer="y")
 
     def another_claims_first(call: str, key: str) -> Fault | None:
         if call == "put" and store.calls["put"] == 1:
-            newer = two.claim(claim("owner-b", 1), log_start_offset=0)
-            two.commit(newer, adding(0, leader_epoch=1))
-            two.versions.delete([1])
+            newer = other.claim(claim("owner-b", 1), log_start_offset=0)
+            other.commit(newer, adding(0, leader_epoch=1))
+            other.versions.delete([1])
         return None
 
     store.faults = another_claims_first
     with pytest.raises(FencedError):
         manifest_store(store).claim(claim(), log_start_offset=0)
-    assert [stat.version for stat in two.list_versions()] == [2]
+    assert [stat.version for stat in other.list_versions()] == [2]
 
 
 def test_a_writer_that_never_paused_makes_no_extra_request(store: PlainStore) -> None:
@@ -367,46 +367,46 @@ def test_a_fence_check_is_one_cheap_request(store: PlainStore) -> None:
 def test_the_fence_check_after_a_pause_lists_all_newer_versions(store: PlainStore) -> None:
     """The version after its own may have been collected by then."""
     clock = Clock()
-    one, base = owned(store, clock=clock)
-    two = manifest_store(store, clock=clock, writer="y")
-    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-    two.commit(state, adding(0, leader_epoch=1))
+    owner, base = owned(store, clock=clock)
+    other = manifest_store(store, clock=clock, writer="y")
+    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    other.commit(state, adding(0, leader_epoch=1))
     clock.now_ms += DAY_MS
-    two.versions.delete([1, 2])
+    other.versions.delete([1, 2])
     with pytest.raises(FencedError, match="owner-b"):
-        one.check_fence(base)
+        owner.check_fence(base)
 
 
 def paused_virtual_machine(store: PlainStore, wall: Clock):
     """Its steady clock stood still; the version after its own has been collected."""
-    one = ManifestStore(
+    owner = ManifestStore(
         store, KEYS, StoreOptions(clock=wall, boot_clock=Clock(0), unique=names("x"))
     )
-    base = one.claim(claim(), log_start_offset=0)
-    two = manifest_store(store, writer="y")
-    state = two.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-    state = two.commit(state, adding(0, leader_epoch=1))
-    two.versions.delete([1, 2])
-    return one, base, state
+    base = owner.claim(claim(), log_start_offset=0)
+    other = manifest_store(store, writer="y")
+    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    state = other.commit(state, adding(0, leader_epoch=1))
+    other.versions.delete([1, 2])
+    return owner, base, state
 
 
 def test_a_pause_of_the_steady_clock_is_noticed_by_the_wall_clock(store: PlainStore) -> None:
     wall = Clock()
-    one, base, state = paused_virtual_machine(store, wall)
+    owner, base, state = paused_virtual_machine(store, wall)
     wall.now_ms += DAY_MS
-    for call in (one.check_fence, lambda base: one.commit(base, adding(0))):
+    for call in (owner.check_fence, lambda base: owner.commit(base, adding(0))):
         with pytest.raises(FencedError, match="owner-b"):
             call(base)
     assert manifest_store(store).load() == state
 
 
 def test_a_stale_commit_that_no_clock_reveals_deletes_nothing(store: PlainStore) -> None:
-    one, base, _ = paused_virtual_machine(store, Clock())
-    assert one.check_fence(base) is base
-    late = one.commit(base, adding(0))
+    owner, base, _ = paused_virtual_machine(store, Clock())
+    assert owner.check_fence(base) is base
+    late = owner.commit(base, adding(0))
     with pytest.raises(FencedError, match="owner-b"):
-        one.confirm(late)
-    collector = Collector(one, Pins(one, clock=Clock()), GarbagePolicy())
+        owner.confirm(late)
+    collector = Collector(owner, Pins(owner, clock=Clock()), GarbagePolicy())
     with pytest.raises(FencedError, match="owner-b"):
         collector.apply(late, collector.plan(late, now_ms=Clock()()))
 
