@@ -1,4 +1,4 @@
-"""Compacted topics of a `House`: filled, cleaned, and read from the bucket alone."""
+"""Compacted topics of a `BrokerHarness`: filled, cleaned, and read from the bucket alone."""
 
 import random
 
@@ -13,22 +13,22 @@ COMPACT = {
 }
 
 
-def put(house, topic, pairs, *, acks=Acks.ALL):
+def put(harness, topic, pairs, *, acks=Acks.ALL):
     batches = build_produced(
         [value for _, value in pairs],
         keys=[key for key, _ in pairs],
-        timestamps=[house.broker.clock()] * len(pairs),
+        timestamps=[harness.broker.clock()] * len(pairs),
         max_message_bytes=1 << 20,
     )
-    return house.broker.partition(topic, 0).append(batches, acks=acks).result(10)
+    return harness.broker.partition(topic, 0).append(batches, acks=acks).result(10)
 
 
-def fill(house, topic, count, *, keys=20, seed=1):
+def fill(harness, topic, count, *, keys=20, seed=1):
     """Write records; return the last value of each key."""
     rng, last = random.Random(seed), {}
     for start in range(0, count, 10):
         pairs = [(b"key-%d" % rng.randrange(keys), rng.randbytes(100)) for _ in range(10)]
-        result = put(house, topic, pairs)
+        result = put(harness, topic, pairs)
         for number, (key, value) in enumerate(pairs):
             last[key] = (result.base_offset + number, value)
         assert start < count
@@ -39,23 +39,23 @@ def last_of(records):
     return {record.key: (record.offset, record.value) for record in records}
 
 
-def compacted(house, topic):
-    log = house.broker.partition(topic, 0).log
+def compacted(harness, topic):
+    log = harness.broker.partition(topic, 0).log
     log.roll()
     before = log.size_bytes
-    house.broker.background.compactor.run_round()
+    harness.broker.background.compactor.run_round()
     assert log.size_bytes < before
     return log
 
 
-def offload(house, topic):
-    house.offload(topic)
-    assert house.broker.partition(topic, 0).log.sealed.mirrored
+def offload(harness, topic):
+    harness.offload(topic)
+    assert harness.broker.partition(topic, 0).log.sealed.mirrored
 
 
-def cold_records(house, topic):
+def cold_records(harness, topic):
     """The partition's records in the bucket."""
-    cold = house.broker.partition(topic, 0).cold
+    cold = harness.broker.partition(topic, 0).cold
     found = []
     for entry in cold.entries(0):
         pieces = cold.byte_range(entry, start=0, end=entry.size_bytes)

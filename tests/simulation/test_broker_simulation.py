@@ -40,6 +40,7 @@ from record_format.errors import (
     UnknownGroup,
 )
 from record_format.produced import ProduceLimits, check_produced
+from tests.fakes.broker_harness import run_copier, run_janitor
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import (
     FailsAfter,
@@ -50,7 +51,6 @@ from tests.fakes.faulty_object_store import (
     WrongBytes,
     WrongRange,
 )
-from tests.fakes.house import copy_now, tidy
 from tests.simulation.failing_disk import ALLOCATING, CALLS, SYNCS, Crash, FailingDisk
 from tests.simulation.kafka_log import encoded, write_kafka_log
 from tests.simulation.steps import run, seeds
@@ -316,14 +316,14 @@ class World:
         self.copy()
 
     def copy(self) -> None:
-        copy_now(self.broker)
+        run_copier(self.broker)
 
     def compact(self) -> None:
         self.broker.background.compactor._backoff.clear()
         self.broker.background.compactor.run_round()
 
     def run_janitor(self) -> None:
-        tidy(self.broker)
+        run_janitor(self.broker)
 
     def relieve_disk(self) -> None:
         self.broker.background.janitor.relieve_disk(self.random.choice((1, 1 << 20)))

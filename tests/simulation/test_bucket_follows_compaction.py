@@ -14,9 +14,9 @@ from broker.background import copier, mirror
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
+from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.fakes.house import House
 from tests.simulation.steps import run, seeds
 
 STEPS = 60
@@ -27,7 +27,7 @@ class Wrong(AssertionError):
     """The bucket contains what it must not."""
 
 
-class World(House):
+class World(BrokerHarness):
     """`latest`: the last value of each key. `tombstones`: their offsets, by key."""
 
     def __init__(self, seed, root, failing_disk):

@@ -37,8 +37,8 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks
 from manifest.garbage import GarbagePolicy
 from record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError
+from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
-from tests.fakes.house import House, copy_now, tidy
 from tests.fakes.records import iter_records
 from tests.simulation.failing_disk import CALLS, Crash, FailingDisk
 from tests.simulation.steps import run, seeds
@@ -63,7 +63,7 @@ class Wrong(AssertionError):
     """An offset was assigned twice, or a record is lost."""
 
 
-class Owner(House):
+class Owner(BrokerHarness):
     """A data folder, and its broker on the bucket that all owners share."""
 
     def __init__(self, folder: Path, bucket: str, *, take_over: bool = False) -> None:
@@ -84,7 +84,7 @@ class Owner(House):
         return self.broker.partition("t", 0)
 
     def copy(self) -> None:
-        copy_now(self.broker)
+        run_copier(self.broker)
 
     def roll_and_copy(self) -> None:
         with suppress(FencedError):
@@ -184,7 +184,7 @@ class World:
         self.owner.copy()
 
     def run_janitor(self) -> None:
-        tidy(self.owner.broker)
+        run_janitor(self.owner.broker)
 
     def delete_local(self) -> None:
         """Delete everything from the local disk that is in the bucket."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from broker import store_status
-from tests.fakes.house import House
+from tests.fakes.broker_harness import BrokerHarness
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def fast_store_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.broker.close()
+def harness(tmp_path: Path) -> Iterator[BrokerHarness]:
+    harness = BrokerHarness(tmp_path)
+    yield harness
+    harness.broker.close()

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from record_format.errors import ConfigurationError
-from tests.fakes.house import House
+from tests.fakes.broker_harness import BrokerHarness
 from tests.unit.record_format import golden
 from tierlog.dump.checks import find_problems
 
@@ -29,52 +29,52 @@ def copy_of_kafka(tmp_path, *names, clean):
 def test_a_complete_data_folder_is_served_and_recovers_from_a_crash(tmp_path):
     names = sorted(path.parent.name for path in KAFKA.glob("*/partition.metadata"))
     root = copy_of_kafka(tmp_path, *names, clean=True)
-    house = House(root)
+    harness = BrokerHarness(root)
     try:
         for name in names:
-            assert_as_kafka_served(house, name)
+            assert_as_kafka_served(harness, name)
             topic, _, number = name.rpartition("-")
-            house.produce(topic, [b"ours"], partition=int(number))
-        house.broker.close()
+            harness.produce(topic, [b"ours"], partition=int(number))
+        harness.broker.close()
         (root / "data" / ".kafka_cleanshutdown").unlink()
-        house.broker = house.open()
+        harness.broker = harness.open()
         for name in names:
-            *_, last = assert_as_kafka_served(house, name)
+            *_, last = assert_as_kafka_served(harness, name)
             assert last.value == b"ours"
     finally:
-        house.broker.close()
+        harness.broker.close()
     for name in names:
         for file in (root / "data" / name).iterdir():
             assert list(find_problems(file)) == [], file
 
 
-def assert_as_kafka_served(house, name):
+def assert_as_kafka_served(harness, name):
     """Compare with what Kafka's consumer read; return all records, including later ones."""
     topic, _, number = name.rpartition("-")
-    start = house.broker.partition(topic, int(number)).offsets().log_start_offset
+    start = harness.broker.partition(topic, int(number)).offsets().log_start_offset
     expected = [
         (record["offset"], record["timestamp"]) for record in golden.expected_records(KAFKA / name)
     ]
-    records = house.records(topic, partition=int(number), offset=start)
+    records = harness.records(topic, partition=int(number), offset=start)
     assert [(r.offset, r.timestamp) for r in records][: len(expected)] == expected, name
     return records
 
 
 def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
-    house = House(copy_of_kafka(tmp_path, "compacted-keep-0", "keyed-0", clean=True))
+    harness = BrokerHarness(copy_of_kafka(tmp_path, "compacted-keep-0", "keyed-0", clean=True))
     try:
-        assert [topic.name for topic in house.broker.list_topics()] == ["compacted-keep", "keyed"]
-        assert len(house.records("keyed")) == 51
-        assert house.broker.topic("keyed").config.retention_ms == -1
+        assert [topic.name for topic in harness.broker.list_topics()] == ["compacted-keep", "keyed"]
+        assert len(harness.records("keyed")) == 51
+        assert harness.broker.topic("keyed").config.retention_ms == -1
     finally:
-        house.broker.close()
+        harness.broker.close()
 
 
 def test_an_unclean_compacted_folder_is_refused_not_truncated(tmp_path):
     root = copy_of_kafka(tmp_path, "compacted-keep-0", clean=False)
     before = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     with pytest.raises(ConfigurationError, match="not shut down cleanly"):
-        House(root)
+        BrokerHarness(root)
     after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     assert after == before
 
@@ -85,7 +85,7 @@ def test_a_folder_with_unexplained_offset_gaps_is_refused(tmp_path):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     message = "compacted-codec-0: a segment ends before offset 632, and the next begins at 654"
     with pytest.raises(ConfigurationError, match=message):
-        House(tmp_path / "kafka")
+        BrokerHarness(tmp_path / "kafka")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
@@ -96,8 +96,8 @@ def test_a_single_partition_folder_is_recovered_and_truncation_is_logged(tmp_pat
     with last.open("r+b") as file:
         file.truncate(last.stat().st_size - 1)
     with capture_logs() as lines:
-        house = House(tmp_path / "kafka")
-    house.broker.close()
+        harness = BrokerHarness(tmp_path / "kafka")
+    harness.broker.close()
     [warning] = [line for line in lines if line["event"] == "log was cut"]
     assert (warning["log_level"], warning["partition"], warning["file"]) == (
         "warning",
@@ -109,17 +109,17 @@ def test_a_single_partition_folder_is_recovered_and_truncation_is_logged(tmp_pat
 
 
 def test_an_unclean_folder_without_compacted_topics_is_recovered(tmp_path):
-    house = House(copy_of_kafka(tmp_path, "keyed-0", clean=False))
+    harness = BrokerHarness(copy_of_kafka(tmp_path, "keyed-0", clean=False))
     try:
-        assert len(house.records("keyed")) == 51
+        assert len(harness.records("keyed")) == 51
     finally:
-        house.broker.close()
+        harness.broker.close()
 
 
-def test_a_folder_named_like_partition_20261122_is_refused(house):
-    house.broker.close()
-    (house.root / "data" / "backup-20261122").mkdir()
+def test_a_folder_named_like_partition_20261122_is_refused(harness):
+    harness.broker.close()
+    (harness.root / "data" / "backup-20261122").mkdir()
     with pytest.raises(ConfigurationError, match="partition 20261122 of topic 'backup'"):
-        house.open()
-    (house.root / "data" / "backup-20261122").rename(house.root / "backup")
-    house.broker = house.open()
+        harness.open()
+    (harness.root / "data" / "backup-20261122").rename(harness.root / "backup")
+    harness.broker = harness.open()

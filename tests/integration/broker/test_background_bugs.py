@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from broker.background import compactor, copier, janitor
 from manifest.garbage import GarbagePolicy
+from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
-from tests.fakes.house import tidy
 
 
 class Bug(Exception):
@@ -17,12 +17,12 @@ class Bug(Exception):
 
 
 @pytest.fixture
-def two(house):
+def two(harness):
     for topic in ("a-broken", "b-whole"):
-        house.broker.create_topic(topic, config=COMPACT)
-        fill(house, topic, 100)
-        house.broker.partition(topic, 0).log.roll()
-    return house
+        harness.broker.create_topic(topic, config=COMPACT)
+        fill(harness, topic, 100)
+        harness.broker.partition(topic, 0).log.roll()
+    return harness
 
 
 def raising(error):
@@ -79,7 +79,7 @@ def test_a_bug_in_retention_blocks_no_other_partition(two, monkeypatch):
     wrap = breaking(lambda _self, partition: seen.append(str(partition)) or partition)
     monkeypatch.setattr(janitor.Janitor, "_apply_retention", wrap(janitor.Janitor._apply_retention))
     with capture_logs() as lines:
-        tidy(two.broker)
+        run_janitor(two.broker)
     assert seen == ["a-broken-0", "b-whole-0"]
     assert [line["event"] for line in lines if line["log_level"] == "error"] == [
         "retention failed: a bug"
@@ -97,6 +97,6 @@ def test_a_full_disk_during_garbage_collection_is_not_a_bug(two, monkeypatch):
     full = OSError(errno.ENOSPC, "no space left on device")
     monkeypatch.setattr(partition.cold.bucket_state, "_write", raising(full))
     with capture_logs() as lines:
-        tidy(two.broker)
+        run_janitor(two.broker)
     events = [line["event"] for line in lines if line.get("partition") == str(partition)]
     assert events == ["garbage collection failed, will retry"]

@@ -13,14 +13,14 @@ from tests.fakes.faulty_object_store import FailsBefore, fails_its_checksum
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
 
-def corrupt_the_file(house, key):
-    path = house.root / "bucket" / key
+def corrupt_the_file(harness, key):
+    path = harness.root / "bucket" / key
     flip(path, path.stat().st_size // 2)
 
 
-def fail_the_checksum(house, key):
+def fail_the_checksum(harness, key):
     fault = FailsBefore(fails_its_checksum)
-    house.store.fail("get", fault, times=10**9, when=lambda requested: requested == key)
+    harness.store.fail("get", fault, times=10**9, when=lambda requested: requested == key)
 
 
 @pytest.fixture(params=[corrupt_the_file, fail_the_checksum])
@@ -29,52 +29,55 @@ def damage(request):
 
 
 @pytest.fixture
-def corrupt(house, damage):
+def corrupt(harness, damage):
     """The key of the newest manifest of t-0."""
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(200)
-    house.offload()
-    house.stop_copying()
-    cold = house.broker.partition("t", 0).cold
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(200)
+    harness.offload()
+    harness.stop_copying()
+    cold = harness.broker.partition("t", 0).cold
     key = cold._manifests.versions.key(cold.manifest.version)
-    damage(house, key)
+    damage(harness, key)
     return key
 
 
-def test_verify_and_repair_name_the_manifest(house, corrupt):
-    (problem,) = house.broker.verify("t").problems
-    assert (problem.kind, problem.object_key) == ("manifest-corrupt", house.store.full_key(corrupt))
-    (step,) = house.broker.repair("t")
+def test_verify_and_repair_name_the_manifest(harness, corrupt):
+    (problem,) = harness.broker.verify("t").problems
+    assert (problem.kind, problem.object_key) == (
+        "manifest-corrupt",
+        harness.store.full_key(corrupt),
+    )
+    (step,) = harness.broker.repair("t")
     assert step.action == "none"
     assert "manifest-corrupt" in step.detail
 
 
-def test_reading_that_version_raises_corrupt_manifest(house, corrupt):
-    cold = house.broker.partition("t", 0).cold
+def test_reading_that_version_raises_corrupt_manifest(harness, corrupt):
+    cold = harness.broker.partition("t", 0).cold
     with pytest.raises(CorruptManifest, match=corrupt):
         cold.version(cold.manifest.version)
 
 
-def test_readiness_reports_that_the_partition_is_not_offloaded(house, corrupt):
-    manifests = house.broker.partition("t", 0).cold._manifests
+def test_readiness_reports_that_the_partition_is_not_offloaded(harness, corrupt):
+    manifests = harness.broker.partition("t", 0).cold._manifests
     manifests._newest = (-1, "", (0, 0))  # the next commit reloads, as a start does
-    house.fill(100)
-    house.copy_sealed()
-    (degraded,) = house.broker.readiness().degraded
+    harness.fill(100)
+    harness.copy_sealed()
+    (degraded,) = harness.broker.readiness().degraded
     assert "t-0 is not offloaded any more" in degraded
     assert corrupt in degraded
 
 
-def test_a_restore_skips_the_topic_and_reports_why(house, corrupt, tmp_path):
+def test_a_restore_skips_the_topic_and_reports_why(harness, corrupt, tmp_path):
     options = RestoreOptions(data_dir=tmp_path / "restored", gap=0, clock=lambda: 0)
-    report = restore(house.store, options)
+    report = restore(harness.store, options)
     assert [corrupt in topic.unreadable for topic in report.others] == [True]
 
 
-def test_a_corrupt_cluster_object_is_not_an_unavailable_store(house, damage):
+def test_a_corrupt_cluster_object_is_not_an_unavailable_store(harness, damage):
     """A start is refused; a running broker continues."""
-    damage(house, "cluster.json")
+    damage(harness, "cluster.json")
     with pytest.raises(CorruptManifest, match=r"cluster\.json"):
-        load_cluster(house.store)
-    house.broker.bucket.store_status._ping()
-    assert house.broker.bucket.store_status.unavailable is None
+        load_cluster(harness.store)
+    harness.broker.bucket.store_status._ping()
+    assert harness.broker.bucket.store_status.unavailable is None

@@ -16,42 +16,42 @@ BATCHES, EACH = 10, 3
 
 
 @pytest.fixture
-def house(house):
+def harness(harness):
     """`t-0`, not in the bucket: a sealed segment of offsets 0 to 29 in batches of three, and one of
     30 to 32.
     """
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.stop_copying()
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.stop_copying()
     for number in range(BATCHES):
-        house.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
-    house.broker.partition("t", 0).log.roll()
-    house.produce("t", [b"behind"] * EACH)
-    house.broker.partition("t", 0).log.roll()
-    return house
+        harness.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
+    harness.broker.partition("t", 0).log.roll()
+    harness.produce("t", [b"behind"] * EACH)
+    harness.broker.partition("t", 0).log.roll()
+    return harness
 
 
-def log_of(house):
-    return house.root / "data" / "t-0" / f"{0:020d}.log"
+def log_of(harness):
+    return harness.root / "data" / "t-0" / f"{0:020d}.log"
 
 
-def positions(house):
-    data, found = log_of(house).read_bytes(), [0]
+def positions(harness):
+    data, found = log_of(harness).read_bytes(), [0]
     while found[-1] < len(data):
         found.append(found[-1] + 12 + struct.unpack_from(">i", data, found[-1] + 8)[0])
     return found
 
 
-def damage(house, *patches):
+def damage(harness, *patches):
     """Overwrite bytes of the log; `patches` are (position, bytes)."""
-    data = bytearray(log_of(house).read_bytes())
+    data = bytearray(log_of(harness).read_bytes())
     for position, patch in patches:
         data[position : position + len(patch)] = patch
-    log_of(house).write_bytes(data)
+    log_of(harness).write_bytes(data)
     return bytes(data)
 
 
-def repair(house, **options):
-    (step,) = house.broker.repair("t", apply=True, **options)
+def repair(harness, **options):
+    (step,) = harness.broker.repair("t", apply=True, **options)
     return step
 
 
@@ -109,168 +109,168 @@ def all_batches_corrupt(at):
         all_batches_corrupt,
     ],
 )
-def test_only_corrupt_batches_are_dropped_and_offload_resumes(house, rot):
-    before = house.records("t")
-    patches, lost = rot(positions(house))
-    corrupt = damage(house, *patches)
-    partition = house.broker.partition("t", 0)
-    step = repair(house, accept_loss=True)
+def test_only_corrupt_batches_are_dropped_and_offload_resumes(harness, rot):
+    before = harness.records("t")
+    patches, lost = rot(positions(harness))
+    corrupt = damage(harness, *patches)
+    partition = harness.broker.partition("t", 0)
+    step = repair(harness, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True), step
-    remaining = house.records("t")
+    remaining = harness.records("t")
     assert [one.offset for one in remaining] == all_but(*lost)
     assert remaining == [one for one in before if one.offset // 3 not in lost]
-    assert (house.broker.folder.damaged / "t-0-0" / log_of(house).name).read_bytes() == corrupt
-    house.copy_sealed()
+    assert (harness.broker.folder.damaged / "t-0-0" / log_of(harness).name).read_bytes() == corrupt
+    harness.copy_sealed()
     assert partition.cold.end_offset == 33
     assert partition.cold.manifest.compacted_before == 0
-    assert house.broker.verify("t", deep=True).ok
-    assert house.broker.repair("t", deep=True) == []
+    assert harness.broker.verify("t", deep=True).ok
+    assert harness.broker.repair("t", deep=True) == []
     partition.log.delete_local(33)
-    assert house.records("t") == remaining
-    assert house.produce("t", [b"new"]).base_offset == 33
-    house.restart()
-    assert [one.offset for one in house.records("t")] == [*all_but(*lost), 33]
+    assert harness.records("t") == remaining
+    assert harness.produce("t", [b"new"]).base_offset == 33
+    harness.restart()
+    assert [one.offset for one in harness.records("t")] == [*all_but(*lost), 33]
 
 
 def unreachable():
     raise StoreUnavailable("down")
 
 
-def test_corruption_is_reported_until_repaired(house, monkeypatch):
-    damage(house, (positions(house)[4] + 70, b"\xff"))
-    house.copy_sealed()
-    assert house.broker.partition("t", 0).cold.end_offset == 0
-    (degraded,) = house.broker.readiness().degraded
+def test_corruption_is_reported_until_repaired(harness, monkeypatch):
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    harness.copy_sealed()
+    assert harness.broker.partition("t", 0).cold.end_offset == 0
+    (degraded,) = harness.broker.readiness().degraded
     assert "t-0" in degraded
-    assert log_of(house).name in degraded
+    assert log_of(harness).name in degraded
     assert "storage repair --deep" in degraded
-    assert house.broker.readiness().reasons == [], "the partition is served"
-    partition = house.broker.partition("t", 0)
+    assert harness.broker.readiness().reasons == [], "the partition is served"
+    partition = harness.broker.partition("t", 0)
     with monkeypatch.context() as down:
         down.setattr(partition.cold, "resolve_failed_commit", unreachable)
-        house.copy_sealed()
-    assert house.broker.readiness().degraded == [degraded], "not checked yet"
-    corrupt = log_of(house).read_bytes()
-    (step,) = house.broker.repair("t")
-    assert not repair(house).done, "the loss must be accepted"
+        harness.copy_sealed()
+    assert harness.broker.readiness().degraded == [degraded], "not checked yet"
+    corrupt = log_of(harness).read_bytes()
+    (step,) = harness.broker.repair("t")
+    assert not repair(harness).done, "the loss must be accepted"
     assert "offsets 12 to 14 are lost, all others are kept; requires --accept-loss" in step.detail
-    assert log_of(house).read_bytes() == corrupt
-    assert repair(house, accept_loss=True).detail.endswith("all others are kept")
-    house.copy_sealed()
-    assert house.broker.readiness().degraded == []
+    assert log_of(harness).read_bytes() == corrupt
+    assert repair(harness, accept_loss=True).detail.endswith("all others are kept")
+    harness.copy_sealed()
+    assert harness.broker.readiness().degraded == []
 
 
-def test_a_batch_inside_a_record_is_not_taken_for_a_log_batch(house):
+def test_a_batch_inside_a_record_is_not_taken_for_a_log_batch(harness):
     """After a corrupt length the next batch is searched for: a record may contain a valid batch."""
-    data, at = log_of(house).read_bytes(), positions(house)
-    partition = house.broker.partition("t", 0)
+    data, at = log_of(harness).read_bytes(), positions(harness)
+    partition = harness.broker.partition("t", 0)
     inner = bytearray(data[at[4] : at[5]])
     inner[7] = 34  # a good batch of offsets 34 to 36
-    house.produce("t", [bytes(inner)])
-    house.produce("t", [b"a"] * 3)
+    harness.produce("t", [bytes(inner)])
+    harness.produce("t", [b"a"] * 3)
     partition.log.roll()
-    house.produce("t", [b"b"])
-    bad = log_of(house).with_name(f"{33:020d}.log")
+    harness.produce("t", [b"b"])
+    bad = log_of(harness).with_name(f"{33:020d}.log")
     patched = bytearray(bad.read_bytes())
     patched[8:12] = b"\0\0\1\0"
     bad.write_bytes(patched)
-    house.copy_sealed()
-    assert repair(house, accept_loss=True).done
-    assert [one.value for one in house.records("t", offset=33)] == [b"a", b"a", b"a", b"b"]
+    harness.copy_sealed()
+    assert repair(harness, accept_loss=True).done
+    assert [one.value for one in harness.records("t", offset=33)] == [b"a", b"a", b"a", b"b"]
 
 
-def test_a_corrupt_segment_that_was_uploaded_is_set_aside(house):
-    before = house.records("t")
-    house.copy_sealed()
-    damage(house, (positions(house)[4] + 70, b"\xff"))
-    assert house.broker.repair("t") == [], "only a deep check reads uploaded segments"
-    assert repair(house, deep=True).action == "set-aside"
-    assert house.broker.partition("t", 0).log.first_local_offset == 30
-    assert house.records("t") == before
-    assert house.broker.verify("t", deep=True).ok
+def test_a_corrupt_segment_that_was_uploaded_is_set_aside(harness):
+    before = harness.records("t")
+    harness.copy_sealed()
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    assert harness.broker.repair("t") == [], "only a deep check reads uploaded segments"
+    assert repair(harness, deep=True).action == "set-aside"
+    assert harness.broker.partition("t", 0).log.first_local_offset == 30
+    assert harness.records("t") == before
+    assert harness.broker.verify("t", deep=True).ok
 
 
-def test_a_corrupt_segment_before_unflushed_records_is_set_aside(house):
+def test_a_corrupt_segment_before_unflushed_records_is_set_aside(harness):
     """The end of the segment is flushed first."""
-    house.broker.alter_topic("t", config={"segment.bytes": 1024, "flush.ms": 86_400_000})
-    house.produce("t", [b"flushed"])
-    house.produce("t", [b"of the next" * 100], acks=Acks.LEADER)
-    log = house.copy_sealed().log
+    harness.broker.alter_topic("t", config={"segment.bytes": 1024, "flush.ms": 86_400_000})
+    harness.produce("t", [b"flushed"])
+    harness.produce("t", [b"of the next" * 100], acks=Acks.LEADER)
+    log = harness.copy_sealed().log
     assert (log.high_watermark, log.active_base_offset) == (34, 34)
-    flip(log_of(house).with_name(f"{33:020d}.log"), 70)
-    assert repair(house, deep=True).action == "set-aside"
+    flip(log_of(harness).with_name(f"{33:020d}.log"), 70)
+    assert repair(harness, deep=True).action == "set-aside"
     assert log.first_local_offset == 34
-    assert house.broker.verify("t", deep=True).ok
+    assert harness.broker.verify("t", deep=True).ok
 
 
-def test_a_segment_corrupt_in_both_tiers_is_kept(house):
-    house.copy_sealed()
-    (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
-    damage(house, (positions(house)[4] + 70, b"\xff"))
-    path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
-    steps = [(one.action, one.done) for one in house.broker.repair("t", deep=True)]
+def test_a_segment_corrupt_in_both_tiers_is_kept(harness):
+    harness.copy_sealed()
+    (entry, _) = list(harness.broker.partition("t", 0).cold.entries(0))
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
+    steps = [(one.action, one.done) for one in harness.broker.repair("t", deep=True)]
     assert steps == [("drop-batches", False), ("none", False)]
 
 
-def test_setting_a_segment_aside_drops_no_earlier_segment_that_the_bucket_lacks(house):
-    house.copy_sealed()
-    (entry, _) = list(house.broker.partition("t", 0).cold.entries(0))
-    damage(house, (positions(house)[4] + 70, b"\xff"))
-    path_of(house, entry.log_key).write_bytes(log_of(house).read_bytes())
-    next_log = log_of(house).with_name(f"{30:020d}.log")
+def test_setting_a_segment_aside_drops_no_earlier_segment_that_the_bucket_lacks(harness):
+    harness.copy_sealed()
+    (entry, _) = list(harness.broker.partition("t", 0).cold.entries(0))
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
+    next_log = log_of(harness).with_name(f"{30:020d}.log")
     next_log.write_bytes(next_log.read_bytes()[:-1] + b"\xff")
-    steps = house.broker.repair("t", deep=True, apply=True)
+    steps = harness.broker.repair("t", deep=True, apply=True)
     assert [one.action for one in steps] == ["drop-batches", "none", "none"]
-    assert f"but not all of {log_of(house).name}" in steps[-1].detail
-    assert house.broker.partition("t", 0).log.first_local_offset == 0
+    assert f"but not all of {log_of(harness).name}" in steps[-1].detail
+    assert harness.broker.partition("t", 0).log.first_local_offset == 0
 
 
-def test_a_compacted_topic_is_rehydrated_from_the_bucket(house):
-    house.broker.alter_topic("t", config={"cleanup.policy": "compact"})
-    before = house.records("t")
-    house.copy_sealed()
-    damage(house, (positions(house)[4] + 70, b"\xff"))
-    assert repair(house, deep=True).action == "set-aside"
-    assert house.broker.partition("t", 0).log.first_local_offset == 30
-    house.broker.background.compactor._rehydrate_all()
-    assert house.broker.partition("t", 0).log.first_local_offset == 0
-    assert house.records("t") == before
-    assert house.broker.repair("t", deep=True) == []
+def test_a_compacted_topic_is_rehydrated_from_the_bucket(harness):
+    harness.broker.alter_topic("t", config={"cleanup.policy": "compact"})
+    before = harness.records("t")
+    harness.copy_sealed()
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    assert repair(harness, deep=True).action == "set-aside"
+    assert harness.broker.partition("t", 0).log.first_local_offset == 30
+    harness.broker.background.compactor._rehydrate_all()
+    assert harness.broker.partition("t", 0).log.first_local_offset == 0
+    assert harness.records("t") == before
+    assert harness.broker.repair("t", deep=True) == []
 
 
-def test_only_corrupt_batches_of_a_local_topic_are_dropped(house):
-    house.broker.alter_topic("t", config={"remote.storage.enable": False})
-    house.restart()
-    assert house.broker.partition("t", 0).cold is None
-    damage(house, (positions(house)[4] + 70, b"\xff"))
+def test_only_corrupt_batches_of_a_local_topic_are_dropped(harness):
+    harness.broker.alter_topic("t", config={"remote.storage.enable": False})
+    harness.restart()
+    assert harness.broker.partition("t", 0).cold is None
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
     with pytest.raises(CorruptDataError):
-        house.records("t")
-    assert not repair(house, deep=True).done, "the loss must be accepted"
-    assert repair(house, deep=True, accept_loss=True).action == "drop-batches"
-    assert [one.offset for one in house.records("t")] == all_but(4)
-    assert house.broker.verify("t", deep=True).ok
+        harness.records("t")
+    assert not repair(harness, deep=True).done, "the loss must be accepted"
+    assert repair(harness, deep=True, accept_loss=True).action == "drop-batches"
+    assert [one.offset for one in harness.records("t")] == all_but(4)
+    assert harness.broker.verify("t", deep=True).ok
 
 
 @pytest.mark.parametrize("in_bucket", [True, False])
-def test_a_batch_in_a_bad_sector_is_corrupt(house, monkeypatch, in_bucket):
+def test_a_batch_in_a_bad_sector_is_corrupt(harness, monkeypatch, in_bucket):
     """A bad sector in the middle of the fifth batch."""
-    house.broker.create_topic("u", config={"retention.ms": -1})
+    harness.broker.create_topic("u", config={"retention.ms": -1})
     for number in range(BATCHES):
-        house.produce("u", [b"%d" % number * 3000] * EACH)
-    partition = house.broker.partition("u", 0)
+        harness.produce("u", [b"%d" % number * 3000] * EACH)
+    partition = harness.broker.partition("u", 0)
     partition.log.roll()
     if in_bucket:
-        house.copy_sealed()
-    before, path = house.records("u"), partition.log.segments()[0].path
+        harness.copy_sealed()
+    before, path = harness.records("u"), partition.log.segments()[0].path
     written = path.read_bytes()
     with monkeypatch.context() as disk:
         bad = range(10 * 4096, 11 * 4096)
-        cannot_read(disk, path, kept=house.root / "kept", where=bad)
-        (step,) = house.broker.repair("u", apply=True, deep=True, accept_loss=True)
+        cannot_read(disk, path, kept=harness.root / "kept", where=bad)
+        (step,) = harness.broker.repair("u", apply=True, deep=True, accept_loss=True)
         assert step.action == ("set-aside" if in_bucket else "drop-batches"), step
         lost = () if in_bucket else range(12, 15)
-        assert house.records("u") == [one for one in before if one.offset not in lost]
-    (aside,) = (house.root / "data" / "tierlog" / "damaged").glob(f"u-0-*/{path.name}")
+        assert harness.records("u") == [one for one in before if one.offset not in lost]
+    (aside,) = (harness.root / "data" / "tierlog" / "damaged").glob(f"u-0-*/{path.name}")
     evidence = bytearray(written)
     evidence[bad.start : bad.stop] = bytes(4096)
     assert aside.read_bytes() == evidence

@@ -18,23 +18,23 @@ from tests.fakes.faulty_disk import FaultyDisk
 CLEAN_MARKER = ".kafka_cleanshutdown"
 
 
-def crash(house) -> None:
+def crash(harness) -> None:
     """Leave the folder as a kill does: checkpoints, but no clean shutdown marker."""
-    house.broker.close()
-    (house.root / "data" / CLEAN_MARKER).unlink()
+    harness.broker.close()
+    (harness.root / "data" / CLEAN_MARKER).unlink()
 
 
 @pytest.fixture
-def damaged(house):
+def damaged(harness):
     """Topic `t` of three partitions; partition 1 has a flipped byte in flushed data."""
-    house.broker.create_topic("t", partitions=3)
+    harness.broker.create_topic("t", partitions=3)
     for partition in range(3):
         for number in range(5):
-            house.produce("t", [b"%d-%d" % (partition, number)], partition=partition)
-    crash(house)
-    flip(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
-    house.broker = house.open()
-    return house
+            harness.produce("t", [b"%d-%d" % (partition, number)], partition=partition)
+    crash(harness)
+    flip(harness.root / "data" / "t-1" / "00000000000000000000.log", 100)
+    harness.broker = harness.open()
+    return harness
 
 
 def test_other_partitions_are_served_and_the_damaged_one_reports_why(damaged):
@@ -62,22 +62,22 @@ def test_files_and_checkpoints_of_a_damaged_partition_are_kept(damaged):
     assert log.read_bytes() == before
 
 
-def test_the_cleaner_checkpoint_of_a_damaged_partition_is_kept(house):
+def test_the_cleaner_checkpoint_of_a_damaged_partition_is_kept(harness):
     """Otherwise the gaps of a topic that is no longer compacted count as lost files."""
     for topic in ("bad", "good", "gone"):
-        house.broker.create_topic(topic, config=COMPACT)
-        fill(house, topic, 300)
-        compacted(house, topic)
-    house.broker.delete_topic("gone")
-    house.produce("bad", [b"one more" * 20])
-    crash(house)
-    flip(max((house.root / "data" / "bad-0").glob("*.log")), 100)
-    house.broker = house.open()
-    assert house.broker.topic("bad").damaged
-    fill(house, "good", 300, seed=2)
-    compacted(house, "good")
+        harness.broker.create_topic(topic, config=COMPACT)
+        fill(harness, topic, 300)
+        compacted(harness, topic)
+    harness.broker.delete_topic("gone")
+    harness.produce("bad", [b"one more" * 20])
+    crash(harness)
+    flip(max((harness.root / "data" / "bad-0").glob("*.log")), 100)
+    harness.broker = harness.open()
+    assert harness.broker.topic("bad").damaged
+    fill(harness, "good", 300, seed=2)
+    compacted(harness, "good")
     for name in ("cleaner-offset-checkpoint", "tierlog/compaction-reached"):
-        rows = (house.root / "data" / name).read_text().splitlines()[2:]
+        rows = (harness.root / "data" / name).read_text().splitlines()[2:]
         assert [row.split()[0] for row in sorted(rows)] == ["bad", "good"], name
 
 
@@ -94,25 +94,25 @@ def test_verify_reports_a_damaged_partition(damaged):
     assert [(one.kind, one.partition) for one in problems] == [("segment-corrupt", 1)]
 
 
-def test_group_lag_uses_the_checkpoint_of_a_damaged_partition(house):
-    house.broker.create_topic("t", partitions=2)
+def test_group_lag_uses_the_checkpoint_of_a_damaged_partition(harness):
+    harness.broker.create_topic("t", partitions=2)
     for partition in range(2):
         for _ in range(5):
-            house.produce("t", [b"v"], partition=partition)
-    house.broker.groups.commit("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
-    crash(house)
-    flip(house.root / "data" / "t-1" / "00000000000000000000.log", 100)
-    house.broker = house.open()
+            harness.produce("t", [b"v"], partition=partition)
+    harness.broker.groups.commit("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
+    crash(harness)
+    flip(harness.root / "data" / "t-1" / "00000000000000000000.log", 100)
+    harness.broker = harness.open()
     shown = [OffsetState("t", 0, 2, 5, 3, ""), OffsetState("t", 1, 3, 5, 2, "")]
-    assert house.broker.groups.group("g") == shown
-    assert list(house.broker.groups.all_groups()) == [("g", shown)]
+    assert harness.broker.groups.group("g") == shown
+    assert list(harness.broker.groups.all_groups()) == [("g", shown)]
 
 
-def test_a_partition_on_a_failing_disk_is_offline(house, monkeypatch):
-    house.broker.create_topic("t", partitions=2)
+def test_a_partition_on_a_failing_disk_is_offline(harness, monkeypatch):
+    harness.broker.create_topic("t", partitions=2)
     for partition in range(2):
-        house.produce("t", [b"fine"], partition=partition)
-    house.broker.close()
+        harness.produce("t", [b"fine"], partition=partition)
+    harness.broker.close()
 
     def fail_for_t_1(fd, size_bytes, position):
         if Path(f"/proc/self/fd/{fd}").readlink().parent.name == "t-1":
@@ -120,26 +120,26 @@ def test_a_partition_on_a_failing_disk_is_offline(house, monkeypatch):
         return os.pread(fd, size_bytes, position)
 
     monkeypatch.setattr(OpenFiles, "pread", staticmethod(fail_for_t_1))
-    house.broker = house.open()
-    assert [one.value for one in house.records("t", partition=0)] == [b"fine"]
+    harness.broker = harness.open()
+    assert [one.value for one in harness.records("t", partition=0)] == [b"fine"]
     with pytest.raises(LogOfflineError, match="t-1: the disk failed"):
-        house.broker.partition("t", 1)
+        harness.broker.partition("t", 1)
     monkeypatch.undo()
-    house.restart()
-    assert [one.value for one in house.records("t", partition=1)] == [b"fine"]
+    harness.restart()
+    assert [one.value for one in harness.records("t", partition=1)] == [b"fine"]
 
 
-def test_a_topic_is_not_created_if_the_disk_fails(house, monkeypatch):
+def test_a_topic_is_not_created_if_the_disk_fails(harness, monkeypatch):
     disk = FaultyDisk()
     disk.fail("sync_folder")
-    monkeypatch.setattr(house.broker._opener, "_disk", disk)
+    monkeypatch.setattr(harness.broker._opener, "_disk", disk)
     with pytest.raises(LogOfflineError, match="the disk failed"):
-        house.broker.create_topic("t", partitions=2)
+        harness.broker.create_topic("t", partitions=2)
     with pytest.raises(UnknownTopic):
-        house.broker.topic("t")
+        harness.broker.topic("t")
     disk.heal()
-    house.broker.create_topic("t", partitions=2)
-    house.produce("t", [b"fine"])
+    harness.broker.create_topic("t", partitions=2)
+    harness.produce("t", [b"fine"])
 
 
 def test_records_only_on_disk_are_truncated_only_with_accept_loss(damaged):
@@ -168,34 +168,34 @@ def test_records_only_on_disk_are_truncated_only_with_accept_loss(damaged):
     assert aside.read_bytes() == original
 
 
-def test_a_corrupt_header_in_a_segment_ending_at_the_recovery_point_is_repaired(house):
-    house.broker.create_topic("t", config={"remote.storage.enable": False})
+def test_a_corrupt_header_in_a_segment_ending_at_the_recovery_point_is_repaired(harness):
+    harness.broker.create_topic("t", config={"remote.storage.enable": False})
     for number in range(5):
-        house.produce("t", [b"%d" % number])
-    house.broker.partition("t", 0).log.roll()
-    crash(house)
-    flip(house.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
-    house.broker = house.open()
+        harness.produce("t", [b"%d" % number])
+    harness.broker.partition("t", 0).log.roll()
+    crash(harness)
+    flip(harness.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
+    harness.broker = harness.open()
     with pytest.raises(CorruptBatch, match="only version 2") as refused:
-        house.broker.partition("t", 0)
+        harness.broker.partition("t", 0)
     assert refused.value.file.endswith("t-0/00000000000000000000.log")
     assert (refused.value.position, refused.value.offset) == (2 * 69, 2)
-    (step,) = house.broker.repair("t", apply=True, accept_loss=True)
+    (step,) = harness.broker.repair("t", apply=True, accept_loss=True)
     assert (step.action, step.done) == ("cut", True)
-    assert [one.value for one in house.records("t")] == [b"0", b"1"]
+    assert [one.value for one in harness.records("t")] == [b"0", b"1"]
 
 
-def test_a_segment_with_a_record_that_the_bucket_lacks_is_not_set_aside(house):
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.produce("t", [b"v"] * 10)
-    house.offload()
-    house.stop_copying()
-    house.produce("t", [b"only on disk"])
-    house.broker.partition("t", 0).log.roll()
-    crash(house)
-    flip(house.root / "data" / "t-0" / f"{10:020d}.log", 16)  # the magic
-    house.broker = house.open()
-    (step,) = house.broker.repair("t", apply=True)
+def test_a_segment_with_a_record_that_the_bucket_lacks_is_not_set_aside(harness):
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.produce("t", [b"v"] * 10)
+    harness.offload()
+    harness.stop_copying()
+    harness.produce("t", [b"only on disk"])
+    harness.broker.partition("t", 0).log.roll()
+    crash(harness)
+    flip(harness.root / "data" / "t-0" / f"{10:020d}.log", 16)  # the magic
+    harness.broker = harness.open()
+    (step,) = harness.broker.repair("t", apply=True)
     assert (step.action, step.base_offset, step.done) == ("cut", 10, False)
 
 
@@ -212,49 +212,49 @@ def test_a_crash_after_a_repair_reports_no_loss(damaged, tmp_path):
     assert [one.value for one in damaged.records("t", partition=1)] == [b"1-0", b"next"]
 
 
-def test_corrupt_records_that_were_uploaded_are_read_from_the_bucket(house):
+def test_corrupt_records_that_were_uploaded_are_read_from_the_bucket(harness):
     """The last checkpoint lies in the middle of a segment that was sealed and uploaded since."""
-    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
-    house.produce("t", [b"first"])
-    house.broker.background.checkpoints.save()
-    checkpoint = (house.root / "data" / "recovery-point-offset-checkpoint").read_bytes()
+    harness.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    harness.produce("t", [b"first"])
+    harness.broker.background.checkpoints.save()
+    checkpoint = (harness.root / "data" / "recovery-point-offset-checkpoint").read_bytes()
     for number in range(40):
-        house.produce("t", [b"%d" % number * 40])
-    house.offload()
-    house.produce("t", [b"only hot"])
-    before = [record.value for record in house.records("t")]
-    crash(house)
-    (house.root / "data" / "recovery-point-offset-checkpoint").write_bytes(checkpoint)
-    flip(house.root / "data" / "t-0" / "00000000000000000000.log", 64)
-    house.broker = house.open()
-    assert "t-0" in house.broker.readiness().reasons[0]
+        harness.produce("t", [b"%d" % number * 40])
+    harness.offload()
+    harness.produce("t", [b"only hot"])
+    before = [record.value for record in harness.records("t")]
+    crash(harness)
+    (harness.root / "data" / "recovery-point-offset-checkpoint").write_bytes(checkpoint)
+    flip(harness.root / "data" / "t-0" / "00000000000000000000.log", 64)
+    harness.broker = harness.open()
+    assert "t-0" in harness.broker.readiness().reasons[0]
 
-    (step,) = [one for one in house.broker.repair("t") if one.action == "set-aside"]
+    (step,) = [one for one in harness.broker.repair("t") if one.action == "set-aside"]
     assert not step.done
-    (step,) = [one for one in house.broker.repair("t", apply=True) if one.done]
+    (step,) = [one for one in harness.broker.repair("t", apply=True) if one.done]
     assert step.action == "set-aside"
-    assert [record.value for record in house.records("t")] == before
-    assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
+    assert [record.value for record in harness.records("t")] == before
+    assert harness.broker.partition("t", 0).offsets().local_log_start_offset > 0
 
 
 @pytest.fixture
-def offloaded(house):
+def offloaded(harness):
     """Offsets 0 to 19 in the bucket, 20 to 39 only on disk, in segments of ten."""
-    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+    harness.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
     for number in range(4):
         if number == 2:
-            house.offload()
-            house.stop_copying()
-        house.produce("t", [b"%d" % number * 60] * 10)
-    return house
+            harness.offload()
+            harness.stop_copying()
+        harness.produce("t", [b"%d" % number * 60] * 10)
+    return harness
 
 
-def lose_the_last_segment(house):
-    max((house.root / "data" / "t-0").glob("*.log")).unlink()
+def lose_the_last_segment(harness):
+    max((harness.root / "data" / "t-0").glob("*.log")).unlink()
 
 
-def lose_the_folder(house):
-    shutil.rmtree(house.root / "data" / "t-0")
+def lose_the_folder(harness):
+    shutil.rmtree(harness.root / "data" / "t-0")
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -283,28 +283,28 @@ def test_a_log_that_lost_flushed_records_is_refused_and_reuses_no_offset(
     assert [record.offset for record in offloaded.records("t")] == list(range(end + 1))
 
 
-def test_a_log_whose_folder_was_lost_in_a_crash_reuses_no_offset(house):
+def test_a_log_whose_folder_was_lost_in_a_crash_reuses_no_offset(harness):
     """The last checkpoint was written before the records that only the disk had."""
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.fill(20)
-    house.offload()
-    house.broker.background.checkpoints.save()
-    checkpoint = house.root / "data" / "recovery-point-offset-checkpoint"
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.fill(20)
+    harness.offload()
+    harness.broker.background.checkpoints.save()
+    checkpoint = harness.root / "data" / "recovery-point-offset-checkpoint"
     before = checkpoint.read_bytes()
-    house.stop_copying()
-    house.fill(20)
-    crash(house)
+    harness.stop_copying()
+    harness.fill(20)
+    crash(harness)
     checkpoint.write_bytes(before)
-    lose_the_folder(house)
+    lose_the_folder(harness)
     for _ in range(2):
-        house.restart()
+        harness.restart()
         with pytest.raises(CorruptBatch, match="no segment is left, and it had reached offset 20"):
-            house.broker.partition("t", 0)
-    (step,) = [one for one in house.broker.repair("t", apply=True, accept_loss=True) if one.done]
+            harness.broker.partition("t", 0)
+    (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
     assert "offsets from 20 on (20 had been flushed) are lost" in step.detail
-    assert house.produce("t", [b"next"]).base_offset == 20
-    house.restart()
-    assert [record.offset for record in house.records("t")] == list(range(21))
+    assert harness.produce("t", [b"next"]).base_offset == 20
+    harness.restart()
+    assert [record.offset for record in harness.records("t")] == list(range(21))
 
 
 def test_offsets_in_neither_tier_are_reported_and_repaired_into_a_gap(offloaded):

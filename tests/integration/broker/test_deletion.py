@@ -32,61 +32,61 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.file_slice import OpenFile
+from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import WrongBytes
-from tests.fakes.house import House
 from tests.fakes.small_disk import no_room, small_disk
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
 
-def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(house) -> None:
+def test_finishing_a_deletion_leaves_a_new_topic_of_the_name_alone(harness) -> None:
     """Topics are re-created while the background removes the previous topic of the name."""
 
     def create_and_delete(name: str) -> None:
         for turn in range(40):
-            house.broker.create_topic(name, partitions=3)
-            folder = house.broker.folder.partition_folder(name, 0)
-            house.produce(name, [b"%d" % turn])
+            harness.broker.create_topic(name, partitions=3)
+            folder = harness.broker.folder.partition_folder(name, 0)
+            harness.produce(name, [b"%d" % turn])
             assert folder.exists()
-            assert [record.value for record in house.records(name)] == [b"%d" % turn]
-            house.broker.delete_topic(name)
+            assert [record.value for record in harness.records(name)] == [b"%d" % turn]
+            harness.broker.delete_topic(name)
 
     with capture_logs() as logs, ThreadPoolExecutor(3) as threads:
         list(threads.map(create_and_delete, ("a", "b", "c")))
     assert [one for one in logs if one["log_level"] == "error"] == []
 
 
-def test_a_trim_overtaken_by_a_deletion_does_not_trim_the_next_topic(house) -> None:
+def test_a_trim_overtaken_by_a_deletion_does_not_trim_the_next_topic(harness) -> None:
     """Retention may read manifest pages for seconds before it moves the log start. After a crash
     the new log would end below its start, and be reset to it.
     """
-    house.broker.create_topic("t")
-    house.produce("t", [b"old"] * 10)
-    old = house.broker.partition("t", 0)
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t")
-    house.produce("t", [b"new"] * 3)
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"old"] * 10)
+    old = harness.broker.partition("t", 0)
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"new"] * 3)
     with pytest.raises(LogOfflineError, match="was closed"):
-        house.broker.background.janitor.trim(old, 10)
-    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
+        harness.broker.background.janitor.trim(old, 10)
+    assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
-def test_the_log_start_of_a_deleted_topic_does_not_apply_to_the_next(house) -> None:
+def test_the_log_start_of_a_deleted_topic_does_not_apply_to_the_next(harness) -> None:
     """After a crash the new log's records would lie below its start, and be deleted."""
-    house.broker.create_topic("t")
-    house.produce("t", [b"old"] * 3)
-    house.broker.trim("t", 0, 2)
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t")
-    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {}
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"old"] * 3)
+    harness.broker.trim("t", 0, 2)
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
+    assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
 @pytest.mark.parametrize("go", [True, False], ids=["listing shrinks", "still listed"])
-def test_incomplete_uploads_of_a_deleted_topic_are_aborted(house, monkeypatch, go) -> None:
+def test_incomplete_uploads_of_a_deleted_topic_are_aborted(harness, monkeypatch, go) -> None:
     """Garbage collection no longer visits its partitions."""
     monkeypatch.setattr(topic_deletion, "PAGE", 2)
-    topic_id = house.broker.create_topic("t").topic_id
-    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
+    topic_id = harness.broker.create_topic("t").topic_id
+    harness.wait_for(lambda: not harness.broker.registry.by_name("t").dirty)
     folder = f"topics/t/{topic_id}/0/"
     left = [IncompleteUpload(f"{folder}segments/{n}.log", f"u{n}", 0) for n in range(5)]
     aborted: list[IncompleteUpload] = []
@@ -95,15 +95,18 @@ def test_incomplete_uploads_of_a_deleted_topic_are_aborted(house, monkeypatch, g
         remaining = [one for one in left if not go or one not in aborted]
         return [one for one in remaining if one.key.startswith(prefix)][:limit]
 
-    house.store.incomplete_uploads, house.store.abort_upload = incomplete_uploads, aborted.append
-    house.broker.delete_topic("t")
-    house.wait_for(lambda: not house.broker.registry.deleted())
+    harness.store.incomplete_uploads, harness.store.abort_upload = (
+        incomplete_uploads,
+        aborted.append,
+    )
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
     assert aborted == (left if go else left[:2])
 
 
 @pytest.mark.parametrize("failing", ["t-0", "t-1"])
 def test_a_topic_creation_that_ran_out_of_space_can_be_repeated(
-    house, monkeypatch, failing
+    harness, monkeypatch, failing
 ) -> None:
     opened = PartitionLog.open
 
@@ -116,13 +119,13 @@ def test_a_topic_creation_that_ran_out_of_space_can_be_repeated(
         patched.setattr(PartitionLog, "open", full)
         for _ in range(2):
             with pytest.raises(DiskFull):
-                house.broker.create_topic("t", partitions=2)
-    house.broker.create_topic("t", partitions=2)
-    house.produce("t", [b"there is room"])
-    house.restart()
-    assert [record.value for record in house.records("t")] == [b"there is room"]
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    assert [record.name for record in house.broker.registry.live()] == ["t"]
+                harness.broker.create_topic("t", partitions=2)
+    harness.broker.create_topic("t", partitions=2)
+    harness.produce("t", [b"there is room"])
+    harness.restart()
+    assert [record.value for record in harness.records("t")] == [b"there is room"]
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    assert [record.name for record in harness.broker.registry.live()] == ["t"]
 
 
 def test_a_topic_refused_on_a_full_disk_does_not_appear_after_a_restart(tmp_path) -> None:
@@ -130,65 +133,65 @@ def test_a_topic_refused_on_a_full_disk_does_not_appear_after_a_restart(tmp_path
     for room_bytes in itertools.count(step=4096):
         root = tmp_path / str(room_bytes)
         with small_disk(root / "data") as disk:
-            house = House(root)
+            harness = BrokerHarness(root)
             (spare := root / "data" / "spare").write_bytes(bytes(room_bytes))
             disk.fill()
             spare.unlink()
             with suppress(DiskFull):
-                house.broker.create_topic("t", partitions=2)
-            created = [one.name for one in house.broker.list_topics()]
+                harness.broker.create_topic("t", partitions=2)
+            created = [one.name for one in harness.broker.list_topics()]
             disk.empty()
-            house.restart()
-            assert [one.name for one in house.broker.list_topics()] == created, room_bytes
-            house.wait_for(lambda house=house: not house.broker.registry.deleted())
+            harness.restart()
+            assert [one.name for one in harness.broker.list_topics()] == created, room_bytes
+            harness.wait_for(lambda harness=harness: not harness.broker.registry.deleted())
             assert len(list((root / "data").glob("t-*"))) == 2 * len(created)
-            house.broker.close()
+            harness.broker.close()
         if created:
             break
 
 
-def test_a_topic_is_deleted_although_its_delete_folder_exists(house) -> None:
+def test_a_topic_is_deleted_although_its_delete_folder_exists(harness) -> None:
     """A disk error kept it in the registry, and the next start re-created it."""
-    topic_id = house.broker.create_topic("t").topic_id
-    data = house.root / "data"
+    topic_id = harness.broker.create_topic("t").topic_id
+    data = harness.root / "data"
     shutil.copytree(data / "t-0", data / f"t-0.{topic_id}-delete")
-    house.broker.delete_topic("t")
-    house.wait_for(lambda: not house.broker.registry.deleted())
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
     assert list(data.glob("t-*")) == []
 
 
-def test_group_offsets_are_deleted_even_if_a_log_cannot_be_closed(house, monkeypatch) -> None:
-    house.broker.create_topic("t", partitions=2)
-    house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
+def test_group_offsets_are_deleted_even_if_a_log_cannot_be_closed(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t", partitions=2)
+    harness.broker.groups.commit("g", [NewOffset("t", 0, 7)])
 
     def fails(_log):
         raise LogOfflineError("the disk failed")
 
     with monkeypatch.context() as patched:
         patched.setattr(PartitionLog, "close", fails)
-        house.broker.delete_topic("t")
-    house.broker.create_topic("t")
+        harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
     with pytest.raises(UnknownGroup):
-        house.broker.groups.group("g")
+        harness.broker.groups.group("g")
 
 
-def test_a_topic_is_deleted_even_if_its_folders_cannot_be_renamed(house, monkeypatch) -> None:
-    house.broker.create_topic("t")
-    house.broker.groups.commit("g", [NewOffset("t", 0, 7)])
+def test_a_topic_is_deleted_even_if_its_folders_cannot_be_renamed(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t")
+    harness.broker.groups.commit("g", [NewOffset("t", 0, 7)])
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", no_room)
-        house.broker.delete_topic("t")
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    house.broker.create_topic("t")
+        harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    harness.broker.create_topic("t")
     with pytest.raises(UnknownGroup):
-        house.broker.groups.group("g")
+        harness.broker.groups.group("g")
 
 
-def test_a_start_succeeds_after_a_crash_while_re_creating_a_topic(house, monkeypatch) -> None:
-    house.broker.create_topic("t", partitions=2)
-    house.produce("t", [b"old"])
-    house.broker.background.deleting.stop(10)
-    house.broker.delete_topic("t")
+def test_a_start_succeeds_after_a_crash_while_re_creating_a_topic(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t", partitions=2)
+    harness.produce("t", [b"old"])
+    harness.broker.background.deleting.stop(10)
+    harness.broker.delete_topic("t")
 
     class Killed(BaseException):
         pass
@@ -200,22 +203,22 @@ def test_a_start_succeeds_after_a_crash_while_re_creating_a_topic(house, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(PartitionLog, "open", killed)
         with pytest.raises(Killed):
-            house.broker.create_topic("t", partitions=2)
-    house.restart()
-    assert house.broker.list_topics() == []
-    house.broker.create_topic("t", partitions=2)
-    house.produce("t", [b"new"])
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    house.restart()
-    assert [record.value for record in house.records("t")] == [b"new"]
+            harness.broker.create_topic("t", partitions=2)
+    harness.restart()
+    assert harness.broker.list_topics() == []
+    harness.broker.create_topic("t", partitions=2)
+    harness.produce("t", [b"new"])
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    harness.restart()
+    assert [record.value for record in harness.records("t")] == [b"new"]
 
 
 def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
-    house, monkeypatch
+    harness, monkeypatch
 ) -> None:
-    house.broker.create_topic("t")
+    harness.broker.create_topic("t")
     shutil.copytree(
-        house.root / "data" / "t-0", house.root / "data" / "t-1"
+        harness.root / "data" / "t-0", harness.root / "data" / "t-1"
     )  # not created by the call
     opened = PartitionLog.open
 
@@ -229,24 +232,26 @@ def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
     with monkeypatch.context() as patched:
         patched.setattr(PartitionLog, "open", full)
         with pytest.raises(DiskFull):
-            house.broker.alter_topic("t", partitions=3)
-    assert sorted(path.name for path in (house.root / "data").glob("t-*")) == ["t-0", "t-1"]
-    house.restart()
-    assert len(house.broker.topic("t").describe().partitions) == 1
-    assert len(house.broker.alter_topic("t", partitions=3).partitions) == 3
-    house.broker.delete_topic("t")
-    house.restart()
-    assert house.broker.list_topics() == []
+            harness.broker.alter_topic("t", partitions=3)
+    assert sorted(path.name for path in (harness.root / "data").glob("t-*")) == ["t-0", "t-1"]
+    harness.restart()
+    assert len(harness.broker.topic("t").describe().partitions) == 1
+    assert len(harness.broker.alter_topic("t", partitions=3).partitions) == 3
+    harness.broker.delete_topic("t")
+    harness.restart()
+    assert harness.broker.list_topics() == []
 
 
-def test_a_published_partition_count_is_reverted_if_the_partitions_fail(house, monkeypatch) -> None:
+def test_a_published_partition_count_is_reverted_if_the_partitions_fail(
+    harness, monkeypatch
+) -> None:
     """A restore would bring them back."""
-    house.broker.create_topic("t")
-    house.restart()
-    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
-    house.restart()  # starts from what was published
-    house.stop_copying()
-    bucket, registry = house.broker.bucket, house.broker.registry
+    harness.broker.create_topic("t")
+    harness.restart()
+    harness.wait_for(lambda: not harness.broker.registry.by_name("t").dirty)
+    harness.restart()  # starts from what was published
+    harness.stop_copying()
+    bucket, registry = harness.broker.bucket, harness.broker.registry
 
     def publish_and_fail(*_given, **_options):
         bucket.publish_topics(registry)
@@ -255,9 +260,9 @@ def test_a_published_partition_count_is_reverted_if_the_partitions_fail(house, m
     with monkeypatch.context() as patched:
         patched.setattr(PartitionLog, "open", publish_and_fail)
         with pytest.raises(DiskFull):
-            house.broker.alter_topic("t", partitions=2)
+            harness.broker.alter_topic("t", partitions=2)
     bucket.publish_topics(registry)
-    topic = TopicObjects(house.store).load("t", registry.by_name("t").topic_id)
+    topic = TopicObjects(harness.store).load("t", registry.by_name("t").topic_id)
     assert topic.partitions == 1
 
 
@@ -271,72 +276,72 @@ def test_a_published_partition_count_is_reverted_if_the_partitions_fail(house, m
     ],
     ids=["create", "alter", "delete", "trim"],
 )
-def test_a_change_refused_on_a_full_disk_can_be_repeated(house, monkeypatch, change) -> None:
-    house.broker.create_topic("t")
-    house.produce("t", [b"1", b"2", b"3"])
-    registry = house.broker.registry
-    house.wait_for(lambda: not registry.by_name("t").dirty)
+def test_a_change_refused_on_a_full_disk_can_be_repeated(harness, monkeypatch, change) -> None:
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"1", b"2", b"3"])
+    registry = harness.broker.registry
+    harness.wait_for(lambda: not registry.by_name("t").dirty)
     known = registry.live()
     with monkeypatch.context() as patched:
         patched.setattr(durable_file.REAL_DISK, "write_at", no_room, raising=False)
         for _ in range(2):  # the second call is no more durable
             with pytest.raises(DiskFull, match="No space left"):
-                change(house.broker)
-    assert [one.name for one in house.broker.list_topics()] == ["t"]
+                change(harness.broker)
+    assert [one.name for one in harness.broker.list_topics()] == ["t"]
     assert (registry.live(), registry.deleted()) == (known, [])
-    assert [record.value for record in house.records("t")] == [b"1", b"2", b"3"]
-    change(house.broker)
+    assert [record.value for record in harness.records("t")] == [b"1", b"2", b"3"]
+    change(harness.broker)
 
 
-def test_nothing_of_a_deleted_topic_stays_on_disk(house) -> None:
-    kept = house.broker.create_topic("kept").topic_id
-    gone = house.broker.create_topic("gone", partitions=2).topic_id
-    house.produce("gone", [b"x"])
-    house.offload("gone")
+def test_nothing_of_a_deleted_topic_stays_on_disk(harness) -> None:
+    kept = harness.broker.create_topic("kept").topic_id
+    gone = harness.broker.create_topic("gone", partitions=2).topic_id
+    harness.produce("gone", [b"x"])
+    harness.offload("gone")
     keys = PartitionKeys("gone", gone, 1)
     content = LogContent(size_bytes=1, crc32c=2, part_bytes=3)
     checkpoints = UploadCheckpoints(
-        house.broker.folder.uploads, max_age_ms=1000, clock=house.broker.clock
+        harness.broker.folder.uploads, max_age_ms=1000, clock=harness.broker.clock
     )
     checkpoints.save(keys.segments, f"{keys.segments}interrupted.log", content, upload_id="u")
-    house.broker.delete_topic("gone")
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    house.wait_for(lambda: list(read_epochs(house.broker.folder.path)) == [f"{kept}-0"])
-    named = (house.root / "data" / "tierlog").rglob(f"{gone}*")
-    assert [*named, *house.broker.folder.uploads.iterdir()] == []
+    harness.broker.delete_topic("gone")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    harness.wait_for(lambda: list(read_epochs(harness.broker.folder.path)) == [f"{kept}-0"])
+    named = (harness.root / "data" / "tierlog").rglob(f"{gone}*")
+    assert [*named, *harness.broker.folder.uploads.iterdir()] == []
 
 
-def test_scratch_files_are_removed_at_start(house) -> None:
-    scratch = house.broker.folder.scratch("bring-back")
+def test_scratch_files_are_removed_at_start(harness) -> None:
+    scratch = harness.broker.folder.scratch("bring-back")
     scratch.mkdir(parents=True)
     (scratch / "half.log").write_bytes(b"half")
-    house.restart()
+    harness.restart()
     assert not scratch.exists()
 
 
 ON_DISK = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": False}
 
 
-def fill(house, mark: bytes) -> None:
+def fill(harness, mark: bytes) -> None:
     for _ in range(5):
-        house.produce("t", [mark * 100])
+        harness.produce("t", [mark * 100])
 
 
 @pytest.mark.parametrize("call", ["maintain", "relieve_disk", "roll", "snapshot"])
-def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(house, call) -> None:
+def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(harness, call) -> None:
     """During a round over all partitions a topic may be deleted and re-created."""
-    house.broker.create_topic("t", config={**ON_DISK, "retention.bytes": 1})
-    fill(house, b"old")
-    old = house.broker.partition("t", 0)
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"new")
-    folder = house.root / "data" / "t-0"
+    harness.broker.create_topic("t", config={**ON_DISK, "retention.bytes": 1})
+    fill(harness, b"old")
+    old = harness.broker.partition("t", 0)
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"new")
+    folder = harness.root / "data" / "t-0"
     before = sorted(path.name for path in folder.iterdir())
     with suppress(LogOfflineError):
         match call:
             case "maintain":
-                house.broker.background.janitor.maintain(old)
+                harness.broker.background.janitor.maintain(old)
             case "relieve_disk":
                 old.log.delete_local(10)
                 old.log.reap(at_once=True)
@@ -347,8 +352,8 @@ def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(house, call) -
                 old.log.sealed.files(0)
     left = sorted(path.name for path in folder.iterdir())
     assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
-    house.restart()
-    assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
+    harness.restart()
+    assert [record.value[:3] for record in harness.records("t")] == [b"new"] * 5
 
 
 @pytest.mark.parametrize(
@@ -361,20 +366,20 @@ def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(house, call) -
         ("segments", lambda broker: broker.verify("t")),
     ],
 )
-def test_a_topic_deleted_during_a_call_is_unknown(house, monkeypatch, step, call) -> None:
-    house.broker.create_topic("t", config={"retention.bytes": 1})
-    fill(house, b"old")
+def test_a_topic_deleted_during_a_call_is_unknown(harness, monkeypatch, step, call) -> None:
+    harness.broker.create_topic("t", config={"retention.bytes": 1})
+    fill(harness, b"old")
     method = getattr(PartitionLog, step)
 
     def deleted_meanwhile(log: PartitionLog, *args: object) -> object:
         monkeypatch.undo()
         found = method(log, *args) if step == "segments" else None
-        house.broker.delete_topic("t")
+        harness.broker.delete_topic("t")
         return found or method(log, *args)
 
     monkeypatch.setattr(PartitionLog, step, deleted_meanwhile)
     with pytest.raises(UnknownTopic):
-        call(house.broker)
+        call(harness.broker)
 
 
 @pytest.mark.parametrize(
@@ -391,19 +396,19 @@ def test_a_topic_deleted_during_a_call_is_unknown(house, monkeypatch, step, call
 )
 @pytest.mark.parametrize("again", [True, False], ids=["re-created", "deleted"])
 def test_a_lookup_during_a_deletion_raises_unknown_topic(
-    house, monkeypatch, look_up, again
+    harness, monkeypatch, look_up, again
 ) -> None:
     """The files of the next topic have the same names."""
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"old")
-    old = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"old")
+    old = harness.broker.partition("t", 0)
 
     def delete_meanwhile(path: Path | str) -> OpenFile:
         monkeypatch.undo()
-        house.broker.delete_topic("t")
+        harness.broker.delete_topic("t")
         if again:
-            house.broker.create_topic("t")
-            house.produce("t", [b"another" * 100])
+            harness.broker.create_topic("t")
+            harness.produce("t", [b"another" * 100])
         return OpenFile(path)
 
     for room in (open_files, segment_listing):
@@ -413,11 +418,11 @@ def test_a_lookup_during_a_deletion_raises_unknown_topic(
 
 
 def test_a_read_during_a_deletion_leaves_no_open_file_for_the_next_topic(
-    house, monkeypatch
+    harness, monkeypatch
 ) -> None:
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"old")
-    old = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"old")
+    old = harness.broker.partition("t", 0)
     forget = OpenFiles.invalidate_folder
 
     def read_once_more(files: OpenFiles, folder: Path) -> None:
@@ -426,67 +431,67 @@ def test_a_read_during_a_deletion_leaves_no_open_file_for_the_next_topic(
         assert old.log.read(0, max_bytes=1 << 20).slices
 
     monkeypatch.setattr(OpenFiles, "invalidate_folder", read_once_more)
-    house.broker.delete_topic("t")
+    harness.broker.delete_topic("t")
     with pytest.raises(UnknownTopic):
         old.read(0, max_bytes=1)
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"new")
-    assert [record.value[:3] for record in house.records("t")] == [b"new"] * 5
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"new")
+    assert [record.value[:3] for record in harness.records("t")] == [b"new"] * 5
 
 
-def test_a_failed_deletion_blocks_no_other(house, monkeypatch) -> None:
+def test_a_failed_deletion_blocks_no_other(harness, monkeypatch) -> None:
     for name in ("a-fails", "b-goes"):
-        house.broker.create_topic(name)
-    house.stop_copying()
-    house.broker.background.deleting.stop(10)
-    assert house.broker.background.copier.wait_until_idle(
+        harness.broker.create_topic(name)
+    harness.stop_copying()
+    harness.broker.background.deleting.stop(10)
+    assert harness.broker.background.copier.wait_until_idle(
         timeout_s=20
     )  # a claim in progress delays a deletion
     for name in ("a-fails", "b-goes"):
-        house.broker.delete_topic(name)
-    delete = house.broker.bucket.delete_topic
+        harness.broker.delete_topic(name)
+    delete = harness.broker.bucket.delete_topic
 
     def failing(record) -> None:
         if record.name == "a-fails":
             raise ManifestConflict("conflicts in a row")
         delete(record)
 
-    monkeypatch.setattr(house.broker.bucket, "delete_topic", failing)
+    monkeypatch.setattr(harness.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
-        house.broker.background.deletion_round()
-    assert [record.name for record in house.broker.registry.deleted()] == ["a-fails"]
+        harness.broker.background.deletion_round()
+    assert [record.name for record in harness.broker.registry.deleted()] == ["a-fails"]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
-    house, monkeypatch, restarted
+    harness, monkeypatch, restarted
 ) -> None:
     for name in ("rotten", "whole"):
-        house.broker.create_topic(name, config={"segment.bytes": 4096})
-    house.produce("whole", [b"x" * 100] * 5)
-    folder = house.broker.folder.partition_folder("rotten", 0)
-    house.broker.close()
+        harness.broker.create_topic(name, config={"segment.bytes": 4096})
+    harness.produce("whole", [b"x" * 100] * 5)
+    folder = harness.broker.folder.partition_folder("rotten", 0)
+    harness.broker.close()
     (folder / "partition.metadata").write_bytes(b"rotten")
-    house.broker = house.open()
+    harness.broker = harness.open()
     with monkeypatch.context() as failing:
         if restarted:  # then the next start deletes it
 
             def refused(*_, **__):
                 raise OSError(errno.EIO, "the disk refuses")
 
-            house.broker.background.deleting.stop(10)
+            harness.broker.background.deleting.stop(10)
             failing.setattr("broker.deleted_folders.set_aside", refused)
-        house.broker.delete_topic("rotten")
+        harness.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()
-        house.restart()
-    house.offload("whole")
-    house.broker.background.deletion_round()
+        harness.restart()
+    harness.offload("whole")
+    harness.broker.background.deletion_round()
     assert not list(folder.parent.glob("rotten-0*"))
 
 
-def test_a_topic_object_that_cannot_be_written_blocks_no_upload(house, monkeypatch) -> None:
-    house.stop_copying()
+def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeypatch) -> None:
+    harness.stop_copying()
     write = TopicObjects.write
 
     def failing(objects, topic, *, check):
@@ -496,66 +501,66 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(house, monkeypat
 
     monkeypatch.setattr(TopicObjects, "write", failing)
     for name in ("a-fails", "b-goes"):
-        house.broker.create_topic(name)
-    house.claim()
-    assert all(partition.cold.ownership.claimed for partition in house.broker.partitions())
-    assert [one.name for one in house.broker.registry.live() if one.dirty] == ["a-fails"]
+        harness.broker.create_topic(name)
+    harness.claim()
+    assert all(partition.cold.ownership.claimed for partition in harness.broker.partitions())
+    assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
 
 
-def test_files_left_below_the_log_start_by_a_crash_are_deleted(house) -> None:
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"old")  # two to a segment
-    assert house.broker.partition("t", 0).log.trim(4) == 4
-    house.restart()  # as after a crash between checkpoint and deletion
-    partition = house.broker.partition("t", 0)
+def test_files_left_below_the_log_start_by_a_crash_are_deleted(harness) -> None:
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"old")  # two to a segment
+    assert harness.broker.partition("t", 0).log.trim(4) == 4
+    harness.restart()  # as after a crash between checkpoint and deletion
+    partition = harness.broker.partition("t", 0)
     assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
-    house.broker.background.janitor.maintain(partition)
+    harness.broker.background.janitor.maintain(partition)
     assert partition.log.first_local_offset == 4
 
 
-def test_a_timestamp_lookup_is_repeated_if_its_segment_was_trimmed(house, monkeypatch) -> None:
-    house.broker.create_topic("t", config=ON_DISK)
-    fill(house, b"old")
+def test_a_timestamp_lookup_is_repeated_if_its_segment_was_trimmed(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t", config=ON_DISK)
+    fill(harness, b"old")
     opened = OpenFiles.open
 
     def trimmed_meanwhile(files: OpenFiles, path: str) -> OpenFile:
         monkeypatch.undo()
-        house.broker.trim("t", 0, 4)
+        harness.broker.trim("t", 0, 4)
         return opened(files, path)
 
     monkeypatch.setattr(OpenFiles, "open", trimmed_meanwhile)
-    assert house.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)
+    assert harness.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)
 
 
-def test_a_file_that_cannot_be_deleted_does_not_block_retention(house, monkeypatch) -> None:
-    house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
+def test_a_file_that_cannot_be_deleted_does_not_block_retention(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
     for _ in range(20):
-        house.produce("t", [b"x" * 100] * 10)
-    house.offload()
-    partition = house.broker.partition("t", 0)
+        harness.produce("t", [b"x" * 100] * 10)
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
 
     def refuse(**_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(partition.log, "reap", refuse)
-    house.broker.alter_topic("t", config={"retention.bytes": 8192})
-    house.broker.background.janitor.maintain(partition)
+    harness.broker.alter_topic("t", config={"retention.bytes": 8192})
+    harness.broker.background.janitor.maintain(partition)
     assert partition.offsets().log_start_offset > 0
 
 
 @pytest.fixture
-def offloaded(house):
+def offloaded(harness):
     """Segments of the topic `t` in the bucket, some below its log start."""
-    house.broker.create_topic("t", config={"retention.ms": -1, "segment.bytes": 1024})
+    harness.broker.create_topic("t", config={"retention.ms": -1, "segment.bytes": 1024})
     for _ in range(10):
-        house.produce("t", [b"x" * 100] * 10)
-    house.offload()
-    house.broker.trim("t", 0, 50)
-    return house
+        harness.produce("t", [b"x" * 100] * 10)
+    harness.offload()
+    harness.broker.trim("t", 0, 50)
+    return harness
 
 
-def in_bucket(house) -> list[str]:
-    bucket = house.root / "bucket"
+def in_bucket(harness) -> list[str]:
+    bucket = harness.root / "bucket"
     return [str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()]
 
 
@@ -606,32 +611,32 @@ def test_a_deletion_waits_for_garbage_collection(offloaded, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("by", ["the copier", "a repair"])
-def test_a_deletion_waits_for_an_upload(house, monkeypatch, by) -> None:
+def test_a_deletion_waits_for_an_upload(harness, monkeypatch, by) -> None:
     """Whatever it uploads at the end would never be deleted."""
-    house.broker.create_topic("t")
-    house.claim()
-    house.stop_copying()
-    house.broker.background.deleting.stop(10)
-    put = house.store.put_file
+    harness.broker.create_topic("t")
+    harness.claim()
+    harness.stop_copying()
+    harness.broker.background.deleting.stop(10)
+    put = harness.store.put_file
 
     def delete_meanwhile(key, path, **options):
         monkeypatch.undo()
-        house.broker.delete_topic("t")
-        house.broker.background.deletion_round()
+        harness.broker.delete_topic("t")
+        harness.broker.background.deletion_round()
         return put(key, path, **options)
 
-    house.produce("t", [b"v"])
-    house.broker.partition("t", 0).log.roll()
+    harness.produce("t", [b"v"])
+    harness.broker.partition("t", 0).log.roll()
     if by == "a repair":
-        house.copy_sealed()
-        (log_object,) = (house.root / "bucket").rglob("*.log")
+        harness.copy_sealed()
+        (log_object,) = (harness.root / "bucket").rglob("*.log")
         log_object.unlink()
-    monkeypatch.setattr(house.store, "put_file", delete_meanwhile, raising=False)
+    monkeypatch.setattr(harness.store, "put_file", delete_meanwhile, raising=False)
     with pytest.raises(UnknownTopic):
-        house.broker.repair("t", apply=True) if by == "a repair" else house.copy_sealed()
-    assert house.broker.registry.deleted()
-    house.broker.background.deletion_round()
-    assert in_bucket(house) == ["cluster.json"]
+        harness.broker.repair("t", apply=True) if by == "a repair" else harness.copy_sealed()
+    assert harness.broker.registry.deleted()
+    harness.broker.background.deletion_round()
+    assert in_bucket(harness) == ["cluster.json"]
 
 
 def test_a_deletion_is_retried_if_the_store_keeps_the_objects(offloaded, monkeypatch) -> None:
@@ -646,34 +651,34 @@ def test_a_deletion_is_retried_if_the_store_keeps_the_objects(offloaded, monkeyp
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
-def test_a_long_deletion_does_not_block_uploads(house, monkeypatch) -> None:
+def test_a_long_deletion_does_not_block_uploads(harness, monkeypatch) -> None:
     """The deletion of a thousand partitions takes many minutes."""
-    house.broker.create_topic("going")
-    house.produce("going", [b"v"])
-    house.offload("going")
+    harness.broker.create_topic("going")
+    harness.produce("going", [b"v"])
+    harness.offload("going")
     deleting, may_end = threading.Event(), threading.Event()
-    delete = house.store.delete
+    delete = harness.store.delete
 
     def delete_slowly(keys) -> None:
         deleting.set()
         assert may_end.wait(30)
         delete(keys)
 
-    monkeypatch.setattr(house.store, "delete", delete_slowly, raising=False)
-    house.broker.delete_topic("going")
+    monkeypatch.setattr(harness.store, "delete", delete_slowly, raising=False)
+    harness.broker.delete_topic("going")
     try:
         assert deleting.wait(20)
-        house.broker.create_topic("t")
-        house.produce("t", [b"v"])
-        house.offload()
-        assert not house.broker.registry.by_name("t").dirty
-        assert house.broker.registry.deleted()
+        harness.broker.create_topic("t")
+        harness.produce("t", [b"v"])
+        harness.offload()
+        assert not harness.broker.registry.by_name("t").dirty
+        assert harness.broker.registry.deleted()
     finally:
         may_end.set()
-    house.wait_for(lambda: not house.broker.registry.deleted())
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
 
 
-def test_a_topic_being_deleted_is_not_published(house, monkeypatch) -> None:
+def test_a_topic_being_deleted_is_not_published(harness, monkeypatch) -> None:
     """One thread publishes topics to the bucket, another deletes them."""
     publishing, deleting, began_early = threading.Event(), threading.Event(), []
     write = TopicObjects.write
@@ -687,12 +692,12 @@ def test_a_topic_being_deleted_is_not_published(house, monkeypatch) -> None:
         return write(objects, topic, **options)
 
     monkeypatch.setattr(TopicObjects, "write", write_slowly)
-    topic_id = house.broker.create_topic("t").topic_id
+    topic_id = harness.broker.create_topic("t").topic_id
     assert publishing.wait(20)
-    house.broker.delete_topic("t")
-    house.wait_for(lambda: not house.broker.registry.deleted())
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
     assert began_early == [False]
-    assert TopicObjects(house.store).load("t", topic_id) is None
+    assert TopicObjects(harness.store).load("t", topic_id) is None
 
 
 @pytest.mark.parametrize(
@@ -702,10 +707,10 @@ def test_a_topic_being_deleted_is_not_published(house, monkeypatch) -> None:
         lambda broker: broker.alter_topic("t", config={"retention.ms": 1000}),
     ],
 )
-def test_a_refused_change_does_not_appear_after_a_restart(house, monkeypatch, change):
+def test_a_refused_change_does_not_appear_after_a_restart(harness, monkeypatch, change):
     """The new list of topics was already renamed into place when the folder sync failed."""
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.fill(20)
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.fill(20)
     sync, left = durable_file.REAL_DISK.sync_folder, ["once"]
     ours = threading.current_thread()  # background threads sync this folder too
 
@@ -717,8 +722,8 @@ def test_a_refused_change_does_not_appear_after_a_restart(house, monkeypatch, ch
     with monkeypatch.context() as failed:
         failed.setattr(durable_file.REAL_DISK, "sync_folder", failing)
         with pytest.raises(OSError, match="once"):
-            change(house.broker)
-    house.fill(20)
-    house.restart()
-    assert house.broker.topic("t").config.retention_ms == -1
-    assert len(house.records("t")) == 40
+            change(harness.broker)
+    harness.fill(20)
+    harness.restart()
+    assert harness.broker.topic("t").config.retention_ms == -1
+    assert len(harness.records("t")) == 40

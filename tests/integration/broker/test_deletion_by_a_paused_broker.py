@@ -18,7 +18,7 @@ from broker.topic_registry import TopicRegistry
 from cold_tier.open import open_store
 from manifest.topic_objects import TopicObjects
 from record_format.errors import FencedError
-from tests.fakes.house import House
+from tests.fakes.broker_harness import BrokerHarness
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
 CHANGES = ("put", "delete", "abort_upload")
@@ -43,25 +43,25 @@ class PausingStore:
         return call(*args, **options)
 
 
-def fill(house, count, mark):
+def fill(harness, count, mark):
     for partition in range(2):
-        house.fill(count, mark=mark, partition=partition)
-    house.offload()
+        harness.fill(count, mark=mark, partition=partition)
+    harness.offload()
 
 
-def records_of(house):
-    starts = [house.broker.partition("t", n).offsets().log_start_offset for n in range(2)]
-    return [house.records("t", partition=n, offset=start) for n, start in enumerate(starts)]
+def records_of(harness):
+    starts = [harness.broker.partition("t", n).offsets().log_start_offset for n in range(2)]
+    return [harness.records("t", partition=n, offset=start) for n, start in enumerate(starts)]
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The data folder and bucket of a stopped broker."""
-    house = House(tmp_path_factory.mktemp("stopped"))
-    house.broker.create_topic("t", partitions=2, config=CONFIG)
-    fill(house, 30, b"old")
-    house.broker.close()
-    return house.root
+    harness = BrokerHarness(tmp_path_factory.mktemp("stopped"))
+    harness.broker.create_topic("t", partitions=2, config=CONFIG)
+    fill(harness, 30, b"old")
+    harness.broker.close()
+    return harness.root
 
 
 class Scenario:
@@ -77,7 +77,7 @@ class Scenario:
         self._new_root.mkdir()
         (self._new_root / "bucket").symlink_to(self.bucket)
         self._restore(self._new_root / "data")
-        self.new: House | None = None
+        self.new: BrokerHarness | None = None
         self.written: list | None = None
         self._old = root / "old" / "data"
 
@@ -87,7 +87,7 @@ class Scenario:
 
     def take_over(self):
         """Start the restored broker; it writes and uploads if the deletion left its partitions."""
-        self.new = House(self._new_root)
+        self.new = BrokerHarness(self._new_root)
         if not any(self.new.broker.damaged_partitions()):
             fill(self.new, 20, b"new")
             self.written = records_of(self.new)

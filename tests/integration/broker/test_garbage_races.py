@@ -11,43 +11,43 @@ NO_GRACE = GarbagePolicy(grace_ms=0)
 
 
 @pytest.fixture
-def rolled(house):
+def rolled(harness):
     """50 records in the bucket, 50 in a sealed segment; the copier is stopped."""
-    house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
-    produce(house)
-    house.offload()
-    house.stop_copying()
-    produce(house)
-    house.broker.partition("t", 0).log.roll()
-    return house
+    harness.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
+    produce(harness)
+    harness.offload()
+    harness.stop_copying()
+    produce(harness)
+    harness.broker.partition("t", 0).log.roll()
+    return harness
 
 
-def produce(house):
-    house.produce("t", [b"%d" % number for number in range(50)])
+def produce(harness):
+    harness.produce("t", [b"%d" % number for number in range(50)])
 
 
-def offload_next(house):
-    partition = house.broker.partition("t", 0)
+def offload_next(harness):
+    partition = harness.broker.partition("t", 0)
     partition.cold.offload(partition.log.sealed.files(partition.cold.end_offset))
 
 
-def replace_first(house):
-    partition = house.broker.partition("t", 0)
+def replace_first(harness):
+    partition = harness.broker.partition("t", 0)
     partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.files(0))
 
 
-def repair_first(house):
-    (first,) = house.broker.partition("t", 0).cold.entries(0)
-    (house.root / "bucket" / first.log_key).unlink()
-    assert [step.done for step in house.broker.repair("t", apply=True)] == [True]
+def repair_first(harness):
+    (first,) = harness.broker.partition("t", 0).cold.entries(0)
+    (harness.root / "bucket" / first.log_key).unlink()
+    assert [step.done for step in harness.broker.repair("t", apply=True)] == [True]
 
 
-def bucket_is_complete(house):
-    partition = house.broker.partition("t", 0)
+def bucket_is_complete(harness):
+    partition = harness.broker.partition("t", 0)
     partition.cold.resolve_failed_commit()
     assert partition.log.delete_local(partition.cold.end_offset) == [0, 50]
     partition.log.reap(at_once=True)
-    return [record.offset for record in house.records("t")] == list(range(100))
+    return [record.offset for record in harness.records("t")] == list(range(100))
 
 
 def test_objects_of_a_commit_with_unknown_outcome_are_not_garbage(rolled):
@@ -62,9 +62,9 @@ def test_objects_of_a_commit_with_unknown_outcome_are_not_garbage(rolled):
     assert bucket_is_complete(rolled)
 
 
-def collecting_after(house, monkeypatch, is_put):
+def collecting_after(harness, monkeypatch, is_put):
     """Collect garbage, without a grace period, after each put of a matching key."""
-    partition, put = house.broker.partition("t", 0), house.store.put
+    partition, put = harness.broker.partition("t", 0), harness.store.put
 
     def put_and_collect(key, body, **options):
         stat = put(key, body, **options)
@@ -72,7 +72,7 @@ def collecting_after(house, monkeypatch, is_put):
             partition.cold.collect(NO_GRACE)
         return stat
 
-    monkeypatch.setattr(house.store, "put", put_and_collect, raising=False)
+    monkeypatch.setattr(harness.store, "put", put_and_collect, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_an_upload_in_progress_is_not_garbage(rolled, monkeypatch, uploads):
     assert bucket_is_complete(rolled)
 
 
-def test_a_merged_page_is_not_garbage_before_its_commit(house, monkeypatch):
+def test_a_merged_page_is_not_garbage_before_its_commit(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "PAGE_ENTRIES": 4}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
-    house.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
+    harness.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
     for _ in range(6):
-        produce(house)
-        house.offload()
-    house.stop_copying()
-    cold = house.broker.partition("t", 0).cold
+        produce(harness)
+        harness.offload()
+    harness.stop_copying()
+    cold = harness.broker.partition("t", 0).cold
     assert len(cold.manifest.pages) == 4
-    collecting_after(house, monkeypatch, lambda key: "/pages/" in key)
+    collecting_after(harness, monkeypatch, lambda key: "/pages/" in key)
     monkeypatch.setattr("manifest.paging.RUN_MAX", 4)
     cold.merge_pages()
     assert len(cold.manifest.pages) == 1
-    house.restart()
-    assert len(list(house.broker.partition("t", 0).cold.entries(0))) == 6
+    harness.restart()
+    assert len(list(harness.broker.partition("t", 0).cold.entries(0))) == 6

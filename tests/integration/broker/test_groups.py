@@ -24,83 +24,83 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.produced import build_produced
-from tests.fakes.house import House
+from tests.fakes.broker_harness import BrokerHarness
 
 
 @pytest.fixture
-def topic(house):
-    house.broker.create_topic("t", partitions=3)
+def topic(harness):
+    harness.broker.create_topic("t", partitions=3)
     return "t"
 
 
-def offsets_of(house, group):
+def offsets_of(harness, group):
     return {
-        (state.topic, state.partition): state.offset for state in house.broker.groups.group(group)
+        (state.topic, state.partition): state.offset for state in harness.broker.groups.group(group)
     }
 
 
-def commit(house, group, **offsets):
+def commit(harness, group, **offsets):
     """`t0=5`: partition 0 of topic t."""
     rows = [NewOffset(name[:-1], int(name[-1]), offset) for name, offset in offsets.items()]
-    house.broker.groups.commit(group, rows)
+    harness.broker.groups.commit(group, rows)
 
 
-def write_raw(house, keys, values):
+def write_raw(harness, keys, values):
     """Append records directly, as another broker would have left them."""
     batches = build_produced(
         values, keys=keys, timestamps=[1] * len(keys), max_message_bytes=1 << 20
     )
-    return house.broker.partition(TOPIC, 0).append(batches, acks=Acks.ALL).result(10)
+    return harness.broker.partition(TOPIC, 0).append(batches, acks=Acks.ALL).result(10)
 
 
-def test_commits_survive_a_restart(house, topic):
-    commit(house, "g", t0=5, t1=7)
-    commit(house, "g", t0=6)
-    commit(house, "h", t2=1)
-    house.restart()
-    assert offsets_of(house, "g") == {("t", 0): 6, ("t", 1): 7}
-    assert offsets_of(house, "h") == {("t", 2): 1}
+def test_commits_survive_a_restart(harness, topic):
+    commit(harness, "g", t0=5, t1=7)
+    commit(harness, "g", t0=6)
+    commit(harness, "h", t2=1)
+    harness.restart()
+    assert offsets_of(harness, "g") == {("t", 0): 6, ("t", 1): 7}
+    assert offsets_of(harness, "h") == {("t", 2): 1}
 
 
-def test_the_offsets_topic_cannot_gain_partitions(house, topic):
+def test_the_offsets_topic_cannot_gain_partitions(harness, topic):
     """The partition of a group depends on their number: earlier commits would be found in another
     partition, and be taken for the latest.
     """
-    commit(house, "g2", t0=5)
+    commit(harness, "g2", t0=5)
     with pytest.raises(InvalidPartitionCount, match="cannot change"):
-        house.broker.alter_topic(TOPIC, partitions=3)
-    house.broker.alter_topic(TOPIC, partitions=1, config={"segment.bytes": 1 << 20})
-    commit(house, "g2", t0=6)
-    house.restart()
-    assert offsets_of(house, "g2") == {("t", 0): 6}
+        harness.broker.alter_topic(TOPIC, partitions=3)
+    harness.broker.alter_topic(TOPIC, partitions=1, config={"segment.bytes": 1 << 20})
+    commit(harness, "g2", t0=6)
+    harness.restart()
+    assert offsets_of(harness, "g2") == {("t", 0): 6}
 
 
-def test_the_first_commit_creates_the_offsets_topic_internal_and_compacted(house, topic):
+def test_the_first_commit_creates_the_offsets_topic_internal_and_compacted(harness, topic):
     with pytest.raises(UnknownTopic):
-        house.broker.topic(TOPIC)
+        harness.broker.topic(TOPIC)
     with pytest.raises(UnknownTopic):
-        commit(house, "g", u0=1)
+        commit(harness, "g", u0=1)
     with pytest.raises(UnknownTopic):
-        house.broker.topic(TOPIC)  # a refused commit changed nothing
-    commit(house, "g", t0=1)
-    assert [one.name for one in house.broker.list_topics()] == ["t"]
-    assert house.broker.topic(TOPIC).config.compacts
+        harness.broker.topic(TOPIC)  # a refused commit changed nothing
+    commit(harness, "g", t0=1)
+    assert [one.name for one in harness.broker.list_topics()] == ["t"]
+    assert harness.broker.topic(TOPIC).config.compacts
 
 
-def test_lag_counts_the_unread_records(house, topic):
-    house.produce("t", [b"x"] * 10)
-    commit(house, "g", t0=4)
-    (state,) = house.broker.groups.group("g")
+def test_lag_counts_the_unread_records(harness, topic):
+    harness.produce("t", [b"x"] * 10)
+    commit(harness, "g", t0=4)
+    (state,) = harness.broker.groups.group("g")
     assert state == OffsetState("t", 0, 4, 10, 6, "")
-    commit(house, "g", t0=25)  # past the log end
-    assert house.broker.groups.group("g")[0].lag == 0
+    commit(harness, "g", t0=25)  # past the log end
+    assert harness.broker.groups.group("g")[0].lag == 0
 
 
-def test_a_commit_is_atomic(house, topic):
+def test_a_commit_is_atomic(harness, topic):
     with pytest.raises(UnknownPartition):
-        commit(house, "g", t0=1, t9=1)
+        commit(harness, "g", t0=1, t9=1)
     with pytest.raises(UnknownGroup):
-        house.broker.groups.group("g")
+        harness.broker.groups.group("g")
 
 
 @pytest.mark.parametrize(
@@ -111,129 +111,129 @@ def test_a_commit_is_atomic(house, topic):
         [NewOffset("t", 0, 1, "ä" * 2049)],
     ],
 )
-def test_an_invalid_commit_is_refused_with_the_member(house, topic, rows):
+def test_an_invalid_commit_is_refused_with_the_member(harness, topic, rows):
     with pytest.raises(InvalidRequest) as refused:
-        house.broker.groups.commit("g", rows)
+        harness.broker.groups.commit("g", rows)
     assert refused.value.problems[0].loc.startswith("offsets")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-def test_group_names_have_1_to_255_characters(house, topic, name):
+def test_group_names_have_1_to_255_characters(harness, topic, name):
     with pytest.raises(InvalidRequest):
-        commit(house, name, t0=1)
-    commit(house, "\U0001f680" * 255, t0=1)
+        commit(harness, name, t0=1)
+    commit(harness, "\U0001f680" * 255, t0=1)
 
 
-def test_a_deleted_group_stays_deleted_after_a_restart(house, topic):
-    commit(house, "g", t0=1, t1=1)
-    house.broker.groups.delete("g")
+def test_a_deleted_group_stays_deleted_after_a_restart(harness, topic):
+    commit(harness, "g", t0=1, t1=1)
+    harness.broker.groups.delete("g")
     for _ in range(2):
         with pytest.raises(UnknownGroup):
-            house.broker.groups.group("g")
+            harness.broker.groups.group("g")
         with pytest.raises(UnknownGroup):
-            house.broker.groups.delete("g")
-        house.restart()
+            harness.broker.groups.delete("g")
+        harness.restart()
 
 
-def test_deleting_a_topic_deletes_its_committed_offsets(house, topic):
-    house.broker.create_topic("u")
-    commit(house, "g", t0=9, u0=3)
-    commit(house, "only", t0=9)
-    house.broker.delete_topic("t")
-    assert offsets_of(house, "g") == {("u", 0): 3}
-    house.broker.create_topic("t", partitions=3)
+def test_deleting_a_topic_deletes_its_committed_offsets(harness, topic):
+    harness.broker.create_topic("u")
+    commit(harness, "g", t0=9, u0=3)
+    commit(harness, "only", t0=9)
+    harness.broker.delete_topic("t")
+    assert offsets_of(harness, "g") == {("u", 0): 3}
+    harness.broker.create_topic("t", partitions=3)
     for _ in range(2):
-        assert offsets_of(house, "g") == {("u", 0): 3}
+        assert offsets_of(harness, "g") == {("u", 0): 3}
         with pytest.raises(UnknownGroup):
-            house.broker.groups.group("only")
-        house.restart()
+            harness.broker.groups.group("only")
+        harness.restart()
 
 
 @pytest.mark.parametrize("deleted", ["t", TOPIC])
 def test_a_commit_on_a_re_created_topic_survives_the_deletion_of_the_old_one(
-    house, topic, monkeypatch, deleted
+    harness, topic, monkeypatch, deleted
 ):
     """The new topic is created and committed to before the deletion reaches the groups."""
-    commit(house, "g", t0=9, t1=8)
-    forget = house.broker.groups.forget_topic
+    commit(harness, "g", t0=9, t1=8)
+    forget = harness.broker.groups.forget_topic
 
     def overtaken(name):
         if deleted == "t":
-            house.broker.create_topic("t", partitions=3)
-        commit(house, "g", t0=2)
+            harness.broker.create_topic("t", partitions=3)
+        commit(harness, "g", t0=2)
         forget(name)
 
-    monkeypatch.setattr(house.broker.groups, "forget_topic", overtaken)
-    house.broker.delete_topic(deleted)
+    monkeypatch.setattr(harness.broker.groups, "forget_topic", overtaken)
+    harness.broker.delete_topic(deleted)
     for _ in range(2):
-        assert offsets_of(house, "g") == {("t", 0): 2}
-        house.restart()
+        assert offsets_of(harness, "g") == {("t", 0): 2}
+        harness.restart()
 
 
-def test_offsets_of_a_deleted_topic_are_hidden_before_they_are_deleted(house, topic):
+def test_offsets_of_a_deleted_topic_are_hidden_before_they_are_deleted(harness, topic):
     """A name can be reused before the old topic's offsets are deleted."""
-    groups = house.broker.groups
+    groups = harness.broker.groups
     groups.commit("g", [NewOffset(topic, 0, 7)])
-    house.broker._topics.delete(topic)
-    house.broker.create_topic(topic)
+    harness.broker._topics.delete(topic)
+    harness.broker.create_topic(topic)
     assert groups.group("g") == []
 
 
-def test_offsets_of_a_topic_that_no_longer_exists_are_deleted(house, topic):
-    commit(house, "g", t0=9)
+def test_offsets_of_a_topic_that_no_longer_exists_are_deleted(harness, topic):
+    commit(harness, "g", t0=9)
     write_raw(
-        house,
+        harness,
         [encode_key(CommitKey("g", "vanished", 0))],
         [encode_value(Commit(4))],
     )
-    house.restart()
-    assert offsets_of(house, "g") == {("t", 0): 9}
-    house.broker.groups.run_round()
-    house.broker.create_topic("vanished")
-    house.restart()
-    assert offsets_of(house, "g") == {("t", 0): 9}
+    harness.restart()
+    assert offsets_of(harness, "g") == {("t", 0): 9}
+    harness.broker.groups.run_round()
+    harness.broker.create_topic("vanished")
+    harness.restart()
+    assert offsets_of(harness, "g") == {("t", 0): 9}
 
 
-def test_offsets_of_an_earlier_topic_id_are_ignored(house, topic):
-    commit(house, "g", t1=9)
+def test_offsets_of_an_earlier_topic_id_are_ignored(harness, topic):
+    commit(harness, "g", t1=9)
     earlier = parse_topic_id("vXjwGcGzSnOCS3EL5WHZPQ")
     keys = [encode_key(CommitKey("g", "t", partition)) for partition in (0, 2)]
-    write_raw(house, keys, [encode_value(Commit(4, topic_id=earlier)), encode_value(Commit(5))])
-    house.restart()
-    assert offsets_of(house, "g") == {("t", 1): 9, ("t", 2): 5}  # one commit has no topic id
+    write_raw(harness, keys, [encode_value(Commit(4, topic_id=earlier)), encode_value(Commit(5))])
+    harness.restart()
+    assert offsets_of(harness, "g") == {("t", 1): 9, ("t", 2): 5}  # one commit has no topic id
 
 
 def test_deleting_the_offsets_topic_deletes_all_commits_and_the_next_one_re_creates_it(
-    house, topic
+    harness, topic
 ):
-    commit(house, "g", t0=9)
-    house.broker.delete_topic(TOPIC)
-    assert list(house.broker.groups.all_groups()) == []
-    commit(house, "h", t0=2)
-    house.restart()
-    assert [name for name, _ in house.broker.groups.all_groups()] == ["h"]
+    commit(harness, "g", t0=9)
+    harness.broker.delete_topic(TOPIC)
+    assert list(harness.broker.groups.all_groups()) == []
+    commit(harness, "h", t0=2)
+    harness.restart()
+    assert [name for name, _ in harness.broker.groups.all_groups()] == ["h"]
 
 
 @pytest.mark.parametrize("store_works", [True, False])
-def test_groups_are_reset_to_the_log_end_after_a_truncation(house, topic, store_works):
+def test_groups_are_reset_to_the_log_end_after_a_truncation(harness, topic, store_works):
     """Even if the store fails the rest of the repair."""
-    house.broker.alter_topic("t", config={"segment.bytes": 1024})
+    harness.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
-        house.produce("t", [b"lost" * 15] * 10)
-    commit(house, "g", t0=35, t1=50)
-    commit(house, "h", t0=7)
-    house.stop_copying()
-    house.broker.close()
-    max((house.root / "data" / "t-0").glob("*.log")).unlink()
-    house.broker = house.open()
-    house.set_down(not store_works)
+        harness.produce("t", [b"lost" * 15] * 10)
+    commit(harness, "g", t0=35, t1=50)
+    commit(harness, "h", t0=7)
+    harness.stop_copying()
+    harness.broker.close()
+    max((harness.root / "data" / "t-0").glob("*.log")).unlink()
+    harness.broker = harness.open()
+    harness.set_down(not store_works)
     with nullcontext() if store_works else pytest.raises(StoreUnavailable):
-        steps = house.broker.repair("t", apply=True, accept_loss=True)
+        steps = harness.broker.repair("t", apply=True, accept_loss=True)
         assert [one.action for one in steps if one.done] == ["cut"]
     for _ in range(2):
-        assert offsets_of(house, "g") == {("t", 0): 30, ("t", 1): 50}
-        assert offsets_of(house, "h") == {("t", 0): 7}
-        house.restart()
+        assert offsets_of(harness, "g") == {("t", 0): 30, ("t", 1): 50}
+        assert offsets_of(harness, "h") == {("t", 0): 7}
+        harness.restart()
 
 
 @pytest.mark.parametrize(
@@ -245,121 +245,121 @@ def test_groups_are_reset_to_the_log_end_after_a_truncation(house, topic, store_
         (Groups, "follow_truncations"),
     ],
 )
-def test_a_group_reset_that_failed_is_repeated(house, topic, monkeypatch, failing):
+def test_a_group_reset_that_failed_is_repeated(harness, topic, monkeypatch, failing):
     """Or at the next start, if the process died first."""
-    house.broker.alter_topic("t", config={"segment.bytes": 1024})
+    harness.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
-        house.produce("t", [b"lost" * 15] * 10)
-    house.broker.groups.commit("g", [NewOffset("t", 0, 35, "kept")])
-    house.broker.close()
-    max((house.root / "data" / "t-0").glob("*.log")).unlink()
+        harness.produce("t", [b"lost" * 15] * 10)
+    harness.broker.groups.commit("g", [NewOffset("t", 0, 35, "kept")])
+    harness.broker.close()
+    max((harness.root / "data" / "t-0").glob("*.log")).unlink()
 
     def fails(*_, **__):
         raise StoreUnavailable("not now")
 
     with monkeypatch.context() as patched:
         patched.setattr(*failing, fails)
-        house.broker = house.open()
+        harness.broker = harness.open()
         with suppress(StoreUnavailable):
-            house.broker.repair("t", apply=True, accept_loss=True)
+            harness.broker.repair("t", apply=True, accept_loss=True)
         if failing[1] in ("end", "follow_truncations"):
-            house.broker.close()
+            harness.broker.close()
     if failing[1] in ("end", "follow_truncations"):
-        house.broker = house.open()
-    house.produce("t", [b"new"] * 10)
-    house.broker.groups.run_round()
-    assert offsets_of(house, "g") == {("t", 0): 30}
-    assert house.broker.groups.group("g")[0].metadata == "kept"
-    commit(house, "g", t0=40)
+        harness.broker = harness.open()
+    harness.produce("t", [b"new"] * 10)
+    harness.broker.groups.run_round()
+    assert offsets_of(harness, "g") == {("t", 0): 30}
+    assert harness.broker.groups.group("g")[0].metadata == "kept"
+    commit(harness, "g", t0=40)
     for _ in range(2):
-        assert offsets_of(house, "g") == {("t", 0): 40}
-        house.restart()
+        assert offsets_of(harness, "g") == {("t", 0): 40}
+        harness.restart()
 
 
-def test_records_that_are_not_commits_are_skipped(house, topic):
-    commit(house, "g", t0=1)
+def test_records_that_are_not_commits_are_skipped(harness, topic):
+    commit(harness, "g", t0=1)
     write_raw(
-        house,
+        harness,
         [b"\0\x02\0\x01g", b"?", encode_key(CommitKey("g", "t", 1)), b"\0\x01\0\x09cut"],
         [b"\0\x03member", b"!", b"\0\x09unknown version", b""],
     )
-    commit(house, "g", t2=3)
-    house.restart()
-    assert offsets_of(house, "g") == {("t", 0): 1, ("t", 2): 3}
+    commit(harness, "g", t2=3)
+    harness.restart()
+    assert offsets_of(harness, "g") == {("t", 0): 1, ("t", 2): 3}
 
 
-def test_only_groups_wait_for_an_unavailable_store(house, topic):
-    commit(house, "g", t0=1)
-    house.broker.alter_topic(TOPIC, config={"cleanup.policy": "delete", "local.retention.ms": 0})
-    house.broker.offload(TOPIC, wait_ms=20_000)
-    assert house.broker.partition(TOPIC, 0).offsets().local_log_start_offset == 1
-    house.restart(down=True, store_start_timeout_ms=100)
-    house.produce("t", [b"x"])
+def test_only_groups_wait_for_an_unavailable_store(harness, topic):
+    commit(harness, "g", t0=1)
+    harness.broker.alter_topic(TOPIC, config={"cleanup.policy": "delete", "local.retention.ms": 0})
+    harness.broker.offload(TOPIC, wait_ms=20_000)
+    assert harness.broker.partition(TOPIC, 0).offsets().local_log_start_offset == 1
+    harness.restart(down=True, store_start_timeout_ms=100)
+    harness.produce("t", [b"x"])
     with pytest.raises(StoreUnavailable):
-        house.broker.groups.group("g")
-    house.set_down(False)
-    assert offsets_of(house, "g") == {("t", 0): 1}
+        harness.broker.groups.group("g")
+    harness.set_down(False)
+    assert offsets_of(harness, "g") == {("t", 0): 1}
 
 
-def test_a_broker_that_lost_the_offsets_topic_raises_fenced(house, topic, tmp_path):
-    commit(house, "g", t0=5)
-    house.claim()
-    copy = House(house.copy_to(tmp_path / "copy"))
+def test_a_broker_that_lost_the_offsets_topic_raises_fenced(harness, topic, tmp_path):
+    commit(harness, "g", t0=5)
+    harness.claim()
+    copy = BrokerHarness(harness.copy_to(tmp_path / "copy"))
     copy.claim()
-    house.broker.background.fence_checker.run_round()
+    harness.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
-        house.broker.groups.group("g")
+        harness.broker.groups.group("g")
     with pytest.raises(FencedError):
-        list(house.broker.groups.all_groups())
+        list(harness.broker.groups.all_groups())
     copy.broker.close()
 
 
-def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(house, topic, tmp_path):
-    house.produce("t", [b"x"] * 10)
-    commit(house, "g", t0=4, t1=0)
-    commit(house, "gone", t0=4)
-    house.broker.groups.delete("gone")
+def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(harness, topic, tmp_path):
+    harness.produce("t", [b"x"] * 10)
+    commit(harness, "g", t0=4, t1=0)
+    commit(harness, "gone", t0=4)
+    harness.broker.groups.delete("gone")
     for name in ("t", TOPIC):
-        house.offload(name)
-    house.broker.close()
+        harness.offload(name)
+    harness.broker.close()
     options = RestoreOptions(data_dir=tmp_path / "new", gap=1_000_000, clock=lambda: 0)
-    restore(open_store(f"file://{house.root / 'bucket'}"), options)
-    (house.root / "data").rename(house.root / "lost")
-    (tmp_path / "new").rename(house.root / "data")
-    house.broker = house.open()
-    assert house.broker.partition("t", 0).offsets().log_end_offset == 1_000_010
-    house.produce("t", [b"y"] * 3)
-    found = {(one.partition, one.offset, one.lag) for one in house.broker.groups.group("g")}
+    restore(open_store(f"file://{harness.root / 'bucket'}"), options)
+    (harness.root / "data").rename(harness.root / "lost")
+    (tmp_path / "new").rename(harness.root / "data")
+    harness.broker = harness.open()
+    assert harness.broker.partition("t", 0).offsets().log_end_offset == 1_000_010
+    harness.produce("t", [b"y"] * 3)
+    found = {(one.partition, one.offset, one.lag) for one in harness.broker.groups.group("g")}
     assert found == {(0, 4, 9), (1, 0, 0)}
-    assert [name for name, _ in house.broker.groups.all_groups()] == ["g"]
-    commit(house, "g", t0=1_000_011)
-    house.restart()
-    assert house.broker.groups.group("g")[0].lag == 2
+    assert [name for name, _ in harness.broker.groups.all_groups()] == ["g"]
+    commit(harness, "g", t0=1_000_011)
+    harness.restart()
+    assert harness.broker.groups.group("g")[0].lag == 2
 
 
-def test_commits_beyond_group_commits_max_are_throttled(house, topic):
-    house.restart(group_commits_max=2)
-    commit(house, "g", t0=1, t1=1)
-    commit(house, "g", t0=2, t1=2)
+def test_commits_beyond_group_commits_max_are_throttled(harness, topic):
+    harness.restart(group_commits_max=2)
+    commit(harness, "g", t0=1, t1=1)
+    commit(harness, "g", t0=2, t1=2)
     with pytest.raises(Throttled):
-        commit(house, "g", t2=1)
-    house.broker.groups.delete("g")
-    commit(house, "h", t2=1)
+        commit(harness, "g", t2=1)
+    harness.broker.groups.delete("g")
+    commit(harness, "h", t2=1)
 
 
-def test_concurrent_commits_match_the_log(house, topic):
+def test_concurrent_commits_match_the_log(harness, topic):
     def run(number):
         for step in range(30):
-            commit(house, f"g{number % 3}", t0=number * 1000 + step)
+            commit(harness, f"g{number % 3}", t0=number * 1000 + step)
             if step % 10 == 9:
                 with suppress(UnknownGroup):
-                    house.broker.groups.delete(f"g{number % 3}")
+                    harness.broker.groups.delete(f"g{number % 3}")
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    before = list(house.broker.groups.all_groups())
-    house.restart()
-    assert list(house.broker.groups.all_groups()) == before
+    before = list(harness.broker.groups.all_groups())
+    harness.restart()
+    assert list(harness.broker.groups.all_groups()) == before

@@ -11,20 +11,20 @@ from tests.fakes.damage import flip
 
 
 @pytest.fixture
-def stopped(house):
+def stopped(harness):
     """One record of an idempotent producer, only in the bucket; an empty segment on disk."""
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.produce("t", [b"before"])
-    house.produce_idempotent(sequence=0)
-    house.offload()
-    house.broker.partition("t", 0).log.delete_local(2)
-    house.broker.close()
-    return house
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.produce("t", [b"before"])
+    harness.produce_idempotent(sequence=0)
+    harness.offload()
+    harness.broker.partition("t", 0).log.delete_local(2)
+    harness.broker.close()
+    return harness
 
 
-def snapshot_of(house):
+def snapshot_of(harness):
     """The only file that has the producer's state."""
-    (path,) = (house.root / "data" / "t-0").glob("*.snapshot")
+    (path,) = (harness.root / "data" / "t-0").glob("*.snapshot")
     return path
 
 

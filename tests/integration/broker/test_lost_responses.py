@@ -20,32 +20,32 @@ from tests.fakes.faulty_object_store import FailsAfter
 
 
 @pytest.fixture
-def uncertain(house):
+def uncertain(harness):
     """The bucket has one more segment than the broker knows, and the store is down. All earlier
     segments are compacted and mirrored.
     """
-    house.broker.create_topic("t", config=COMPACT)
-    last = fill(house, "t", 300)
-    partition = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config=COMPACT)
+    last = fill(harness, "t", 300)
+    partition = harness.broker.partition("t", 0)
     resize(partition, 1 << 20)  # so that compaction merges segments
-    compacted(house, "t")
-    offload(house, "t")
+    compacted(harness, "t")
+    offload(harness, "t")
     known = partition.cold.end_offset
-    house.stop_copying()
+    harness.stop_copying()
     resize(partition, 4096)
     for number in range(20):
         pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
-        result = put(house, "t", pairs)
+        result = put(harness, "t", pairs)
         last |= {key: (result.base_offset + i, value) for i, (key, value) in enumerate(pairs)}
     partition.log.roll()
     resize(partition, 1 << 20)
     (first, *_) = [view for view in partition.log.segments() if view.base_offset >= known]
-    house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+    harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        losing_responses(house, lambda: partition.cold.offload(files_of(partition, first)))
+        losing_responses(harness, lambda: partition.cold.offload(files_of(partition, first)))
     assert partition.cold.end_offset == known
-    house.last = last
-    return house
+    harness.last = last
+    return harness
 
 
 def resize(partition, segment_bytes):
@@ -53,22 +53,22 @@ def resize(partition, segment_bytes):
     partition.log.update_config(LogConfig.parse(config))
 
 
-def losing_responses(house, call):
+def losing_responses(harness, call):
     """Run `call` with a store that is down from the first lost response on."""
-    real = house.store.put
+    real = harness.store.put
 
     def put(key, body, **options):
         try:
             return real(key, body, **options)
         except OutcomeUnknownError:
-            house.set_down(True)
+            harness.set_down(True)
             raise
 
-    house.store.put = put
+    harness.store.put = put
     try:
         call()
     finally:
-        del house.store.put
+        del harness.store.put
 
 
 def files_of(partition, view):
@@ -95,31 +95,31 @@ def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, res
     assert not uncertain.broker.verify("t", deep=True).problems
 
 
-def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(house):
-    house.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.stop_copying()
+def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(harness):
+    harness.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
+    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.stop_copying()
     for _ in range(20):
-        house.produce("t", [b"x" * 100] * 10)
-    partition = house.broker.partition("t", 0)
+        harness.produce("t", [b"x" * 100] * 10)
+    partition = harness.broker.partition("t", 0)
     for view in partition.log.segments()[: UNRECORDED_COMMITS_MAX + 1]:
-        house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+        harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
         with pytest.raises(StoreUnavailable):
-            losing_responses(house, lambda v=view: partition.cold.offload(files_of(partition, v)))
-        house.set_down(False)
-    house.restart()
-    house.broker.background.copier.claim(house.broker.partition("t", 0))
+            losing_responses(harness, lambda v=view: partition.cold.offload(files_of(partition, v)))
+        harness.set_down(False)
+    harness.restart()
+    harness.broker.background.copier.claim(harness.broker.partition("t", 0))
 
 
-def test_a_claim_of_unknown_outcome_is_repeated(house):
-    house.restart(down=True, store_start_timeout_ms=1)
-    house.stop_copying()
-    house.broker.create_topic("t")
-    house.set_down(False)
-    partition = house.broker.partition("t", 0)
-    house.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
+def test_a_claim_of_unknown_outcome_is_repeated(harness):
+    harness.restart(down=True, store_start_timeout_ms=1)
+    harness.stop_copying()
+    harness.broker.create_topic("t")
+    harness.set_down(False)
+    partition = harness.broker.partition("t", 0)
+    harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        losing_responses(house, lambda: house.broker.background.copier.claim(partition))
-    house.set_down(False)
-    house.broker.background.copier.claim(partition)
+        losing_responses(harness, lambda: harness.broker.background.copier.claim(partition))
+    harness.set_down(False)
+    harness.broker.background.copier.claim(partition)
     assert partition.cold.ownership.claimed

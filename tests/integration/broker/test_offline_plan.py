@@ -12,24 +12,24 @@ from broker.repair.offline_plan import plan_repair
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from record_format.errors import ConfigurationError, FencedError
+from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
-from tests.fakes.house import House
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    house = House(tmp_path_factory.mktemp("template"))
-    house.broker.create_topic("t", config=CONFIG)
-    house.broker.create_topic("other")
+    harness = BrokerHarness(tmp_path_factory.mktemp("template"))
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.broker.create_topic("other")
     for number in range(4):
         if number == 2:
-            house.offload()
-            house.stop_copying()
-        house.produce("t", [b"%d" % number * 60] * 10)
-    house.broker.close()
-    return house.root
+            harness.offload()
+            harness.stop_copying()
+        harness.produce("t", [b"%d" % number * 60] * 10)
+    harness.broker.close()
+    return harness.root
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def summary(steps):
 
 
 def apply(root):
-    house = House(root)
-    steps = house.broker.repair("t", deep=True, apply=True)
-    house.broker.close()
+    harness = BrokerHarness(root)
+    steps = harness.broker.repair("t", deep=True, apply=True)
+    harness.broker.close()
     return summary(steps)
 
 
@@ -109,9 +109,9 @@ def test_a_damaged_file_is_named_by_its_path(root):
 
 def test_planning_for_a_partition_of_another_owner_is_fenced(root, tmp_path):
     shutil.copytree(root / "data", tmp_path / "older")
-    house = House(root)
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.broker.close()
+    harness = BrokerHarness(root)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.broker.close()
     shutil.rmtree(root / "data")
     shutil.copytree(tmp_path / "older", root / "data")
     with pytest.raises(FencedError, match="never recorded it"):

@@ -25,36 +25,36 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.produced import build_produced
+from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
-from tests.fakes.house import tidy
 from tests.fakes.small_disk import no_room
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
 
 
-def fill(house, topic, *, segments):
+def fill(harness, topic, *, segments):
     for number in range(segments * 4):
-        house.produce(topic, [b"x" * 100] * 10, at=number)
+        harness.produce(topic, [b"x" * 100] * 10, at=number)
 
 
 @pytest.fixture
-def copier_of(house):
+def copier_of(harness):
     """Make copiers; the broker's own is closed."""
     copiers = []
-    house.broker.background.copier.close()
+    harness.broker.background.copier.close()
     for topic in ("a", "b"):
-        house.broker.create_topic(topic, config=SMALL)
-        fill(house, topic, segments=4)
-    house.wait_for(lambda: house.broker.bucket.store_status.is_verified)
+        harness.broker.create_topic(topic, config=SMALL)
+        fill(harness, topic, segments=4)
+    harness.wait_for(lambda: harness.broker.bucket.store_status.is_verified)
 
     def make(concurrency):
         copiers.append(
             Copier(
-                house.broker.partitions,
+                harness.broker.partitions,
                 concurrency=concurrency,
-                holes=house.broker.background.holes,
-                store_is_reachable=house.broker.bucket.store_status.recheck,
+                holes=harness.broker.background.holes,
+                store_is_reachable=harness.broker.bucket.store_status.recheck,
             )
         )
         return copiers[-1]
@@ -64,52 +64,52 @@ def copier_of(house):
         copier.close()
 
 
-def partitions(house, topic):
-    return list(house.broker.topic(topic).partitions.values())
+def partitions(harness, topic):
+    return list(harness.broker.topic(topic).partitions.values())
 
 
-def test_a_backlog_does_not_starve_other_partitions(house, copier_of):
+def test_a_backlog_does_not_starve_other_partitions(harness, copier_of):
     copier = copier_of(1)
     with capture_logs() as lines:
         copier.run_round()
-        assert copier.wait_until_done(house.broker.partitions(), timeout_s=20)
+        assert copier.wait_until_done(harness.broker.partitions(), timeout_s=20)
     offloaded = [line["partition"] for line in lines if line["event"] == "segment offloaded"]
     assert min(offloaded.count("a-0"), offloaded.count("b-0")) > 2
     assert set(offloaded[:2]) == {"a-0", "b-0"}
 
 
-def test_a_store_outage_is_logged_once_and_its_end_once(house, copier_of):
+def test_a_store_outage_is_logged_once_and_its_end_once(harness, copier_of):
     """Not one per partition: there may be a thousand, waiting for the same store."""
-    copier, status = copier_of(4), house.broker.bucket.store_status
-    house.broker.create_topic("many", partitions=20)
-    house.set_down(True)
+    copier, status = copier_of(4), harness.broker.bucket.store_status
+    harness.broker.create_topic("many", partitions=20)
+    harness.set_down(True)
     with capture_logs() as lines:
         copier.run_round()
         assert copier.wait_until_idle(timeout_s=20)
-        house.set_down(False)
-        house.wait_for(lambda: status.is_reachable)
+        harness.set_down(False)
+        harness.wait_for(lambda: status.is_reachable)
     events = [line["event"] for line in lines if line["event"].startswith(("store", "offload"))]
     assert events == ["store unavailable", "store available again"]
 
 
-def test_a_failed_upload_of_one_partition_is_logged(house, copier_of):
+def test_a_failed_upload_of_one_partition_is_logged(harness, copier_of):
     copier = copier_of(1)
-    house.store.fail("put", FailsBefore(), times=10**9, when=lambda key: "/b/" in key)
+    harness.store.fail("put", FailsBefore(), times=10**9, when=lambda key: "/b/" in key)
     with capture_logs() as lines:
         copier.run_round()
-        assert copier.wait_until_done(partitions(house, "a"), timeout_s=20)
+        assert copier.wait_until_done(partitions(harness, "a"), timeout_s=20)
         assert copier.wait_until_idle(timeout_s=20)
     waits = [line["partition"] for line in lines if line["event"] == "offload failed, will retry"]
     assert waits == ["b-0"]
-    assert house.broker.bucket.store_status.is_reachable
+    assert harness.broker.bucket.store_status.is_reachable
 
 
-def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(house, copier_of):
+def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(harness, copier_of):
     """The log start has moved and local files are deleted; the bucket has no trim yet."""
-    copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
+    copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
     copier.claim(partition)
     start = partition.log.base_offsets[1]
-    house.broker.background.checkpoints.move_log_start(partition, start)
+    harness.broker.background.checkpoints.move_log_start(partition, start)
     partition.log.delete_local(start)
     with capture_logs() as lines:
         copier.run_round()
@@ -118,9 +118,9 @@ def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(h
     assert partition.cold.manifest.log_start_offset == start
 
 
-def test_a_sealed_but_unflushed_segment_waits_without_an_error(house, copier_of):
-    house.broker.create_topic("c", config={**SMALL, "flush.ms": 3_600_000})
-    copier, partition = copier_of(1), house.broker.partition("c", 0)
+def test_a_sealed_but_unflushed_segment_waits_without_an_error(harness, copier_of):
+    harness.broker.create_topic("c", config={**SMALL, "flush.ms": 3_600_000})
+    copier, partition = copier_of(1), harness.broker.partition("c", 0)
     for _ in range(8):
         batches = build_produced([b"x" * 100] * 10, timestamps=[0] * 10, max_message_bytes=4096)
         partition.append(batches, acks=Acks.LEADER).result(10)
@@ -133,59 +133,61 @@ def test_a_sealed_but_unflushed_segment_waits_without_an_error(house, copier_of)
     assert partition.cold.end_offset == partition.log.active_base_offset > 0
 
 
-def test_a_commit_stored_with_wrong_bytes_does_not_count(house, copier_of):
-    copier, partition = copier_of(concurrency=1), house.broker.partition("a", 0)
+def test_a_commit_stored_with_wrong_bytes_does_not_count(harness, copier_of):
+    copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
     copier.claim(partition)
-    house.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
+    harness.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
     with pytest.raises(CorruptManifest):
         partition.cold.offload(partition.log.sealed.files(0))
     assert partition.cold.end_offset == removable_end(partition) == 0
 
 
-def test_no_segment_is_deleted_by_a_commit_that_is_not_recorded_locally(house, monkeypatch):
+def test_no_segment_is_deleted_by_a_commit_that_is_not_recorded_locally(harness, monkeypatch):
     """After a crash the folder would not know what the bucket has."""
-    house.broker.create_topic("t", config={**LITTLE_LOCAL, "local.retention.ms": 0})
-    house.claim()
-    house.stop_copying()
-    fill(house, "t", segments=3)
-    partition = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config={**LITTLE_LOCAL, "local.retention.ms": 0})
+    harness.claim()
+    harness.stop_copying()
+    fill(harness, "t", segments=3)
+    partition = harness.broker.partition("t", 0)
     with monkeypatch.context() as disk:
         disk.setattr(partition.cold.bucket_state, "_write", no_room)
-        house.copy_sealed()
-        tidy(house.broker)
+        harness.copy_sealed()
+        run_janitor(harness.broker)
         assert (partition.cold.end_offset, partition.log.first_local_offset) == (0, 0)
-    house.copy_sealed()
-    tidy(house.broker)
+    harness.copy_sealed()
+    run_janitor(harness.broker)
     assert partition.cold.end_offset == partition.log.first_local_offset > 0
 
 
-def test_a_hanging_upload_does_not_block_other_partitions(house, copier_of, monkeypatch):
+def test_a_hanging_upload_does_not_block_other_partitions(harness, copier_of, monkeypatch):
     copier, released = copier_of(2), threading.Event()
-    (stuck,) = partitions(house, "a")
+    (stuck,) = partitions(harness, "a")
     offload = stuck.cold.offload
     monkeypatch.setattr(stuck.cold, "offload", lambda files: released.wait(20) and offload(files))
     copier.run_round()
-    assert copier.wait_until_done(partitions(house, "b"), timeout_s=10)
+    assert copier.wait_until_done(partitions(harness, "b"), timeout_s=10)
     assert copier.progress([stuck]).uploaded_segments == 0
     released.set()
     assert copier.wait_until_done([stuck], timeout_s=20)
 
 
-def test_an_idle_partition_is_offloaded_within_offload_max_lag_ms(house):
-    house.restart(retention_check_interval_ms=20)
-    house.broker.create_topic("t", config={"offload.max.lag.ms": 20})
-    house.produce("t", [b"the last for a long while"])
-    cold = house.broker.partition("t", 0).cold
-    house.wait_for(lambda: cold.end_offset == 1)
-    assert house.broker.storage_report().offload_lag_ms == 0
+def test_an_idle_partition_is_offloaded_within_offload_max_lag_ms(harness):
+    harness.restart(retention_check_interval_ms=20)
+    harness.broker.create_topic("t", config={"offload.max.lag.ms": 20})
+    harness.produce("t", [b"the last for a long while"])
+    cold = harness.broker.partition("t", 0).cold
+    harness.wait_for(lambda: cold.end_offset == 1)
+    assert harness.broker.storage_report().offload_lag_ms == 0
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(house, monkeypatch, fails):
+def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(
+    harness, monkeypatch, fails
+):
     for topic in ("a", "b"):
-        house.broker.create_topic(topic, config=SMALL)
-        fill(house, topic, segments=2)
-        house.offload(topic)
+        harness.broker.create_topic(topic, config=SMALL)
+        fill(harness, topic, segments=2)
+        harness.offload(topic)
     delete_local = PartitionLog.delete_local
 
     def delete_local_except_a(log, before_offset):
@@ -194,74 +196,74 @@ def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(house, 
         return delete_local(log, before_offset) if log.topic == "b" else []
 
     monkeypatch.setattr(PartitionLog, "delete_local", delete_local_except_a)
-    assert house.broker.background.janitor.relieve_disk(1)
-    assert house.broker.partition("a", 0).log.first_local_offset == 0
-    assert house.broker.partition("b", 0).log.first_local_offset > 0
+    assert harness.broker.background.janitor.relieve_disk(1)
+    assert harness.broker.partition("a", 0).log.first_local_offset == 0
+    assert harness.broker.partition("b", 0).log.first_local_offset > 0
 
 
-def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(house, monkeypatch):
+def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(harness, monkeypatch):
     """The checkpoint of a trim could not be written to a full disk."""
-    house.broker.create_topic("a", config=SMALL)
-    house.wait_for(lambda: house.broker.partition("a", 0).cold.ownership.claimed)
-    for task in house.broker.background._tasks:
+    harness.broker.create_topic("a", config=SMALL)
+    harness.wait_for(lambda: harness.broker.partition("a", 0).cold.ownership.claimed)
+    for task in harness.broker.background._tasks:
         task.stop(10)
-    fill(house, "a", segments=3)
-    partition, janitor = house.broker.partition("a", 0), house.broker.background.janitor
+    fill(harness, "a", segments=3)
+    partition, janitor = harness.broker.partition("a", 0), harness.broker.background.janitor
     before = [one.base_offset for one in partition.log.segments()]
 
     with monkeypatch.context() as disk:
-        disk.setattr(house.broker.folder, "write_checkpoint", no_room)
+        disk.setattr(harness.broker.folder, "write_checkpoint", no_room)
         with pytest.raises(DiskFull):
-            house.broker.trim("a", 0, before[1])
+            harness.broker.trim("a", 0, before[1])
         assert not janitor.relieve_disk(1)
         assert partition.log.first_local_offset == 0
-    shutil.copytree(house.root / "data", house.root / "crashed")
-    house.broker.close()
-    shutil.rmtree(house.root / "data")
-    (house.root / "crashed").rename(house.root / "data")
-    house.broker = house.open()
-    assert len(house.records("a")) == 10 * 3 * 4
-    house.broker.trim("a", 0, before[1])
-    assert house.broker.partition("a", 0).log.first_local_offset == before[1]
+    shutil.copytree(harness.root / "data", harness.root / "crashed")
+    harness.broker.close()
+    shutil.rmtree(harness.root / "data")
+    (harness.root / "crashed").rename(harness.root / "data")
+    harness.broker = harness.open()
+    assert len(harness.records("a")) == 10 * 3 * 4
+    harness.broker.trim("a", 0, before[1])
+    assert harness.broker.partition("a", 0).log.first_local_offset == before[1]
 
 
-def test_a_topic_trimmed_within_a_segment_can_become_compacted(house):
-    house.broker.create_topic("a", config=SMALL)
-    fill(house, "a", segments=2)
-    house.offload("a")
-    house.broker.trim("a", 0, 5)
-    house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
-    partition = house.broker.partition("a", 0)
+def test_a_topic_trimmed_within_a_segment_can_become_compacted(harness):
+    harness.broker.create_topic("a", config=SMALL)
+    fill(harness, "a", segments=2)
+    harness.offload("a")
+    harness.broker.trim("a", 0, 5)
+    harness.broker.alter_topic("a", config={"cleanup.policy": "compact"})
+    partition = harness.broker.partition("a", 0)
     partition.log.delete_local(partition.log.segments()[1].base_offset)
-    house.broker.alter_topic("a", config={"cleanup.policy": "delete"})
+    harness.broker.alter_topic("a", config={"cleanup.policy": "delete"})
     with pytest.raises(InvalidConfig, match="only in the bucket"):
-        house.broker.alter_topic("a", config={"cleanup.policy": "compact"})
+        harness.broker.alter_topic("a", config={"cleanup.policy": "compact"})
 
 
-def test_altering_a_configuration_is_one_write(house, monkeypatch):
+def test_altering_a_configuration_is_one_write(harness, monkeypatch):
     """Which a full disk accepts or refuses as a whole."""
-    house.broker.create_topic("a", config=SMALL)
-    house.wait_for(lambda: not house.broker.registry.by_name("a").dirty)
+    harness.broker.create_topic("a", config=SMALL)
+    harness.wait_for(lambda: not harness.broker.registry.by_name("a").dirty)
 
-    monkeypatch.setattr(house.broker.folder, "write", no_room)
-    house.broker.alter_topic("a", config={"segment.bytes": 2048})
-    assert house.broker.topic("a").config.segment_bytes == 2048
+    monkeypatch.setattr(harness.broker.folder, "write", no_room)
+    harness.broker.alter_topic("a", config={"segment.bytes": 2048})
+    assert harness.broker.topic("a").config.segment_bytes == 2048
 
 
-def test_a_corrupt_segment_that_was_uploaded_frees_disk(house):
-    house.broker.create_topic("a", config=SMALL)
-    fill(house, "a", segments=2)
-    house.offload("a")
-    house.broker.close()
-    rotten = house.root / "data" / "a-0" / f"{0:020d}.log"
+def test_a_corrupt_segment_that_was_uploaded_frees_disk(harness):
+    harness.broker.create_topic("a", config=SMALL)
+    fill(harness, "a", segments=2)
+    harness.offload("a")
+    harness.broker.close()
+    rotten = harness.root / "data" / "a-0" / f"{0:020d}.log"
     rotten.with_suffix(".timeindex").unlink()
     rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
-    house.broker = house.open()
-    assert house.broker.background.janitor.relieve_disk(1)
-    assert house.broker.partition("a", 0).log.first_local_offset > 0
+    harness.broker = harness.open()
+    assert harness.broker.background.janitor.relieve_disk(1)
+    assert harness.broker.partition("a", 0).log.first_local_offset > 0
 
 
-def test_all_uploads_pass_the_configured_throttle(house, monkeypatch):
+def test_all_uploads_pass_the_configured_throttle(harness, monkeypatch):
     throttles = []
 
     class Recorded:
@@ -276,105 +278,107 @@ def test_all_uploads_pass_the_configured_throttle(house, monkeypatch):
             pass
 
     monkeypatch.setattr(bucket, "UploadThrottle", Recorded)
-    house.restart(offload_bandwidth=12_345)
-    house.broker.create_topic("t", config=SMALL)
-    fill(house, "t", segments=2)
-    house.offload()
+    harness.restart(offload_bandwidth=12_345)
+    harness.broker.create_topic("t", config=SMALL)
+    fill(harness, "t", segments=2)
+    harness.offload()
     (throttle,) = throttles
-    entries = house.broker.partition("t", 0).cold.entries(0)
+    entries = harness.broker.partition("t", 0).cold.entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
     assert (throttle.rate, throttle.sent_bytes) == (12_345, expected)
 
 
-def claimed_topic(house):
+def claimed_topic(harness):
     """An offloaded topic, and a function that turns its remote storage off."""
-    house.broker.create_topic("t", config=LITTLE_LOCAL)
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    return lambda: house.broker.alter_topic("t", config={"remote.storage.enable": False})
+    harness.broker.create_topic("t", config=LITTLE_LOCAL)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    return lambda: harness.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 
-def test_records_written_after_disabling_remote_storage_stay_on_disk(house):
-    claimed_topic(house)()
+def test_records_written_after_disabling_remote_storage_stay_on_disk(harness):
+    claimed_topic(harness)()
     for number in range(20):
-        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
-    house.offload()
-    assert house.broker.partition("t", 0).cold.end_offset == 0
-    (reported,) = house.broker.storage_report().topics
+        harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
+    harness.offload()
+    assert harness.broker.partition("t", 0).cold.end_offset == 0
+    (reported,) = harness.broker.storage_report().topics
     assert (reported.offload_lag_bytes, reported.offload_lag_segments) == (0, 0)
     assert reported.offload_lag_ms == 0
-    house.restart()
-    assert [record.offset for record in house.records("t")] == list(range(200))
-    assert house.broker.verify("t", deep=True).ok
+    harness.restart()
+    assert [record.offset for record in harness.records("t")] == list(range(200))
+    assert harness.broker.verify("t", deep=True).ok
 
 
 @pytest.mark.parametrize("was_claimed", [False, True])
-def test_records_written_before_enabling_remote_storage_are_offloaded(house, was_claimed):
+def test_records_written_before_enabling_remote_storage_are_offloaded(harness, was_claimed):
     if was_claimed:
-        claimed_topic(house)()
-        house.restart()
+        claimed_topic(harness)()
+        harness.restart()
     else:
-        house.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
-    assert (house.broker.partition("t", 0).cold is not None) is was_claimed
+        harness.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
+    assert (harness.broker.partition("t", 0).cold is not None) is was_claimed
     for number in range(20):
-        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
-    house.broker.trim("t", 0, 15)
-    house.broker.alter_topic("t", config={"remote.storage.enable": True})
-    house.offload()
-    partition = house.broker.partition("t", 0)
+        harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
+    harness.broker.trim("t", 0, 15)
+    harness.broker.alter_topic("t", config={"remote.storage.enable": True})
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
     assert partition.cold.end_offset == 200
     assert partition.log.local_log_start_offset > 15
-    house.restart()
-    assert [record.offset for record in house.records("t", offset=15)] == list(range(15, 200))
-    assert house.broker.verify("t", deep=True).ok
+    harness.restart()
+    assert [record.offset for record in harness.records("t", offset=15)] == list(range(15, 200))
+    assert harness.broker.verify("t", deep=True).ok
 
 
-def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(house, monkeypatch):
+def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(harness, monkeypatch):
     """Otherwise trims and retention never reach it, and a restore brings it back."""
-    turn_off = claimed_topic(house)
-    house.stop_copying()
+    turn_off = claimed_topic(harness)
+    harness.stop_copying()
     for number in range(20):
-        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+        harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
     with monkeypatch.context() as full:
         full.setattr("broker.data_folder.write_durably", no_room)
-        cold = house.copy_sealed().cold
+        cold = harness.copy_sealed().cold
     assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
     turn_off()
-    house.restart()
-    house.claim()
-    house.broker.trim("t", 0, 200)
-    assert house.broker.partition("t", 0).cold.load_newest().log_start_offset == 200
+    harness.restart()
+    harness.claim()
+    harness.broker.trim("t", 0, 200)
+    assert harness.broker.partition("t", 0).cold.load_newest().log_start_offset == 200
 
 
 def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bucket(
-    house, monkeypatch
+    harness, monkeypatch
 ):
-    turn_off, put = claimed_topic(house), house.store.put_file
-    house.stop_copying()
+    turn_off, put = claimed_topic(harness), harness.store.put_file
+    harness.stop_copying()
     for number in range(20):
-        house.produce("t", [b"%d" % number * 100 for _ in range(10)])
+        harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
     def put_file(*args, **options):
         turn_off()
         return put(*args, **options)
 
-    monkeypatch.setattr(house.store, "put_file", put_file, raising=False)
-    house.broker.background.copier.run_round()
-    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
-    partition = house.broker.partition("t", 0)
-    house.broker.background.janitor.maintain(partition)
+    monkeypatch.setattr(harness.store, "put_file", put_file, raising=False)
+    harness.broker.background.copier.run_round()
+    assert harness.broker.background.copier.wait_until_done(
+        harness.broker.partitions(), timeout_s=20
+    )
+    partition = harness.broker.partition("t", 0)
+    harness.broker.background.janitor.maintain(partition)
     assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
-    house.restart()
-    assert [record.offset for record in house.records("t")] == list(range(200))
-    assert house.broker.verify("t", deep=True).ok
+    harness.restart()
+    assert [record.offset for record in harness.records("t")] == list(range(200))
+    assert harness.broker.verify("t", deep=True).ok
 
 
-def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(house, monkeypatch):
+def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(harness, monkeypatch):
     """Another broker may own the folder by then."""
-    house.broker.create_topic("t", partitions=2, config=SMALL)
-    house.stop_copying()
-    fill(house, "t", segments=3)
-    house.broker.alter_topic("t", config={"retention.bytes": 1024})
+    harness.broker.create_topic("t", partitions=2, config=SMALL)
+    harness.stop_copying()
+    fill(harness, "t", segments=3)
+    harness.broker.alter_topic("t", config={"retention.bytes": 1024})
     waiting, released, calls = threading.Event(), threading.Event(), []
 
     def slow(offset):
@@ -382,49 +386,49 @@ def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(house, monke
         waiting.set()
         assert released.wait(20)
 
-    for partition in partitions(house, "t"):
+    for partition in partitions(harness, "t"):
         monkeypatch.setattr(partition.cold, "follow_log_start", slow)
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(tidy, house.broker)
+        late = pool.submit(run_janitor, harness.broker)
         assert waiting.wait(20)
-        house.broker.close()
-        before = files_of(house)
+        harness.broker.close()
+        before = files_of(harness)
         released.set()
         late.result(20)
     assert len(calls) == 1, "the next partition is not started"
-    record = house.broker.topic("t").record
+    record = harness.broker.topic("t").record
     with pytest.raises(ShuttingDown):
-        house.broker.registry.put(msgspec.structs.replace(record, deleted=True))
+        harness.broker.registry.put(msgspec.structs.replace(record, deleted=True))
     with pytest.raises(ShuttingDown):
-        house.broker.background.checkpoints.save()
+        harness.broker.background.checkpoints.save()
     with pytest.raises(ShuttingDown):
-        house.broker.folder.write(house.root / "data" / "tierlog" / "epochs.json", b"")
-    assert files_of(house) == before
+        harness.broker.folder.write(harness.root / "data" / "tierlog" / "epochs.json", b"")
+    assert files_of(harness) == before
 
 
-def files_of(house):
-    paths = (path for path in (house.root / "data").rglob("*") if path.is_file())
+def files_of(harness):
+    paths = (path for path in (harness.root / "data").rglob("*") if path.is_file())
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
-def test_a_stop_does_not_wait_for_uploads_and_the_next_start_resumes(house):
-    house.restart(offload_bandwidth=1)
-    house.broker.create_topic("t", config=SMALL)
-    fill(house, "t", segments=2)
-    (partition,) = partitions(house, "t")
+def test_a_stop_does_not_wait_for_uploads_and_the_next_start_resumes(harness):
+    harness.restart(offload_bandwidth=1)
+    harness.broker.create_topic("t", config=SMALL)
+    fill(harness, "t", segments=2)
+    (partition,) = partitions(harness, "t")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(house.broker.offload, "t", wait_ms=3_600_000)
-        house.wait_for(lambda: bool(partition.cold._uploading))
-        house.broker.close()
+        waiting = pool.submit(harness.broker.offload, "t", wait_ms=3_600_000)
+        harness.wait_for(lambda: bool(partition.cold._uploading))
+        harness.broker.close()
         assert waiting.result(10).remaining_segments > 0
-    house.broker = house.open()
-    assert house.broker.folder.was_clean
-    house.offload()
+    harness.broker = harness.open()
+    assert harness.broker.folder.was_clean
+    harness.offload()
 
 
-def test_a_stopped_copier_claims_no_more_partitions(house, copier_of, monkeypatch):
+def test_a_stopped_copier_claims_no_more_partitions(harness, copier_of, monkeypatch):
     copier, released = copier_of(1), threading.Event()
-    first, second = [*partitions(house, "a"), *partitions(house, "b")]
+    first, second = [*partitions(harness, "a"), *partitions(harness, "b")]
     for one in first, second:
         claim = one.cold.ownership.claim
         monkeypatch.setattr(
@@ -439,21 +443,21 @@ def test_a_stopped_copier_claims_no_more_partitions(house, copier_of, monkeypatc
     assert [one.cold.ownership.claimed for one in (first, second)].count(True) == 1
 
 
-def test_logs_are_closed_in_parallel(house, monkeypatch):
+def test_logs_are_closed_in_parallel(harness, monkeypatch):
     """A disk does many syncs at a time; thousands of logs in sequence take minutes."""
-    house.broker.create_topic("t", partitions=8)
+    harness.broker.create_topic("t", partitions=8)
     barrier, close = threading.Barrier(8), PartitionLog.close
     monkeypatch.setattr(PartitionLog, "close", lambda log: barrier.wait(20) >= 0 and close(log))
-    house.broker.close()
+    harness.broker.close()
     monkeypatch.undo()
-    house.broker = house.open()
-    assert house.broker.folder.was_clean
+    harness.broker = harness.open()
+    assert harness.broker.folder.was_clean
 
 
-def test_an_upload_retrying_against_the_store_does_not_delay_a_stop(house):
+def test_an_upload_retrying_against_the_store_does_not_delay_a_stop(harness):
     """The store is closed first, which ends uploads with their current request."""
-    house.restart(shutdown_timeout_ms=10)
-    store, waits, closed, ends = house.store, threading.Event(), threading.Event(), []
+    harness.restart(shutdown_timeout_ms=10)
+    store, waits, closed, ends = harness.store, threading.Event(), threading.Event(), []
 
     def hang(*_, **__):
         waits.set()
@@ -461,34 +465,34 @@ def test_an_upload_retrying_against_the_store_does_not_delay_a_stop(house):
         raise ShuttingDown("closed")
 
     store.put_file, store.close = hang, closed.set
-    house.broker.create_topic("t", config=SMALL)
-    fill(house, "t", segments=2)
+    harness.broker.create_topic("t", config=SMALL)
+    fill(harness, "t", segments=2)
     assert waits.wait(20)
-    house.broker.close()
+    harness.broker.close()
     assert ends == [True]
 
 
-def test_background_work_stops_within_the_remaining_shutdown_timeout(house, monkeypatch):
+def test_background_work_stops_within_the_remaining_shutdown_timeout(harness, monkeypatch):
     stop, remaining_s = BackgroundTasks.stop, []
 
     def recording(background, deadline_s):
         remaining_s.append(deadline_s - time.monotonic())
         stop(background, deadline_s)
 
-    house.restart(shutdown_timeout_ms=50_000)
+    harness.restart(shutdown_timeout_ms=50_000)
     monkeypatch.setattr(BackgroundTasks, "stop", recording)
-    house.broker.close()
+    harness.broker.close()
     assert remaining_s[0] <= 10
 
 
-def test_deleting_a_topic_ends_a_waiting_offload(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.wait_for(lambda: house.broker.partition("t", 0).cold.ownership.claimed)
-    house.set_down(True)
-    fill(house, "t", segments=1)
+def test_deleting_a_topic_ends_a_waiting_offload(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.set_down(True)
+    fill(harness, "t", segments=1)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(house.broker.offload, "t", wait_ms=60_000)
-        house.wait_for(lambda: house.broker.partition("t", 0).log.active_base_offset > 0)
-        house.broker.delete_topic("t")
+        waiting = pool.submit(harness.broker.offload, "t", wait_ms=60_000)
+        harness.wait_for(lambda: harness.broker.partition("t", 0).log.active_base_offset > 0)
+        harness.broker.delete_topic("t")
         with pytest.raises(UnknownTopic):
             waiting.result(20)

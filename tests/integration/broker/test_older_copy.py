@@ -14,27 +14,27 @@ GAP = 1000
 
 
 @pytest.fixture
-def copied(house, tmp_path):
+def copied(harness, tmp_path):
     """20 offsets, all in the bucket; `older` is a copy of the folder at this point."""
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.stop_copying()
-    house.produce("t", [b"x"] * 20)
-    house.broker.partition("t", 0).log.roll()
-    house.broker.bucket.publish_topics(house.broker.registry)
-    house.copy_sealed()
-    house.broker.background.checkpoints.save()
-    shutil.copytree(house.root / "data", tmp_path / "older")
-    return house
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.stop_copying()
+    harness.produce("t", [b"x"] * 20)
+    harness.broker.partition("t", 0).log.roll()
+    harness.broker.bucket.publish_topics(harness.broker.registry)
+    harness.copy_sealed()
+    harness.broker.background.checkpoints.save()
+    shutil.copytree(harness.root / "data", tmp_path / "older")
+    return harness
 
 
-def write_more_and_lose_the_folder(house, *, commits):
+def write_more_and_lose_the_folder(harness, *, commits):
     """Add a record that is only on disk, and commits that do not move the bucket's end."""
-    assert house.produce("t", [b"acknowledged"]).base_offset == 20
+    assert harness.produce("t", [b"acknowledged"]).base_offset == 20
     for number in range(commits):
-        house.broker.trim("t", 0, 1 + number)
-    house.broker.close()
-    shutil.rmtree(house.root / "data")
-    (house.root / "data").parent.joinpath("older").rename(house.root / "data")
+        harness.broker.trim("t", 0, 1 + number)
+    harness.broker.close()
+    shutil.rmtree(harness.root / "data")
+    (harness.root / "data").parent.joinpath("older").rename(harness.root / "data")
 
 
 @pytest.mark.parametrize("is_checked_first", [True, False], ids=["at start", "by its claim"])
@@ -58,9 +58,9 @@ def test_an_older_copy_is_fenced_and_can_take_over_above_a_gap(
     copied.offload()
 
 
-def put_back_in_place(house):
+def put_back_in_place(harness):
     """Restore a disk snapshot in place: the folder keeps its inode, and with it its owner id."""
-    data = house.root / "data"
+    data = harness.root / "data"
     for path in data.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     shutil.copytree(data.parent / "older", data, dirs_exist_ok=True)

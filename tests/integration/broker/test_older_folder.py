@@ -10,7 +10,7 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format.encode import encode_batch
 from record_format.produced import ProduceLimits, check_produced
-from tests.fakes.house import House
+from tests.fakes.broker_harness import BrokerHarness
 
 OLDER = Path(__file__).parents[2] / "fixtures" / "older"
 ORDERS = [b"order %d" % number for number in range(300)]
@@ -24,26 +24,26 @@ def older(tmp_path):
     return tmp_path
 
 
-def values(house, topic, partition=0):
-    return [record.value for record in house.records(topic, partition=partition)]
+def values(harness, topic, partition=0):
+    return [record.value for record in harness.records(topic, partition=partition)]
 
 
-def newest_users(house):
-    return {record.key: record.value for record in house.records("users")}
+def newest_users(harness):
+    return {record.key: record.value for record in harness.records("users")}
 
 
-def assert_whole(house):
+def assert_whole(harness):
     """Everything that was in the bucket when the older version stopped."""
-    assert values(house, "orders", 0)[:300] == ORDERS
-    assert values(house, "orders", 1) == [*ORDERS, b"once"]
-    assert newest_users(house) == {b"user-%d" % n: b"round 2" for n in range(40)}
-    house.offload("orders")
+    assert values(harness, "orders", 0)[:300] == ORDERS
+    assert values(harness, "orders", 1) == [*ORDERS, b"once"]
+    assert newest_users(harness) == {b"user-%d" % n: b"round 2" for n in range(40)}
+    harness.offload("orders")
     for topic in ("orders", "users"):
-        report = house.broker.verify(topic, deep=True)
+        report = harness.broker.verify(topic, deep=True)
         assert report.ok, report.problems
 
 
-def retry(house):
+def retry(harness):
     batch = encode_batch(
         [b"once"],
         timestamps=[1_700_000_000_000],
@@ -54,21 +54,21 @@ def retry(house):
     produced = check_produced(
         batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=1_700_000_000_000)
     )
-    return house.broker.partition("orders", 1).append(produced, acks=Acks.ALL).result(10)
+    return harness.broker.partition("orders", 1).append(produced, acks=Acks.ALL).result(10)
 
 
 def test_a_data_folder_of_an_older_version_is_opened_completely(older):
-    house = House(older)
+    harness = BrokerHarness(older)
     try:
-        assert house.broker.readiness() == ([], [])
-        assert_whole(house)
-        assert values(house, "orders", 0)[300:] == [b"of the second start"]
-        assert (retry(house).duplicate, retry(house).base_offset) == (True, 300)
-        group = house.broker.groups.group("readers")
+        assert harness.broker.readiness() == ([], [])
+        assert_whole(harness)
+        assert values(harness, "orders", 0)[300:] == [b"of the second start"]
+        assert (retry(harness).duplicate, retry(harness).base_offset) == (True, 300)
+        group = harness.broker.groups.group("readers")
         assert [(one.partition, one.offset) for one in group] == [(0, 77), (1, 0)]
-        assert house.produce("orders", [b"new"]).base_offset == 301
+        assert harness.produce("orders", [b"new"]).base_offset == 301
     finally:
-        house.broker.close()
+        harness.broker.close()
 
 
 def test_a_bucket_of_an_older_version_is_restored(older):
@@ -76,9 +76,9 @@ def test_a_bucket_of_an_older_version_is_restored(older):
     store = open_store(f"file://{older / 'bucket'}")
     report = restore(store, RestoreOptions(data_dir=older / "data", gap=1000, clock=lambda: 0))
     assert {one.topic for one in report.partitions} >= {"orders", "users"}
-    house = House(older)
+    harness = BrokerHarness(older)
     try:
-        assert_whole(house)
-        assert retry(house).duplicate
+        assert_whole(harness)
+        assert retry(harness).duplicate
     finally:
-        house.broker.close()
+        harness.broker.close()

@@ -5,9 +5,9 @@ import pytest
 from cold_tier.store_ledger import PriceTable
 
 
-def test_the_storage_report_uses_the_configured_prices(house):
+def test_the_storage_report_uses_the_configured_prices(harness):
     prices = PriceTable(put_per_1000=0.0, get_per_1000=2000.0, list_per_1000=0.0)
-    broker = house.restart(prices=prices)
+    broker = harness.restart(prices=prices)
     report = broker.storage_report()
     uses = [use for use in report.store_requests if use.operation in {"get", "head"}]
     gets = sum(use.requests for use in uses)

@@ -10,6 +10,7 @@ from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import DiskFull, InvalidConfig
+from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -19,34 +20,33 @@ from tests.fakes.compacted_topics import (
     offload,
 )
 from tests.fakes.damage import flip
-from tests.fakes.house import House
 from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_restore import GAP, Restored
 
 
 @pytest.fixture
-def last_values(house):
+def last_values(harness):
     """The last values of a partly compacted topic that is entirely in the bucket."""
-    house.broker.create_topic("t", config=COMPACT)
-    last = fill(house, "t", 300)
-    compacted(house, "t")
-    last |= fill(house, "t", 200, keys=30, seed=2)
-    house.broker.partition("t", 0).log.roll()
-    offload(house, "t")
-    house.broker.close()
+    harness.broker.create_topic("t", config=COMPACT)
+    last = fill(harness, "t", 300)
+    compacted(harness, "t")
+    last |= fill(harness, "t", 200, keys=30, seed=2)
+    harness.broker.partition("t", 0).log.roll()
+    offload(harness, "t")
+    harness.broker.close()
     return last
 
 
 @pytest.fixture
-def restored(house, last_values, tmp_path):
-    restored = Restored(tmp_path / "restored", house)
+def restored(harness, last_values, tmp_path):
+    restored = Restored(tmp_path / "restored", harness)
     yield restored
     restored.broker.close()
 
 
-def partition_of(house):
-    return house.broker.partition("t", 0)
+def partition_of(harness):
+    return harness.broker.partition("t", 0)
 
 
 def test_a_restored_topic_is_rehydrated_and_compacted(restored, last_values):
@@ -74,18 +74,18 @@ def test_a_topic_can_be_altered_before_it_is_rehydrated(restored):
 
 
 def test_a_transaction_aborted_in_a_later_segment_stays_aborted(tmp_path):
-    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
-    house.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
-    house.broker.partition("txn", 0).log.roll()
-    offload(house, "txn")
-    log = house.broker.partition("txn", 0).log
+    harness = BrokerHarness(copy_of_kafka(tmp_path, "txn-0", clean=True))
+    harness.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
+    harness.broker.partition("txn", 0).log.roll()
+    offload(harness, "txn")
+    log = harness.broker.partition("txn", 0).log
     end, borders = log.high_watermark, log.base_offsets
     aborted = log.aborted_transactions(0, end)
     assert any(
         txn.first_offset < border <= txn.last_offset for border in borders for txn in aborted
     )
-    house.broker.close()
-    restored = Restored(tmp_path / "restored", house)
+    harness.broker.close()
+    restored = Restored(tmp_path / "restored", harness)
     restored.broker.background.compactor._rehydrate_all()
     assert restored.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
     restored.broker.close()
@@ -120,28 +120,28 @@ def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_valu
     assert [p for p in report.problems if p.kind != "gap"] == []
 
 
-def compact_all(house):
-    partition_of(house).log.roll()
-    house.broker.background.compactor.run_round()
+def compact_all(harness):
+    partition_of(harness).log.roll()
+    harness.broker.background.compactor.run_round()
 
 
-def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(house):
-    house.broker.create_topic("t", config=COMPACT)
-    last = fill(house, "t", 300)
-    partition_of(house).log.roll()
-    offload(house, "t")
-    house.stop_copying()  # compaction is not mirrored
-    folder = compacted(house, "t").folder
-    house.broker.close()
+def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(harness):
+    harness.broker.create_topic("t", config=COMPACT)
+    last = fill(harness, "t", 300)
+    partition_of(harness).log.roll()
+    offload(harness, "t")
+    harness.stop_copying()  # compaction is not mirrored
+    folder = compacted(harness, "t").folder
+    harness.broker.close()
     oldest = min(folder.glob("*.log")).stem
     for file in folder.glob(f"{oldest}.*"):
         file.unlink()
-    house.broker = house.open()
-    partition = partition_of(house)
+    harness.broker = harness.open()
+    partition = partition_of(harness)
     assert has_cold_only(partition)
-    house.broker.background.compactor.run_round()
+    harness.broker.background.compactor.run_round()
     assert not has_cold_only(partition)
-    records = house.records("t")
+    records = harness.records("t")
     assert last_of(records) == last
     assert len(records) == len(last), "no old value came back"
 
@@ -266,14 +266,14 @@ def test_trimmed_segments_are_not_rehydrated(restored):
     assert not has_cold_only(partition)
 
 
-def test_restored_group_offsets_are_compacted_again(house, tmp_path):
-    house.broker.create_topic("t")
-    house.produce("t", [b"x"] * 10)
+def test_restored_group_offsets_are_compacted_again(harness, tmp_path):
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"x"] * 10)
     for offset in range(10):
-        house.broker.groups.commit("g", [NewOffset("t", 0, offset)])
-    house.offload(OFFSETS_TOPIC)
-    house.broker.close()
-    restored = Restored(tmp_path / "restored", house)
+        harness.broker.groups.commit("g", [NewOffset("t", 0, offset)])
+    harness.offload(OFFSETS_TOPIC)
+    harness.broker.close()
+    restored = Restored(tmp_path / "restored", harness)
     restored.broker.background.compactor.run_round()
     offsets = restored.broker.partition(OFFSETS_TOPIC, 0)
     assert not has_cold_only(offsets)

@@ -14,6 +14,7 @@ from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import CorruptDataError
+from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -23,25 +24,24 @@ from tests.fakes.compacted_topics import (
     offload,
 )
 from tests.fakes.damage import cut, flip
-from tests.fakes.house import House
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_verify import entries, filled, path_of
 
 __all__ = ["filled"]
 
 
-def steps(house, **options):
-    return [(step.action, step.base_offset) for step in house.broker.repair("t", **options)]
+def steps(harness, **options):
+    return [(step.action, step.base_offset) for step in harness.broker.repair("t", **options)]
 
 
-def covered_locally(house):
+def covered_locally(harness):
     """An entry whose records are also on local disk."""
-    start = house.broker.partition("t", 0).offsets().local_log_start_offset
-    return next(entry for entry in entries(house) if entry.base_offset >= start)
+    start = harness.broker.partition("t", 0).offsets().local_log_start_offset
+    return next(entry for entry in entries(harness) if entry.base_offset >= start)
 
 
-def corrupt_local_copy(house, entry):
-    log = house.broker.partition("t", 0).log
+def corrupt_local_copy(harness, entry):
+    log = harness.broker.partition("t", 0).log
     flip(next(one.path for one in log.segments() if one.base_offset == entry.base_offset), 15)
 
 
@@ -180,24 +180,24 @@ def test_a_batch_that_turns_corrupt_during_the_salvage_fails_it(filled):
 
 
 def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
-    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
-    partition = house.broker.partition("txn", 0)
+    harness = BrokerHarness(copy_of_kafka(tmp_path, "txn-0", clean=True))
+    partition = harness.broker.partition("txn", 0)
     partition.log.roll()
-    offload(house, "txn")
+    offload(harness, "txn")
     end = partition.log.high_watermark
     assert partition.log.delete_local(end)
     before = partition.cold.aborted_transactions(0, end)
     for entry in partition.cold.entries(0):
-        path = path_of(house, entry.log_key)
+        path = path_of(harness, entry.log_key)
         markers = [one.position for one in iter_headers(path.read_bytes()) if one.is_control]
         for position in markers:
             flip(path, position + HEADER_SIZE)
-    found = house.broker.repair("txn", apply=True, deep=True, accept_loss=True)
+    found = harness.broker.repair("txn", apply=True, deep=True, accept_loss=True)
     assert {(step.action, step.done) for step in found} == {("drop-batches", True)}
-    assert house.broker.verify("txn", deep=True).ok
+    assert harness.broker.verify("txn", deep=True).ok
     assert before
     assert partition.cold.aborted_transactions(0, end) == before
-    house.broker.close()
+    harness.broker.close()
 
 
 def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
@@ -229,19 +229,21 @@ def test_an_object_that_reappears_is_not_dropped(filled, monkeypatch):
     assert filled.broker.verify("t", deep=True).ok
 
 
-def test_a_lost_object_is_replaced_by_its_compacted_segment(house):
-    house.broker.create_topic("t", config=COMPACT)
-    last = fill(house, "t", 400)
-    offload(house, "t")
-    house.stop_copying()
-    compacted(house, "t")
-    lost = entries(house)[1]
-    path_of(house, lost.log_key).unlink()
-    assert ("none", lost.base_offset) in steps(house, apply=True)
-    house.broker.background.copier.run_round()
-    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
-    assert last_of(cold_records(house, "t")) == last
-    assert house.broker.verify("t", deep=True).ok
+def test_a_lost_object_is_replaced_by_its_compacted_segment(harness):
+    harness.broker.create_topic("t", config=COMPACT)
+    last = fill(harness, "t", 400)
+    offload(harness, "t")
+    harness.stop_copying()
+    compacted(harness, "t")
+    lost = entries(harness)[1]
+    path_of(harness, lost.log_key).unlink()
+    assert ("none", lost.base_offset) in steps(harness, apply=True)
+    harness.broker.background.copier.run_round()
+    assert harness.broker.background.copier.wait_until_done(
+        harness.broker.partitions(), timeout_s=20
+    )
+    assert last_of(cold_records(harness, "t")) == last
+    assert harness.broker.verify("t", deep=True).ok
 
 
 def test_a_local_segment_with_different_bytes_does_not_replace_a_lost_object(filled):

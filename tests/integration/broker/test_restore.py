@@ -26,9 +26,9 @@ from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
+from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
-from tests.fakes.house import House, tidy
 from tests.fakes.small_disk import no_room, read_only, small_disk
 from tests.integration.broker.test_adopt import copy_of_kafka
 
@@ -36,17 +36,17 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 81
 GAP = 1_000_000
 
 
-def store_of(house):
-    return open_store(f"file://{house.root / 'bucket'}")
+def store_of(harness):
+    return open_store(f"file://{harness.root / 'bucket'}")
 
 
-def topic_id_of(house):
-    return house.broker.topic("t").record.topic_id
+def topic_id_of(harness):
+    return harness.broker.topic("t").record.topic_id
 
 
-def merge_segments(house):
+def merge_segments(harness):
     """Merge the log of the first partition into one segment; return its file."""
-    folder = house.root / "data" / "t-0"
+    folder = harness.root / "data" / "t-0"
     whole = b"".join(log.read_bytes() for log in sorted(folder.glob("*.log")))
     for path in folder.glob("0*"):
         path.unlink()
@@ -55,7 +55,7 @@ def merge_segments(house):
     return log
 
 
-class Restored(House):
+class Restored(BrokerHarness):
     """A broker on a restored data folder, with the same bucket."""
 
     def __init__(self, root, original, *, tail=None, start=True):
@@ -68,25 +68,25 @@ class Restored(House):
 
 
 @pytest.fixture
-def lost(house):
+def lost(harness):
     """80 records of partition 0 in the bucket, 20 more only on disk; none of partition 1."""
-    house.broker.create_topic("t", partitions=2, config=CONFIG)
-    house.fill(80)
-    house.offload()
-    house.fill(20, mark=b"tail")
-    house.broker.background.checkpoints.save()
-    house.broker.close()
-    return house
+    harness.broker.create_topic("t", partitions=2, config=CONFIG)
+    harness.fill(80)
+    harness.offload()
+    harness.fill(20, mark=b"tail")
+    harness.broker.background.checkpoints.save()
+    harness.broker.close()
+    return harness
 
 
 @pytest.fixture
 def to_close():
     """Brokers to close at the end."""
-    houses = []
-    yield houses
-    for house in houses:
-        if house.broker is not None:
-            house.broker.close()
+    harnesss = []
+    yield harnesss
+    for harness in harnesss:
+        if harness.broker is not None:
+            harness.broker.close()
 
 
 def test_every_record_is_restored_from_the_bucket_at_its_offset(lost, tmp_path, to_close):
@@ -129,17 +129,17 @@ def test_no_offset_is_reused_and_readers_skip_the_gap(lost, tmp_path, to_close):
 
 
 def test_the_second_of_two_restores_without_a_manifest_continues_above_the_first(
-    house, tmp_path, monkeypatch, to_close
+    harness, tmp_path, monkeypatch, to_close
 ):
-    house.stop_copying()
-    house.broker.create_topic("t", config=CONFIG)
-    house.broker.bucket.publish_topics(house.broker.registry)
-    house.broker.close()
-    assert not list((house.root / "bucket").glob("topics/t/*/0/manifest/*"))
-    other = Restored(tmp_path / "other", house, start=False)
+    harness.stop_copying()
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.broker.bucket.publish_topics(harness.broker.registry)
+    harness.broker.close()
+    assert not list((harness.root / "bucket").glob("topics/t/*/0/manifest/*"))
+    other = Restored(tmp_path / "other", harness, start=False)
     for _ in range(3):  # its epochs become higher than the other's
-        house.open(down=True, store_start_timeout_ms=200).close()
-    later = Restored(tmp_path / "later", house, start=False, tail=house.root / "data")
+        harness.open(down=True, store_start_timeout_ms=200).close()
+    later = Restored(tmp_path / "later", harness, start=False, tail=harness.root / "data")
     real, calls = Ownership.take_over, []
 
     def overtaken(ownership, seen, **kwargs):
@@ -371,15 +371,15 @@ def test_a_tail_missing_a_file_at_the_first_start_is_followed_by_a_gap(lost, tmp
 
 
 @pytest.fixture
-def local_topic(house):
+def local_topic(harness):
     """A local topic: 100 records in segments of ten, none in the bucket."""
-    house.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
+    harness.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
     for _ in range(10):
-        house.fill(10)
-        house.broker.partition("t", 0).log.roll()
-    house.broker.background.checkpoints.save()
-    house.claim()
-    return house
+        harness.fill(10)
+        harness.broker.partition("t", 0).log.roll()
+    harness.broker.background.checkpoints.save()
+    harness.claim()
+    return harness
 
 
 def test_an_incomplete_tail_of_a_local_topic_is_refused(local_topic, tmp_path, to_close):
@@ -395,17 +395,17 @@ def test_an_incomplete_tail_of_a_local_topic_is_refused(local_topic, tmp_path, t
 
 
 @pytest.mark.parametrize("has_bucket", [False, True])
-def test_the_log_start_is_restored_from_the_tail(house, tmp_path, to_close, request, has_bucket):
+def test_the_log_start_is_restored_from_the_tail(harness, tmp_path, to_close, request, has_bucket):
     if has_bucket:
-        house.broker.create_topic("t", config=CONFIG)
-        house.fill(100)
-        house.offload()
-        house.set_down(True)
+        harness.broker.create_topic("t", config=CONFIG)
+        harness.fill(100)
+        harness.offload()
+        harness.set_down(True)
     else:
         request.getfixturevalue("local_topic")
-    house.broker.trim("t", 0, 55)
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    harness.broker.trim("t", 0, 55)
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     assert new.broker.partition("t", 0).offsets().log_start_offset == 55
     assert [one.offset for one in new.records("t", offset=55)] == list(range(55, 100))
@@ -442,16 +442,16 @@ def test_a_gap_is_kept_after_remote_storage_is_disabled(lost, tmp_path, to_close
         new.restart()
 
 
-def test_no_offset_is_reused_after_remote_storage_is_disabled(house, tmp_path, to_close):
+def test_no_offset_is_reused_after_remote_storage_is_disabled(harness, tmp_path, to_close):
     """Only the manifest is left in the bucket; it knows how far the log had reached."""
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(20)
-    house.offload()
-    house.broker.trim("t", 0, 20)
-    house.broker.alter_topic("t", config={"remote.storage.enable": False})
-    house.wait_for(lambda: not house.broker.registry.by_name("t").dirty)
-    house.broker.close()
-    new = Restored(tmp_path / "new", house)
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(20)
+    harness.offload()
+    harness.broker.trim("t", 0, 20)
+    harness.broker.alter_topic("t", config={"remote.storage.enable": False})
+    harness.wait_for(lambda: not harness.broker.registry.by_name("t").dirty)
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness)
     to_close.append(new)
     for turn in range(2):
         assert new.produce("t", [b"next"]).base_offset == 20 + GAP + turn
@@ -464,40 +464,40 @@ def test_a_corrupt_high_watermark_checkpoint_does_not_affect_the_tail(lost, tmp_
     assert [one.tail.whole for one in new.report.partitions] == [True, True]
 
 
-def test_the_tail_of_an_older_copy_is_followed_by_a_gap(house, tmp_path, to_close):
+def test_the_tail_of_an_older_copy_is_followed_by_a_gap(harness, tmp_path, to_close):
     """It knows the current epoch, but not everything written under it."""
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(80)
-    house.offload()
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(80)
+    harness.offload()
     older = tmp_path / "older"
-    shutil.copytree(house.root / "data", older)
-    house.fill(80)
-    house.offload()
-    house.fill(10, mark=b"acknowledged")
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=older)
+    shutil.copytree(harness.root / "data", older)
+    harness.fill(80)
+    harness.offload()
+    harness.fill(10, mark=b"acknowledged")
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=older)
     to_close.append(new)
     assert "it ends at offset 80, but had 160" in new.report.partitions[0].tail.detail
     assert new.produce("t", [b"x"]).base_offset == 160 + GAP
 
 
-def test_unpublished_changes_of_an_older_copy_are_ignored(house, tmp_path, to_close):
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(40)
-    house.offload()
-    house.set_down(True)
-    house.broker.alter_topic("t", config={"retention.ms": 3_600_000_001})
+def test_unpublished_changes_of_an_older_copy_are_ignored(harness, tmp_path, to_close):
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(40)
+    harness.offload()
+    harness.set_down(True)
+    harness.broker.alter_topic("t", config={"retention.ms": 3_600_000_001})
     older = tmp_path / "older"
-    shutil.copytree(house.root / "data", older)
-    house.set_down(False)
-    house.broker.alter_topic("t", config={"retention.ms": 3_600_000_002})
-    house.claim()
-    assert not house.broker.registry.by_name("t").dirty
+    shutil.copytree(harness.root / "data", older)
+    harness.set_down(False)
+    harness.broker.alter_topic("t", config={"retention.ms": 3_600_000_002})
+    harness.claim()
+    assert not harness.broker.registry.by_name("t").dirty
     for _ in range(5):
-        house.fill(10)
-        house.offload()
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=older)
+        harness.fill(10)
+        harness.offload()
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=older)
     to_close.append(new)
     assert new.broker.topic("t").config.retention_ms == 3_600_000_002
 
@@ -527,15 +527,15 @@ def test_a_partition_with_segments_but_no_manifest_is_not_re_created(lost, tmp_p
     assert len(new.records("t")) == 80
 
 
-def test_a_missing_topic_object_is_reported(house, tmp_path):
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(40)
-    house.offload()
-    old_id = topic_id_of(house)
-    house.broker.close()
-    (objects,) = (house.root / "bucket").glob("topics/t/*/topic")
+def test_a_missing_topic_object_is_reported(harness, tmp_path):
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(40)
+    harness.offload()
+    old_id = topic_id_of(harness)
+    harness.broker.close()
+    (objects,) = (harness.root / "bucket").glob("topics/t/*/topic")
     shutil.rmtree(objects)
-    report = restore(store_of(house), RestoreOptions(tmp_path / "other", GAP, lambda: 0))
+    report = restore(store_of(harness), RestoreOptions(tmp_path / "other", GAP, lambda: 0))
     (other,) = [topic for topic in report.others if topic.name == "t"]
     assert (other.topic_id, "the topic object, which" in other.unreadable) == (old_id, True)
 
@@ -635,39 +635,39 @@ def test_a_corrupt_tail_is_repaired_in_the_restored_folder(local_topic, tmp_path
     assert (len(kept), kept[-1]) == (90, 99)
 
 
-def test_compacted_offsets_of_a_tail_are_not_a_loss(house, tmp_path, to_close):
+def test_compacted_offsets_of_a_tail_are_not_a_loss(harness, tmp_path, to_close):
     """For a topic that is no longer compacted."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
     config |= {"segment.bytes": 1400, "remote.storage.enable": False}
-    house.broker.create_topic("t", config=config)
+    harness.broker.create_topic("t", config=config)
     for keys in ((b"once", b"again"), (b"more", b"again"), (b"last",)):
         for key in keys:
-            put(house, "t", [(key, b"x" * 600)])
-        house.broker.partition("t", 0).log.roll()
-    house.broker.background.compactor.run_round()
-    house.broker.alter_topic("t", config={"cleanup.policy": "delete"})
-    house.claim()
-    assert house.broker.verify("t", deep=True).ok
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+            put(harness, "t", [(key, b"x" * 600)])
+        harness.broker.partition("t", 0).log.roll()
+    harness.broker.background.compactor.run_round()
+    harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
+    harness.claim()
+    assert harness.broker.verify("t", deep=True).ok
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
-    tidy(new.broker)
+    run_janitor(new.broker)
     assert [one.offset for one in new.records("t")] == [0, 2, 3, 4]
     assert new.broker.verify("t", deep=True).ok
     assert new.broker.readiness().degraded == []
 
 
 def test_aborted_transactions_of_a_tail_stay_aborted(tmp_path, to_close):
-    house = House(copy_of_kafka(tmp_path, "txn-0", clean=True))
-    to_close.append(house)
-    house.stop_copying()
-    house.broker.alter_topic("txn", config={"remote.storage.enable": False})
-    house.claim()
-    end = house.broker.partition("txn", 0).offsets().high_watermark
-    aborted = house.broker.partition("txn", 0).log.aborted_transactions(0, end)
+    harness = BrokerHarness(copy_of_kafka(tmp_path, "txn-0", clean=True))
+    to_close.append(harness)
+    harness.stop_copying()
+    harness.broker.alter_topic("txn", config={"remote.storage.enable": False})
+    harness.claim()
+    end = harness.broker.partition("txn", 0).offsets().high_watermark
+    aborted = harness.broker.partition("txn", 0).log.aborted_transactions(0, end)
     assert aborted
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     assert new.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
 
@@ -692,36 +692,36 @@ def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close
     assert new.broker.verify("new", deep=True).ok
 
 
-def test_a_tail_whose_first_records_were_compacted_has_no_hole(house, tmp_path, to_close):
+def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path, to_close):
     """The first remaining batch lies above the bucket's end."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
-    house.broker.create_topic("t", config=config)
-    put(house, "t", [(b"before", b"1")])
-    house.offload()
-    house.stop_copying()
+    harness.broker.create_topic("t", config=config)
+    put(harness, "t", [(b"before", b"1")])
+    harness.offload()
+    harness.stop_copying()
     for number in range(3):
-        put(house, "t", [(b"again", b"%d" % number)])
-    put(house, "t", [(b"once", b"kept")])
-    log = house.broker.partition("t", 0).log
+        put(harness, "t", [(b"again", b"%d" % number)])
+    put(harness, "t", [(b"once", b"kept")])
+    log = harness.broker.partition("t", 0).log
     log.roll()
-    put(house, "t", [(b"again", b"last")])
+    put(harness, "t", [(b"again", b"last")])
     log.roll()
-    house.broker.background.compactor.run_round()
-    assert [one.offset for one in house.records("t")] == [0, 4, 5]
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+    harness.broker.background.compactor.run_round()
+    assert [one.offset for one in harness.records("t")] == [0, 4, 5]
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     assert [one.offset for one in new.records("t")] == [0, 4, 5]
     new.offload()
     assert new.broker.verify("t", deep=True).ok
 
 
-def change_offline(house):
+def change_offline(harness):
     """While the store is down, add partitions and records and change the configuration."""
-    house.broker = house.open(down=True)
-    house.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=4)
-    house.fill(10, partition=3)
-    house.broker.close()
+    harness.broker = harness.open(down=True)
+    harness.broker.alter_topic("t", config={"retention.ms": 10**12}, partitions=4)
+    harness.fill(10, partition=3)
+    harness.broker.close()
 
 
 def test_an_unpublished_change_is_restored_from_the_tail(lost, tmp_path, to_close):
@@ -747,10 +747,10 @@ def test_an_unpublished_change_of_a_superseded_folder_is_ignored(lost, tmp_path,
     assert new.broker.topic("t").config.retention_ms == 10**11
 
 
-def delete_offline(house):
+def delete_offline(harness):
     """Delete the topic while the store is down."""
-    house.broker = house.open(down=True)
-    house.broker.delete_topic("t")
+    harness.broker = harness.open(down=True)
+    harness.broker.delete_topic("t")
 
 
 def test_an_unpublished_deletion_is_restored_from_the_tail(lost, tmp_path, to_close):
@@ -794,7 +794,7 @@ def test_an_unpublished_deletion_of_a_superseded_folder_is_ignored(lost, tmp_pat
 
 
 def test_a_tail_of_another_cluster_is_refused(lost, tmp_path):
-    other = House(tmp_path / "other")
+    other = BrokerHarness(tmp_path / "other")
     other.broker.close()
     with pytest.raises(ConfigurationError, match="belongs to cluster"):
         Restored(tmp_path / "new", lost, tail=other.root / "data")
@@ -913,20 +913,20 @@ def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
 
 
 def test_the_newer_topic_of_a_name_is_restored_even_if_the_clock_went_back(
-    house, tmp_path, to_close, monkeypatch
+    harness, tmp_path, to_close, monkeypatch
 ):
     """The disk is lost before the deletion of the older topic reached the bucket."""
-    house.broker.create_topic("t", config=CONFIG)
-    house.stop_copying()
-    house.broker.background.deleting.stop(10)
-    house.broker.bucket.publish_topics(house.broker.registry)
-    monkeypatch.setattr(house.broker._topics, "_clock", lambda: 0)
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t", config=CONFIG)
-    house.broker.bucket.publish_topics(house.broker.registry)
-    newer = topic_id_of(house)
-    house.broker.close()
-    new = Restored(tmp_path / "new", house)
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.stop_copying()
+    harness.broker.background.deleting.stop(10)
+    harness.broker.bucket.publish_topics(harness.broker.registry)
+    monkeypatch.setattr(harness.broker._topics, "_clock", lambda: 0)
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.broker.bucket.publish_topics(harness.broker.registry)
+    newer = topic_id_of(harness)
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness)
     to_close.append(new)
     assert topic_id_of(new) == newer
 
@@ -1052,22 +1052,22 @@ def test_planted_a_restore_without_a_gap_reuses_offsets(lost, tmp_path, to_close
 
 @pytest.mark.parametrize("renames", range(12))
 def test_a_tail_with_an_interrupted_compaction_swap_keeps_all_keys(
-    house, tmp_path, to_close, monkeypatch, renames
+    harness, tmp_path, to_close, monkeypatch, renames
 ):
     """Interrupted between two renames of its swap by a disk error or a crash."""
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01, "retention.ms": -1}
-    house.broker.create_topic("t", config=config)
-    put(house, "t", [(b"before", b"1")])
-    house.offload()
-    house.stop_copying()
-    log = house.broker.partition("t", 0).log
+    harness.broker.create_topic("t", config=config)
+    put(harness, "t", [(b"before", b"1")])
+    harness.offload()
+    harness.stop_copying()
+    log = harness.broker.partition("t", 0).log
     for number in range(3):
-        put(house, "t", [(b"k%d" % number, b"kept"), (b"again", b"%d" % number)])
+        put(harness, "t", [(b"k%d" % number, b"kept"), (b"again", b"%d" % number)])
     log.roll()
-    put(house, "t", [(b"again", b"last")])
+    put(harness, "t", [(b"again", b"last")])
     log.roll()
-    put(house, "t", [(b"z", b"active")])
-    before = latest_of(house)
+    put(harness, "t", [(b"z", b"active")])
+    before = latest_of(harness)
     allowed = iter([True] * renames)
 
     def rename(disk, source, target):
@@ -1078,13 +1078,13 @@ def test_a_tail_with_an_interrupted_compaction_swap_keeps_all_keys(
 
     with monkeypatch.context() as failing:
         failing.setattr(Disk, "rename", rename)
-        house.broker.background.compactor.run_round()
-    house.broker.close()
-    new = Restored(tmp_path / "new", house, tail=house.root / "data")
+        harness.broker.background.compactor.run_round()
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     assert new.report.partitions[0].tail.whole
     assert latest_of(new) == before
 
 
-def latest_of(house):
-    return {record.key: (record.offset, record.value) for record in house.records("t")}
+def latest_of(harness):
+    return {record.key: (record.offset, record.value) for record in harness.records("t")}

@@ -87,33 +87,35 @@ def test_missing_permissions_are_named_in_one_line(folder, root_owned):
     assert any(word in output for word in ("denied", "permitted", "may not be written"))
 
 
-def crashed_folder(house) -> Path:
+def crashed_folder(harness) -> Path:
     """A data folder that has every kind of file: a trimmed and compacted topic after a crash."""
     config = {"segment.bytes": 1024, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
-    house.broker.create_topic("t", config=config)
+    harness.broker.create_topic("t", config=config)
     for number in range(20):
-        append_keyed(house, b"%d" % number * 100)
-    house.broker.trim("t", 0, 3)
-    house.broker.background.compactor.run_round()
-    house.broker.close()
-    (house.root / "data" / CLEAN_SHUTDOWN).unlink()
-    return house.root / "data"
+        append_keyed(harness, b"%d" % number * 100)
+    harness.broker.trim("t", 0, 3)
+    harness.broker.background.compactor.run_round()
+    harness.broker.close()
+    (harness.root / "data" / CLEAN_SHUTDOWN).unlink()
+    return harness.root / "data"
 
 
-def append_keyed(house, value: bytes) -> None:
+def append_keyed(harness, value: bytes) -> None:
     fields = {"timestamps": [1], "keys": [b"key"], "max_message_bytes": 1 << 20}
-    append = house.broker.partition("t", 0).append(build_produced([value], **fields), acks=Acks.ALL)
+    append = harness.broker.partition("t", 0).append(
+        build_produced([value], **fields), acks=Acks.ALL
+    )
     append.result(10)
 
 
-def test_a_corrupt_file_is_refused_with_a_remedy_that_works(house):
-    data = crashed_folder(house)
+def test_a_corrupt_file_is_refused_with_a_remedy_that_works(harness):
+    data = crashed_folder(harness)
     for name in sorted(REMEDIES.keys() - {"take-over.json", "cuts.json"}):
         path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
         good = path.read_bytes()
         # A log's epoch file is rebuilt if it is garbage, but not if its version is unknown.
         path.write_bytes(b"1\n0\n" if name == "leader-epoch-checkpoint" else b"garbage\n")
-        message = refusal(house)
+        message = refusal(harness)
         assert f"{name}: " in message
         assert REMEDIES[name] in message
         if "`rm`" in REMEDIES[name]:
@@ -122,48 +124,48 @@ def test_a_corrupt_file_is_refused_with_a_remedy_that_works(house):
             subprocess.run(REMEDIES[name].split("`")[1].split(), cwd=data, check=True)
         else:
             path.write_bytes(good)
-        assert refusal(house) == "", name
-        assert [record.value for record in house.records("t", offset=3)][-1] == b"19" * 100, name
-        house.broker.close()
+        assert refusal(harness) == "", name
+        assert [record.value for record in harness.records("t", offset=3)][-1] == b"19" * 100, name
+        harness.broker.close()
 
 
-def test_a_valid_file_with_another_schema_is_refused_with_a_remedy(house):
+def test_a_valid_file_with_another_schema_is_refused_with_a_remedy(harness):
     """As another version of tierlog might write it."""
-    folder = crashed_folder(house) / "tierlog"
+    folder = crashed_folder(harness) / "tierlog"
     kinds = {"topics": "topics", "epochs": "epochs", "cuts": "cuts", "take-over": "take-over"}
     for name, kind in {**kinds, "store": "store-probe"}.items():
         path = folder / f"{name}.json"
         good = path.read_bytes() if path.exists() else None
         path.write_bytes(sealed_json.encode({"x": "other"}, kind=kind))
-        message = refusal(house)
+        message = refusal(harness)
         assert f"{name}.json: " in message
         assert REMEDIES[path.name] in message
         path.write_bytes(good) if good is not None else path.unlink()
 
 
-def refusal(house) -> str:
+def refusal(harness) -> str:
     """Why the folder or its partition is not opened, or ""."""
     try:
-        house.broker = house.open()
+        harness.broker = harness.open()
     except CorruptDataError as error:
         return str(error)
-    reasons = house.broker.readiness().reasons
+    reasons = harness.broker.readiness().reasons
     if reasons:
-        house.broker.close()
+        harness.broker.close()
     return " ".join(reasons)
 
 
-def test_a_folder_with_a_corrupt_owner_file_continues_under_a_new_id(house):
-    house.broker.create_topic("t", config={"retention.ms": -1})
-    house.produce("t", [b"one"])
-    house.offload()
-    house.broker.close()
-    owner = house.root / "data" / "tierlog" / "owner"
+def test_a_folder_with_a_corrupt_owner_file_continues_under_a_new_id(harness):
+    harness.broker.create_topic("t", config={"retention.ms": -1})
+    harness.produce("t", [b"one"])
+    harness.offload()
+    harness.broker.close()
+    owner = harness.root / "data" / "tierlog" / "owner"
     owner.write_bytes(b"\xff" + owner.read_bytes()[1:])
-    house.broker = house.open()
-    house.produce("t", [b"two"])
-    house.offload()
-    assert [record.value for record in house.records("t")] == [b"one", b"two"]
+    harness.broker = harness.open()
+    harness.produce("t", [b"two"])
+    harness.offload()
+    assert [record.value for record in harness.records("t")] == [b"one", b"two"]
 
 
 def test_a_file_of_a_newer_version_gets_no_remedy():
@@ -171,28 +173,28 @@ def test_a_file_of_a_newer_version_gets_no_remedy():
     assert with_remedy(newer) is newer
 
 
-def test_a_full_disk_loses_nothing_and_is_not_reported_as_a_bug(house, monkeypatch):
-    house.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
+def test_a_full_disk_loses_nothing_and_is_not_reported_as_a_bug(harness, monkeypatch):
+    harness.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
     for number in range(20):
-        house.produce("t", [b"%d" % number * 50])
-    house.restart(recovery_checkpoint_ms=10)
+        harness.produce("t", [b"%d" % number * 50])
+    harness.restart(recovery_checkpoint_ms=10)
     with monkeypatch.context() as full, capture_logs() as logs:
         full.setattr(REAL_DISK, "write_at", no_room, raising=False)
         with pytest.raises(DiskFull):
-            house.produce("t", [b"refused"])
-        assert len(house.records("t")) == 20
-        house.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
-        house.broker.close()
+            harness.produce("t", [b"refused"])
+        assert len(harness.records("t")) == 20
+        harness.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
+        harness.broker.close()
         with pytest.raises(ConfigurationError, match=r"t-0: No space left .* free space"):
-            house.open()
+            harness.open()
     assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} == {
         "background task failed, will retry",
         "log not closed cleanly",
         "clean shutdown not recorded",
     }
-    house.broker = house.open()
-    assert len(house.records("t")) == 20
-    assert house.produce("t", [b"accepted"]).base_offset == 20
+    harness.broker = harness.open()
+    assert len(harness.records("t")) == 20
+    assert harness.produce("t", [b"accepted"]).base_offset == 20
 
 
 def test_a_stop_succeeds_even_if_it_cannot_be_recorded(tmp_path):
@@ -224,56 +226,56 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
         (".", "contains the data folder .*/data; give that, or"),
     ],
 )
-def test_a_parent_or_partition_of_a_data_folder_is_refused(house, where, message):
-    house.broker.create_topic("t")
-    house.broker.close()
-    folder = house.root / where
+def test_a_parent_or_partition_of_a_data_folder_is_refused(harness, where, message):
+    harness.broker.create_topic("t")
+    harness.broker.close()
+    folder = harness.root / where
     before = sorted(folder.iterdir())
     with pytest.raises(ConfigurationError, match=message):
         Broker.open(BrokerSettings(data_dir=folder), store=None)
     assert sorted(folder.iterdir()) == before
-    house.broker = house.open()
+    harness.broker = harness.open()
 
 
-def test_a_folder_that_has_a_bucket_is_not_served_without_it(house):
+def test_a_folder_that_has_a_bucket_is_not_served_without_it(harness):
     """Records only in the bucket would be reported as lost."""
-    house.broker.create_topic("t")
-    house.produce("t", [b"v"])
-    house.offload("t")
-    house.broker.close()
-    settings = BrokerSettings(data_dir=house.root / "data")
-    bucket = (house.root / "bucket").as_uri()
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"v"])
+    harness.offload("t")
+    harness.broker.close()
+    settings = BrokerSettings(data_dir=harness.root / "data")
+    bucket = (harness.root / "bucket").as_uri()
     with pytest.raises(ConfigurationError, match=f"data has the bucket {bucket}: name it with"):
         Broker.open_idle(settings, store=None)
-    assert (house.root / "data" / CLEAN_SHUTDOWN).exists(), (
+    assert (harness.root / "data" / CLEAN_SHUTDOWN).exists(), (
         "the refusal keeps the clean shutdown marker"
     )
-    house.broker = house.open()
-    house.broker.delete_topic("t")
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    house.broker.close()
+    harness.broker = harness.open()
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    harness.broker.close()
     Broker.open_idle(settings, store=None).close()
-    house.broker = house.open()
+    harness.broker = harness.open()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_failed_start_releases_everything(house, monkeypatch):
+def test_a_failed_start_releases_everything(harness, monkeypatch):
     """An embedding process may try again."""
-    house.broker.create_topic("t", partitions=3)
-    house.broker.close()
+    harness.broker.create_topic("t", partitions=3)
+    harness.broker.close()
 
     def open_resources() -> tuple[set[str], list[str]]:
         files = {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
         threads = [thread.name for thread in threading.enumerate()]
-        return {name for name in files if str(house.root) in name}, threads
+        return {name for name in files if str(harness.root) in name}, threads
 
     before = open_resources()
     with monkeypatch.context() as patched:
         patched.setattr(Truncations, "reconcile_at_start", no_room)
         with pytest.raises(ConfigurationError, match="No space left"):
-            house.open()
+            harness.open()
     assert open_resources() == before
-    house.broker = house.open()
+    harness.broker = harness.open()
 
 
 def test_a_second_broker_is_refused_until_the_first_is_closed(tmp_path):
@@ -285,9 +287,9 @@ def test_a_second_broker_is_refused_until_the_first_is_closed(tmp_path):
     Broker.open(settings, store=None).close()
 
 
-def test_a_start_without_file_descriptors_explains_the_limit(house, monkeypatch):
-    house.broker.create_topic("t")
-    house.broker.close()
+def test_a_start_without_file_descriptors_explains_the_limit(harness, monkeypatch):
+    harness.broker.create_topic("t")
+    harness.broker.close()
 
     def raise_emfile(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -295,8 +297,8 @@ def test_a_start_without_file_descriptors_explains_the_limit(house, monkeypatch)
     with monkeypatch.context() as limit:
         limit.setattr(REAL_DISK, "open", raise_emfile, raising=False)
         with pytest.raises(ConfigurationError, match=r"t-0: Too many open files: .*LimitNOFILE"):
-            house.open()
-    house.broker = house.open()
+            harness.open()
+    harness.broker = harness.open()
 
 
 def test_a_broker_that_starts_below_its_disk_reserve_refuses_writes(tmp_path):

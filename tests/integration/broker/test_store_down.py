@@ -24,24 +24,24 @@ from record_format.errors import (
     StoreUnavailable,
 )
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_object_store import FailsBefore
-from tests.fakes.house import tidy
 
 YEAR_MS = 365 * 86_400_000
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
 
-def test_with_the_store_down_at_first_start_hot_operations_work_and_offload_catches_up(house):
-    house.restart(down=True, store_start_timeout_ms=500)
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    assert len(house.records("t")) == 200
-    assert house.broker.readiness().degraded
-    assert house.broker.partition("t", 0).offsets().local_log_start_offset == 0
-    house.set_down(False)
-    house.offload()
-    assert not house.broker.readiness().degraded
-    assert house.broker.partition("t", 0).offsets().local_log_start_offset > 0
+def test_with_the_store_down_at_first_start_hot_operations_work_and_offload_catches_up(harness):
+    harness.restart(down=True, store_start_timeout_ms=500)
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    assert len(harness.records("t")) == 200
+    assert harness.broker.readiness().degraded
+    assert harness.broker.partition("t", 0).offsets().local_log_start_offset == 0
+    harness.set_down(False)
+    harness.offload()
+    assert not harness.broker.readiness().degraded
+    assert harness.broker.partition("t", 0).offsets().local_log_start_offset > 0
 
 
 def test_a_store_that_hangs_at_start_is_reported(tmp_path):
@@ -96,22 +96,22 @@ class ObservedLock:
         self._lock.release()
 
 
-def test_during_an_outage_nothing_local_is_deleted_and_cold_offsets_are_unavailable(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    partition = house.broker.partition("t", 0)
+def test_during_an_outage_nothing_local_is_deleted_and_cold_offsets_are_unavailable(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
     covered = partition.cold.end_offset
-    house.set_down(True)
-    house.fill(200)
-    tidy(house.broker)
+    harness.set_down(True)
+    harness.fill(200)
+    run_janitor(harness.broker)
     assert partition.offsets().local_log_start_offset <= covered
-    assert len(house.records("t", offset=covered)) == 400 - covered
+    assert len(harness.records("t", offset=covered)) == 400 - covered
     with pytest.raises(StoreUnavailable):
         partition.read(0, max_bytes=1)
 
 
-def test_a_hanging_store_does_not_block_local_retention(house, monkeypatch):
+def test_a_hanging_store_does_not_block_local_retention(harness, monkeypatch):
     hanging, released = threading.Event(), threading.Event()
 
     def hang(self, log_start_offset):
@@ -119,78 +119,80 @@ def test_a_hanging_store_does_not_block_local_retention(house, monkeypatch):
         assert released.wait(20)
 
     monkeypatch.setattr(ColdLog, "follow_log_start", hang)
-    house.restart(retention_check_interval_ms=20)
-    house.broker.create_topic("t", config=SMALL)
-    house.broker.create_topic("here", config={"remote.storage.enable": False})
+    harness.restart(retention_check_interval_ms=20)
+    harness.broker.create_topic("t", config=SMALL)
+    harness.broker.create_topic("here", config={"remote.storage.enable": False})
     try:
         assert hanging.wait(20)
-        house.produce("here", [b"long ago"], at=1)
-        house.wait_for(lambda: house.broker.partition("here", 0).log.log_start_offset == 1)
+        harness.produce("here", [b"long ago"], at=1)
+        harness.wait_for(lambda: harness.broker.partition("here", 0).log.log_start_offset == 1)
     finally:
         released.set()
 
 
-def test_local_retention_works_while_manifest_pages_are_unreachable(house, monkeypatch):
+def test_local_retention_works_while_manifest_pages_are_unreachable(harness, monkeypatch):
     """Total retention reads the manifest's pages; local retention does not."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
-    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
-    house.fill(200)
-    house.broker.partition("t", 0).log.roll()
-    house.broker.background.copier.run_round()
-    assert house.broker.background.copier.wait_until_done(house.broker.partitions(), timeout_s=20)
-    house.restart(down=True, store_start_timeout_ms=200)
-    partition = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
+    harness.fill(200)
+    harness.broker.partition("t", 0).log.roll()
+    harness.broker.background.copier.run_round()
+    assert harness.broker.background.copier.wait_until_done(
+        harness.broker.partitions(), timeout_s=20
+    )
+    harness.restart(down=True, store_start_timeout_ms=200)
+    partition = harness.broker.partition("t", 0)
     assert partition.cold.manifest.pages
     assert partition.offsets().local_log_start_offset == 0
-    tidy(house.broker)
+    run_janitor(harness.broker)
     assert partition.offsets().local_log_start_offset > 0
 
 
-def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(house):
-    house.broker.create_topic("t", config={**SMALL, "cleanup.policy": "compact"})
-    house.fill(200)
-    house.offload()
-    house.set_down(True)
-    house.broker.trim("t", 0, 190)
-    partition = house.broker.partition("t", 0)
+def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(harness):
+    harness.broker.create_topic("t", config={**SMALL, "cleanup.policy": "compact"})
+    harness.fill(200)
+    harness.offload()
+    harness.set_down(True)
+    harness.broker.trim("t", 0, 190)
+    partition = harness.broker.partition("t", 0)
     assert partition.cold.manifest.log_start_offset == 0 < partition.log.first_local_offset
-    house.broker.alter_topic("t", config={"flush.ms": 5})
+    harness.broker.alter_topic("t", config={"flush.ms": 5})
 
 
-def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(house, monkeypatch):
+def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.restart(down=True, store_start_timeout_ms=200)
-    assert house.broker.partition("t", 0).cold.manifest.pages
-    house.broker.alter_topic("t", config={"retention.ms": 1 << 40})
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.restart(down=True, store_start_timeout_ms=200)
+    assert harness.broker.partition("t", 0).cold.manifest.pages
+    harness.broker.alter_topic("t", config={"retention.ms": 1 << 40})
     for refused in ({"cleanup.policy": "compact"}, {"remote.storage.enable": "false"}):
         with pytest.raises(InvalidConfig, match="in the bucket"):
-            house.broker.alter_topic("t", config=refused)
+            harness.broker.alter_topic("t", config=refused)
 
 
-def test_local_files_of_a_deleted_topic_are_removed_during_an_outage(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.restart(down=True, store_start_timeout_ms=200)
-    house.broker.delete_topic("t")
-    house.wait_for(lambda: not list((house.root / "data").glob("t-0*")))
-    assert house.broker.registry.deleted()
-    house.set_down(False)
-    house.wait_for(lambda: not house.broker.registry.deleted())
+def test_local_files_of_a_deleted_topic_are_removed_during_an_outage(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.restart(down=True, store_start_timeout_ms=200)
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not list((harness.root / "data").glob("t-0*")))
+    assert harness.broker.registry.deleted()
+    harness.set_down(False)
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
 
 
-def test_the_log_bounds_are_known_after_a_restart_during_an_outage(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.broker.trim("t", 0, 15)
-    before = house.broker.partition("t", 0).offsets()
-    house.restart(down=True, store_start_timeout_ms=500)
-    partition = house.broker.partition("t", 0)
+def test_the_log_bounds_are_known_after_a_restart_during_an_outage(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.broker.trim("t", 0, 15)
+    before = harness.broker.partition("t", 0).offsets()
+    harness.restart(down=True, store_start_timeout_ms=500)
+    partition = harness.broker.partition("t", 0)
     now = partition.offsets()
     assert now.log_start_offset == 15
     assert now.local_log_start_offset == before.local_log_start_offset
@@ -198,175 +200,175 @@ def test_the_log_bounds_are_known_after_a_restart_during_an_outage(house):
         partition.read(14, max_bytes=1)
     with pytest.raises(StoreUnavailable):
         partition.read(15, max_bytes=1)
-    house.set_down(False)
+    harness.set_down(False)
     assert partition.read(15, max_bytes=1).tier == "cold"
 
 
-def test_an_outage_is_reported_as_degraded_until_it_ends(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    assert house.broker.readiness().degraded == []
-    house.set_down(True)
+def test_an_outage_is_reported_as_degraded_until_it_ends(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    assert harness.broker.readiness().degraded == []
+    harness.set_down(True)
     with pytest.raises(StoreUnavailable):
-        house.broker.partition("t", 0).read(0, max_bytes=1)
-    assert "store unavailable" in house.broker.readiness().degraded[0]
-    assert house.broker.readiness().reasons == []
-    house.set_down(False)
-    house.wait_for(lambda: house.broker.readiness().degraded == [])
+        harness.broker.partition("t", 0).read(0, max_bytes=1)
+    assert "store unavailable" in harness.broker.readiness().degraded[0]
+    assert harness.broker.readiness().reasons == []
+    harness.set_down(False)
+    harness.wait_for(lambda: harness.broker.readiness().degraded == [])
 
 
-def test_an_unexpectedly_empty_bucket_is_unavailable_not_initialized(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.broker.close()
-    (house.root / "bucket").rename(house.root / "elsewhere")
-    house.broker = house.open()
-    assert "is it mounted" in house.broker.readiness().degraded[0]
+def test_an_unexpectedly_empty_bucket_is_unavailable_not_initialized(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.broker.close()
+    (harness.root / "bucket").rename(harness.root / "elsewhere")
+    harness.broker = harness.open()
+    assert "is it mounted" in harness.broker.readiness().degraded[0]
     with pytest.raises(StoreUnavailable):
-        house.broker.partition("t", 0).read(0, max_bytes=1)
-    assert not (house.root / "bucket" / "cluster.json").exists()
-    shutil.rmtree(house.root / "bucket", ignore_errors=True)
-    (house.root / "elsewhere").rename(house.root / "bucket")
-    house.wait_for(lambda: house.broker.readiness().degraded == [])
-    assert house.broker.partition("t", 0).read(0, max_bytes=1).tier == "cold"
+        harness.broker.partition("t", 0).read(0, max_bytes=1)
+    assert not (harness.root / "bucket" / "cluster.json").exists()
+    shutil.rmtree(harness.root / "bucket", ignore_errors=True)
+    (harness.root / "elsewhere").rename(harness.root / "bucket")
+    harness.wait_for(lambda: harness.broker.readiness().degraded == [])
+    assert harness.broker.partition("t", 0).read(0, max_bytes=1).tier == "cold"
 
 
 @pytest.mark.parametrize("damage", ["cut", "bad sector"])
 def test_with_an_unreadable_manifest_copy_cold_offsets_are_unavailable_until_the_claim(
-    house, monkeypatch, damage
+    harness, monkeypatch, damage
 ):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.broker.close()
-    manifest_copy = next((house.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.broker.close()
+    manifest_copy = next((harness.root / "data" / "tierlog" / "manifests").glob("*-0.json"))
     if damage == "cut":
         manifest_copy.write_bytes(manifest_copy.read_bytes()[:-20])
     else:
-        cannot_read(monkeypatch, manifest_copy, kept=house.root / "bad sector")
-    house.broker = house.open(down=True, store_start_timeout_ms=500)
-    partition = house.broker.partition("t", 0)
+        cannot_read(monkeypatch, manifest_copy, kept=harness.root / "bad sector")
+    harness.broker = harness.open(down=True, store_start_timeout_ms=500)
+    partition = harness.broker.partition("t", 0)
     assert partition.offsets().log_start_offset == 0
     with pytest.raises(StoreUnavailable):
         partition.read(0, max_bytes=1)
-    house.set_down(False)
-    house.wait_for(lambda: partition.cold.ownership.claimed)
+    harness.set_down(False)
+    harness.wait_for(lambda: partition.cold.ownership.claimed)
     assert partition.read(0, max_bytes=1).tier == "cold"
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(house, restarted):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.set_down(True)
-    assert house.broker.trim("t", 0, 55) == 55
+def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(harness, restarted):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.set_down(True)
+    assert harness.broker.trim("t", 0, 55) == 55
     if restarted:
-        house.restart(down=True, store_start_timeout_ms=1)
-    partition = house.broker.partition("t", 0)
+        harness.restart(down=True, store_start_timeout_ms=1)
+    partition = harness.broker.partition("t", 0)
     cold, log = partition.cold, partition.log
     assert cold.manifest.log_start_offset == 0
     assert (log.log_start_offset, log.first_local_offset > 55) == (55, True)
-    house.set_down(False)
-    house.broker.bucket.store_status.require_store()
-    house.claim()
-    tidy(house.broker)
+    harness.set_down(False)
+    harness.broker.bucket.store_status.require_store()
+    harness.claim()
+    run_janitor(harness.broker)
     assert cold.manifest.log_start_offset == 55
 
 
-def test_retention_makes_no_requests_to_a_store_known_to_be_down(house, monkeypatch):
+def test_retention_makes_no_requests_to_a_store_known_to_be_down(harness, monkeypatch):
     """A hanging store would be waited for at each of possibly thousands of partitions."""
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.offload()
-    house.broker.alter_topic("t", config={"retention.bytes": 8192})
-    house.set_down(True)
-    house.broker.bucket.store_status.mark_unavailable(StoreUnavailable("hangs"))
-    before, partition = len(house.store.calls), house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    harness.broker.alter_topic("t", config={"retention.bytes": 8192})
+    harness.set_down(True)
+    harness.broker.bucket.store_status.mark_unavailable(StoreUnavailable("hangs"))
+    before, partition = len(harness.store.calls), harness.broker.partition("t", 0)
     starts = [0]
     for _ in range(2):
-        house.fill(200)
-        tidy(house.broker)
+        harness.fill(200)
+        run_janitor(harness.broker)
         starts.append(partition.log.log_start_offset)
     assert starts == sorted(set(starts))
-    commits = [key for call, key in house.store.calls[before:] if call == "put" and "/0/" in key]
+    commits = [key for call, key in harness.store.calls[before:] if call == "put" and "/0/" in key]
     assert commits == []
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
-    house.set_down(False)
-    house.wait_for(lambda: house.broker.bucket.store_status.unavailable is None)
-    tidy(house.broker)
+    harness.set_down(False)
+    harness.wait_for(lambda: harness.broker.bucket.store_status.unavailable is None)
+    run_janitor(harness.broker)
     assert partition.cold.manifest.log_start_offset == partition.log.log_start_offset
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_nothing_expires_while_the_store_rejects_the_clock(house, known):
-    house.broker.create_topic("t", config={"retention.ms": 86_400_000})
-    now_ms, janitor = wall_clock_ms(), house.broker.background.janitor
-    house.produce("t", [b"young"], at=now_ms)
-    house.offload()
+def test_nothing_expires_while_the_store_rejects_the_clock(harness, known):
+    harness.broker.create_topic("t", config={"retention.ms": 86_400_000})
+    now_ms, janitor = wall_clock_ms(), harness.broker.background.janitor
+    harness.produce("t", [b"young"], at=now_ms)
+    harness.offload()
     refused = FailsBefore(lambda key: ClockSkewTooLarge(f"{key}: this machine's clock"))
     for call in ("get", "head", "put", "list"):
-        house.store.fail(call, refused, times=10**9)
+        harness.store.fail(call, refused, times=10**9)
     if known:
-        house.broker.bucket.store_status.mark_unavailable(ClockSkewTooLarge("known"))
-    partition, janitor._clock = house.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
+        harness.broker.bucket.store_status.mark_unavailable(ClockSkewTooLarge("known"))
+    partition, janitor._clock = harness.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
     assert partition.log.log_start_offset == 0
-    house.set_down(False)
-    house.wait_for(lambda: house.broker.bucket.store_status.is_reachable)
+    harness.set_down(False)
+    harness.wait_for(lambda: harness.broker.bucket.store_status.is_reachable)
     janitor.bucket_round()
     assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
-def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(house, monkeypatch):
+def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, monkeypatch):
     """Another cluster's bucket is mounted in place of ours for a while."""
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(200)
-    house.broker.create_topic("going")
-    house.produce("going", [b"v"])
-    house.offload("going")
-    house.broker.close()
-    ours, elsewhere = house.root / "bucket", house.root / "elsewhere"
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(200)
+    harness.broker.create_topic("going")
+    harness.produce("going", [b"v"])
+    harness.offload("going")
+    harness.broker.close()
+    ours, elsewhere = harness.root / "bucket", harness.root / "elsewhere"
     ours.rename(elsewhere)
     ours.mkdir()
     create_cluster(open_store(f"file://{ours}"), Cluster(cluster_id="foreign", created_ms=0))
-    house.broker = house.open(down=True, store_start_timeout_ms=500)
-    house.set_down(False)
-    house.wait_for(lambda: "store refused" in "".join(house.broker.readiness().degraded))
-    house.fill(200)
+    harness.broker = harness.open(down=True, store_start_timeout_ms=500)
+    harness.set_down(False)
+    harness.wait_for(lambda: "store refused" in "".join(harness.broker.readiness().degraded))
+    harness.fill(200)
     with pytest.raises(ConfigurationError, match="foreign"):
-        house.broker.verify("t")
-    house.broker.background.deleting.stop(10)
-    house.broker.delete_topic("going")
+        harness.broker.verify("t")
+    harness.broker.background.deleting.stop(10)
+    harness.broker.delete_topic("going")
     with pytest.raises(ConfigurationError, match="foreign"):
-        house.broker.background.deletion_round()
+        harness.broker.background.deletion_round()
     written = [path.name for path in ours.rglob("*") if path.is_file()]
     assert written == ["cluster.json"]
     shutil.rmtree(ours)
     elsewhere.rename(ours)
-    house.wait_for(lambda: house.broker.readiness().degraded == [])
-    house.broker.background.deletion_round()
+    harness.wait_for(lambda: harness.broker.readiness().degraded == [])
+    harness.broker.background.deletion_round()
     assert not any("going" in str(path) for path in ours.rglob("*") if path.is_file())
-    house.offload()
-    assert house.broker.verify("t").ok
+    harness.offload()
+    assert harness.broker.verify("t").ok
 
 
-def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(house):
+def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(harness):
     """Then the log start moves only on disk: what lies below it no longer counts."""
-    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
-    house.fill(200)
-    house.offload()
-    house.stop_copying()
-    house.set_down(True)
-    partition, starts = house.broker.partition("t", 0), []
+    harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
+    harness.fill(200)
+    harness.offload()
+    harness.stop_copying()
+    harness.set_down(True)
+    partition, starts = harness.broker.partition("t", 0), []
     sizes = tier_sizes(partition)
     limits = {"local.retention.bytes": 1024, "retention.bytes": sizes.cold_bytes // 2}
-    house.broker.alter_topic("t", config=limits)
+    harness.broker.alter_topic("t", config=limits)
     for _ in range(4):
-        house.broker.background.janitor._apply_retention(partition)
+        harness.broker.background.janitor._apply_retention(partition)
         starts.append(partition.log.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4

@@ -11,65 +11,65 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
 
 @pytest.fixture
-def gate(house, monkeypatch):
+def gate(harness, monkeypatch):
     """200 records of t-0 in the bucket; its next commit waits for the returned event."""
     monkeypatch.setattr(janitor, "TRIM_WAIT_S", 0.05)
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(200)
-    house.offload()
-    house.stop_copying()
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(200)
+    harness.offload()
+    harness.stop_copying()
     fault = Slow()
-    house.store.fail(
+    harness.store.fail(
         "put", fault, when=lambda key: key.startswith("topics/t/") and "/manifest/" in key
     )
     yield fault.gate
     fault.gate.set()
 
 
-def log_start_in_bucket(house):
-    return house.broker.partition("t", 0).cold.manifest.log_start_offset
+def log_start_in_bucket(harness):
+    return harness.broker.partition("t", 0).cold.manifest.log_start_offset
 
 
-def test_a_trim_returns_once_it_is_durable_locally(house, gate):
-    assert house.broker.trim("t", 0, 55) == 55
-    assert log_start_in_bucket(house) == 0
-    house.produce("t", [b"meanwhile"])
-    assert house.records("t", offset=55)[-1].value == b"meanwhile"
+def test_a_trim_returns_once_it_is_durable_locally(harness, gate):
+    assert harness.broker.trim("t", 0, 55) == 55
+    assert log_start_in_bucket(harness) == 0
+    harness.produce("t", [b"meanwhile"])
+    assert harness.records("t", offset=55)[-1].value == b"meanwhile"
     gate.set()
-    house.wait_for(lambda: log_start_in_bucket(house) == 55)
+    harness.wait_for(lambda: log_start_in_bucket(harness) == 55)
 
 
-def test_a_second_trim_during_the_first_reaches_the_bucket(house, gate):
-    assert house.broker.trim("t", 0, 55) == 55
-    assert house.broker.trim("t", 0, 95) == 95
-    assert log_start_in_bucket(house) == 0
+def test_a_second_trim_during_the_first_reaches_the_bucket(harness, gate):
+    assert harness.broker.trim("t", 0, 55) == 55
+    assert harness.broker.trim("t", 0, 95) == 95
+    assert log_start_in_bucket(harness) == 0
     gate.set()
-    house.broker.background.janitor.bucket_round()
-    assert log_start_in_bucket(house) == 95
-    house.restart()
-    assert house.broker.partition("t", 0).offsets().log_start_offset == 95
+    harness.broker.background.janitor.bucket_round()
+    assert log_start_in_bucket(harness) == 95
+    harness.restart()
+    assert harness.broker.partition("t", 0).offsets().log_start_offset == 95
 
 
-def test_trims_beyond_the_thread_pool_are_left_to_the_next_round(house, gate, monkeypatch):
-    monkeypatch.setattr(house.broker.background.janitor, "_trims", ThreadPoolExecutor(1))
+def test_trims_beyond_the_thread_pool_are_left_to_the_next_round(harness, gate, monkeypatch):
+    monkeypatch.setattr(harness.broker.background.janitor, "_trims", ThreadPoolExecutor(1))
     for offset in (55, 65, 75):
-        assert house.broker.trim("t", 0, offset) == offset
+        assert harness.broker.trim("t", 0, offset) == offset
     gate.set()
-    house.broker.background.janitor._trims.shutdown(wait=True)
-    assert log_start_in_bucket(house) == 55, "trims that did not start in time are dropped"
-    house.broker.background.janitor.bucket_round()
-    assert log_start_in_bucket(house) == 75
+    harness.broker.background.janitor._trims.shutdown(wait=True)
+    assert log_start_in_bucket(harness) == 55, "trims that did not start in time are dropped"
+    harness.broker.background.janitor.bucket_round()
+    assert log_start_in_bucket(harness) == 75
 
 
-def test_trims_of_one_partition_block_no_other(house, gate):
-    house.broker.create_topic("u", config=CONFIG)
-    house.produce("u", [b"v"] * 10)
-    house.broker.partition("u", 0).log.roll()
-    house.copy_sealed()
-    other = house.broker.partition("u", 0).cold
+def test_trims_of_one_partition_block_no_other(harness, gate):
+    harness.broker.create_topic("u", config=CONFIG)
+    harness.produce("u", [b"v"] * 10)
+    harness.broker.partition("u", 0).log.roll()
+    harness.copy_sealed()
+    other = harness.broker.partition("u", 0).cold
     assert other.manifest.end_offset == 10
     for before in range(1, janitor.TRIMS_MAX + 3):
-        assert house.broker.trim("t", 0, before) == before
-    assert house.broker.trim("u", 0, 5) == 5
-    house.wait_for(lambda: other.manifest.log_start_offset == 5)
-    assert log_start_in_bucket(house) == 0
+        assert harness.broker.trim("t", 0, before) == before
+    assert harness.broker.trim("u", 0, 5) == 5
+    harness.wait_for(lambda: other.manifest.log_start_offset == 5)
+    assert log_start_in_bucket(harness) == 0

@@ -28,43 +28,43 @@ from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from record_format.page_cache import NOWAIT
 from record_format.produced import build_produced
+from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
-from tests.fakes.house import tidy
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
 
-def test_records_deleted_locally_read_the_same_from_the_bucket(house):
-    house.broker.create_topic("t", config=SMALL)
-    values = house.fill(400)
-    before = house.records("t")
-    house.offload()  # some segments may have been uploaded before
-    log = house.broker.partition("t", 0)
+def test_records_deleted_locally_read_the_same_from_the_bucket(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    values = harness.fill(400)
+    before = harness.records("t")
+    harness.offload()  # some segments may have been uploaded before
+    log = harness.broker.partition("t", 0)
     assert log.cold.manifest.segment_count > 5
     assert log.offsets().local_log_start_offset > 0, "most of it must be cold"
-    after = house.records("t")
+    after = harness.records("t")
     assert after == before
     assert [record.value for record in after] == values
     assert log.read(0, max_bytes=8192).tier == "cold"
 
 
-def test_a_committed_read_makes_few_store_requests(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(800)
-    house.offload()
-    house.restart()
-    log = house.broker.partition("t", 0)
+def test_a_committed_read_makes_few_store_requests(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(800)
+    harness.offload()
+    harness.restart()
+    log = harness.broker.partition("t", 0)
     assert log.cold.manifest.segment_count > 10
-    before = house.store.ledger.requests("cold_read")
+    before = harness.store.ledger.requests("cold_read")
     assert log.read(0, max_bytes=1, committed=True).tier == "cold"
-    assert house.store.ledger.requests("cold_read") - before == 3  # table, chunk, producers
+    assert harness.store.ledger.requests("cold_read") - before == 3  # table, chunk, producers
 
 
-def test_a_read_across_the_tiers_is_mixed_and_complete(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    log = house.broker.partition("t", 0)
+def test_a_read_across_the_tiers_is_mixed_and_complete(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
     start = log.offsets().local_log_start_offset
     fetched = log.read(start - 1, max_bytes=1 << 20)
     assert fetched.tier == "mixed"
@@ -74,11 +74,11 @@ def test_a_read_across_the_tiers_is_mixed_and_complete(house):
     assert few.next_offset == start
 
 
-def test_one_read_spans_many_cold_segments(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    log = house.broker.partition("t", 0)
+def test_one_read_spans_many_cold_segments(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
     start, first = log.offsets().local_log_start_offset, next(log.cold.entries(0))
     fetched = log.read(0, max_bytes=4 * first.size_bytes)
     assert fetched.tier == "cold"
@@ -88,47 +88,47 @@ def test_one_read_spans_many_cold_segments(house):
     assert start > 4 * first.next_offset
 
 
-def test_merging_manifest_pages_loses_nothing(house, monkeypatch):
+def test_merging_manifest_pages_loses_nothing(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "RUN_MAX": 4, "PAGE_ENTRIES": 4}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
-    house.broker.create_topic("t", config=SMALL)
-    values = house.fill(400)
-    house.offload()
-    cold = house.broker.partition("t", 0).cold
-    house.broker.background.janitor.maintain(house.broker.partition("t", 0))
+    harness.broker.create_topic("t", config=SMALL)
+    values = harness.fill(400)
+    harness.offload()
+    cold = harness.broker.partition("t", 0).cold
+    harness.broker.background.janitor.maintain(harness.broker.partition("t", 0))
     assert max(page.entry_count for page in cold.manifest.pages) == 4
-    assert [record.value for record in house.records("t")] == values
+    assert [record.value for record in harness.records("t")] == values
 
 
-def test_time_lookup_in_the_cold_tier_finds_the_record(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    log = house.broker.partition("t", 0)
+def test_time_lookup_in_the_cold_tier_finds_the_record(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
     assert log.offset_for_timestamp(5) == (5, 5)
     assert log.offset_for_timestamp(-1) == (0, 0)
     assert log.offset_for_timestamp(10_000) is None
 
 
-def test_a_restart_keeps_everything_and_raises_the_epoch(house):
-    house.broker.create_topic("t", partitions=2, config=SMALL)
-    house.fill(200)
-    house.offload()
-    before, epoch = house.records("t"), house.broker.partition("t", 0).offsets().leader_epoch
-    broker = house.restart()
-    assert house.records("t") == before
+def test_a_restart_keeps_everything_and_raises_the_epoch(harness):
+    harness.broker.create_topic("t", partitions=2, config=SMALL)
+    harness.fill(200)
+    harness.offload()
+    before, epoch = harness.records("t"), harness.broker.partition("t", 0).offsets().leader_epoch
+    broker = harness.restart()
+    assert harness.records("t") == before
     assert broker.partition("t", 0).offsets().leader_epoch > epoch
-    house.produce("t", [b"more"])
-    assert house.records("t")[-1] == Record(200, 0, None, b"more", ())
-    house.offload()
+    harness.produce("t", [b"more"])
+    assert harness.records("t")[-1] == Record(200, 0, None, b"more", ())
+    harness.offload()
 
 
-def test_each_segment_is_listed_once_across_tiers(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    house.produce("t", [b"active"])
-    log = house.broker.partition("t", 0)
+def test_each_segment_is_listed_once_across_tiers(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    harness.produce("t", [b"active"])
+    log = harness.broker.partition("t", 0)
     listed = list(iter_segments(log))
     assert listed[0].base_offset == 0
     assert [one.base_offset for one in listed[1:]] == [one.last_offset + 1 for one in listed[:-1]]
@@ -140,25 +140,25 @@ def test_each_segment_is_listed_once_across_tiers(house):
         assert len(data) == one.size_bytes
 
 
-def test_after_a_restart_peek_segments_uses_the_manifest(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    whole = list(peek_segments(house.broker.partition("t", 0)))
-    house.restart()
-    peeked = [one for one in peek_segments(house.broker.partition("t", 0)) if not one.active]
+def test_after_a_restart_peek_segments_uses_the_manifest(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    whole = list(peek_segments(harness.broker.partition("t", 0)))
+    harness.restart()
+    peeked = [one for one in peek_segments(harness.broker.partition("t", 0)) if not one.active]
     assert "both" in {one.tier for one in peeked}
     assert peeked == [one for one in whole if not one.active]
 
 
-def test_after_a_restart_a_listing_reads_no_uploaded_segment(house, monkeypatch):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    partition = house.broker.partition("t", 0)
+def test_after_a_restart_a_listing_reads_no_uploaded_segment(harness, monkeypatch):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
     whole = list(iter_segments(partition))
-    house.restart()
-    partition = house.broker.partition("t", 0)
+    harness.restart()
+    partition = harness.broker.partition("t", 0)
     read, counted = FileReader.read, Counter()
 
     def counting(self, size, position):
@@ -174,67 +174,69 @@ def test_after_a_restart_a_listing_reads_no_uploaded_segment(house, monkeypatch)
     assert [one for one in listed if not one.active] == [one for one in whole if not one.active]
 
 
-def test_trim_moves_the_start_in_both_tiers_and_survives(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    assert house.broker.trim("t", 0, 35) == 35
-    assert house.broker.trim("t", 0, 10) == 35
-    cold = house.broker.partition("t", 0).cold
+def test_trim_moves_the_start_in_both_tiers_and_survives(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    assert harness.broker.trim("t", 0, 35) == 35
+    assert harness.broker.trim("t", 0, 10) == 35
+    cold = harness.broker.partition("t", 0).cold
     assert cold.manifest.log_start_offset == 35
-    house.restart()
-    assert house.broker.partition("t", 0).offsets().log_start_offset == 35
-    assert house.records("t", offset=35)[0].offset == 35
+    harness.restart()
+    assert harness.broker.partition("t", 0).offsets().log_start_offset == 35
+    assert harness.records("t", offset=35)[0].offset == 35
 
 
-def test_a_trim_into_a_segment_does_not_prevent_its_upload(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(10)
-    house.claim()
-    house.broker.trim("t", 0, 5)
-    assert house.offload().uploaded_segments == 1
-    house.fill(10)
-    assert house.offload().uploaded_segments == 1
-    assert house.broker.partition("t", 0).cold.end_offset == 20
+def test_a_trim_into_a_segment_does_not_prevent_its_upload(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(10)
+    harness.claim()
+    harness.broker.trim("t", 0, 5)
+    assert harness.offload().uploaded_segments == 1
+    harness.fill(10)
+    assert harness.offload().uploaded_segments == 1
+    assert harness.broker.partition("t", 0).cold.end_offset == 20
 
 
-def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(100)
-    house.offload()
-    first = house.broker.topic("t").record.topic_id
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t")
-    assert house.broker.topic("t").record.topic_id != first
-    assert house.records("t") == []
-    house.wait_for(lambda: not house.broker.registry.deleted())
-    assert not [p for p in (house.root / "bucket").rglob("*") if p.is_file() and first in str(p)]
-    assert not list((house.root / "data").glob("*-delete"))
+def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    harness.offload()
+    first = harness.broker.topic("t").record.topic_id
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
+    assert harness.broker.topic("t").record.topic_id != first
+    assert harness.records("t") == []
+    harness.wait_for(lambda: not harness.broker.registry.deleted())
+    assert not [p for p in (harness.root / "bucket").rglob("*") if p.is_file() and first in str(p)]
+    assert not list((harness.root / "data").glob("*-delete"))
 
 
-def test_a_re_created_topic_starts_at_zero_even_after_a_crash(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(100)
-    house.broker.trim("t", 0, 50)
-    house.broker.background.checkpoints.save()
-    house.restart()
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t")
-    house.produce("t", [b"new"])
-    assert [record.offset for record in house.records("t")] == [0]
-    crashed = house.broker
+def test_a_re_created_topic_starts_at_zero_even_after_a_crash(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    harness.broker.trim("t", 0, 50)
+    harness.broker.background.checkpoints.save()
+    harness.restart()
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"new"])
+    assert [record.offset for record in harness.records("t")] == [0]
+    crashed = harness.broker
     crashed.background.copying.stop(10)  # two brokers share the folder
     crashed.background.deleting.stop(10)
     crashed.folder.close()  # only the lock is released, as when the process dies
-    house.broker = house.open()
-    assert [record.offset for record in house.records("t")] == [0]
-    crashed.folder = house.broker.folder  # its close must not fail on the lock
+    harness.broker = harness.open()
+    assert [record.offset for record in harness.records("t")] == [0]
+    crashed.folder = harness.broker.folder  # its close must not fail on the lock
 
 
-def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(house, monkeypatch):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(100)
-    write = house.broker.folder.write_checkpoint
+def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(
+    harness, monkeypatch
+):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    write = harness.broker.folder.write_checkpoint
 
     def full_after_the_first(name, offsets):
         if name == HIGH_WATERMARKS:
@@ -242,100 +244,102 @@ def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(h
         write(name, offsets)
 
     with monkeypatch.context() as patched:
-        patched.setattr(house.broker.folder, "write_checkpoint", full_after_the_first)
+        patched.setattr(harness.broker.folder, "write_checkpoint", full_after_the_first)
         with pytest.raises(OSError, match="full"):
-            house.broker.background.checkpoints.save()
-    house.broker.delete_topic("t")
-    house.broker.create_topic("t")
-    assert house.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
+            harness.broker.background.checkpoints.save()
+    harness.broker.delete_topic("t")
+    harness.broker.create_topic("t")
+    assert harness.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
 
 
-def test_a_trim_is_durable_despite_concurrent_checkpoints(house, monkeypatch):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(100)
-    write, trims = house.broker.folder.write_checkpoint, []
+def test_a_trim_is_durable_despite_concurrent_checkpoints(harness, monkeypatch):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    write, trims = harness.broker.folder.write_checkpoint, []
 
     def overtaken(name, offsets):
         if name == LOG_STARTS and not trims:  # its offsets were read already
-            trims.append(threading.Thread(target=house.broker.trim, args=("t", 0, 50)))
+            trims.append(threading.Thread(target=harness.broker.trim, args=("t", 0, 50)))
             trims[0].start()
             trims[0].join(0.1)
         write(name, offsets)
 
-    monkeypatch.setattr(house.broker.folder, "write_checkpoint", overtaken)
-    house.broker.background.checkpoints.save()
+    monkeypatch.setattr(harness.broker.folder, "write_checkpoint", overtaken)
+    harness.broker.background.checkpoints.save()
     trims[0].join()
-    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
-    house.broker.background.janitor.trim(house.broker.partition("t", 0), 20)  # from an earlier read
-    assert house.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
+    assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
+    harness.broker.background.janitor.trim(
+        harness.broker.partition("t", 0), 20
+    )  # from an earlier read
+    assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
 
 
-def test_retention_by_size_drops_from_both_tiers(house):
-    house.broker.create_topic("t", config={**SMALL, "retention.bytes": 16384})
-    house.fill(400)
-    house.offload()
-    now = house.broker.partition("t", 0).offsets()
+def test_retention_by_size_drops_from_both_tiers(harness):
+    harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 16384})
+    harness.fill(400)
+    harness.offload()
+    now = harness.broker.partition("t", 0).offsets()
     assert now.log_start_offset > 0
-    sizes = tier_sizes(house.broker.partition("t", 0))
+    sizes = tier_sizes(harness.broker.partition("t", 0))
     assert sizes.cold_bytes < 16384 + 2 * 4096
-    assert house.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
+    assert harness.records("t", offset=now.log_start_offset)[0].offset <= now.log_start_offset + 9
 
 
-def test_retention_frees_a_disk_too_full_for_a_new_segment(house, monkeypatch):
+def test_retention_frees_a_disk_too_full_for_a_new_segment(harness, monkeypatch):
     """Everything has expired, but the active segment cannot be rolled."""
     disk = FaultyDisk()
-    monkeypatch.setattr(house.broker._opener, "_disk", disk)
-    house.broker.create_topic("t", config={**SMALL, "remote.storage.enable": False})
-    house.fill(200)
-    log = house.broker.partition("t", 0).log
+    monkeypatch.setattr(harness.broker._opener, "_disk", disk)
+    harness.broker.create_topic("t", config={**SMALL, "remote.storage.enable": False})
+    harness.fill(200)
+    log = harness.broker.partition("t", 0).log
     disk.fail("open", errno.ENOSPC, suffix=".log")
-    house.broker.alter_topic("t", config={"retention.ms": 1000})
-    tidy(house.broker)
+    harness.broker.alter_topic("t", config={"retention.ms": 1000})
+    run_janitor(harness.broker)
     assert log.log_start_offset == log.active_base_offset > 0
     disk.heal()
-    tidy(house.broker)
+    run_janitor(harness.broker)
     assert log.log_start_offset == log.log_end_offset == 200
 
 
 @pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])
-def test_retention_that_deletes_nothing_reads_no_manifest_page(house, monkeypatch, limit):
+def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypatch, limit):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
         monkeypatch.setattr(f"manifest.paging.{name}", small)
     far = 16384 if limit == "retention.bytes" else 1 << 60
-    house.broker.create_topic("t", config={**SMALL, limit: far})
-    house.fill(600)
-    house.offload()
-    partition = house.broker.partition("t", 0)
-    house.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the middle of a page
-    house.broker.background.janitor.maintain(partition)
+    harness.broker.create_topic("t", config={**SMALL, limit: far})
+    harness.fill(600)
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
+    harness.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the middle of a page
+    harness.broker.background.janitor.maintain(partition)
     local = local_facts(partition)
     every = [*cold_facts(partition, local), *local]
     assert total_bytes(partition, local) == sum(one.size_bytes for one in every)
     assert partition.cold.manifest.pages[-1].base_offset < local[0].base_offset
     partition.cold._manifests._cache._pages.clear()
-    before, house.store.calls = partition.log.log_start_offset, []
-    house.broker.background.janitor.maintain(partition)
-    assert not [call for call in house.store.calls if call[0].startswith("get")]
+    before, harness.store.calls = partition.log.log_start_offset, []
+    harness.broker.background.janitor.maintain(partition)
+    assert not [call for call in harness.store.calls if call[0].startswith("get")]
     assert partition.log.log_start_offset == before
     if limit == "retention.bytes":
-        house.fill(100)
-        house.broker.background.janitor.maintain(partition)
+        harness.fill(100)
+        harness.broker.background.janitor.maintain(partition)
         assert partition.log.log_start_offset > before
 
 
 @pytest.mark.parametrize("call", ["read", "try_read"])
-def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(house, monkeypatch, call):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    log = house.broker.partition("t", 0)
-    house.records("t")  # fills the cache
+def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monkeypatch, call):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
+    harness.records("t")  # fills the cache
     (first, *_) = log.cold.entries(0)
     found = getattr(log.cold, call)
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
-        house.broker.background.janitor.trim(log, first.next_offset)
+        harness.broker.background.janitor.trim(log, first.next_offset)
         return found(offset, **limits)
 
     monkeypatch.setattr(log.cold, call, overtaken)
@@ -344,12 +348,12 @@ def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(house, monkeyp
 
 
 def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_records(
-    house, monkeypatch
+    harness, monkeypatch
 ):
-    house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
-    house.fill(100)
-    house.offload()
-    log = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
+    harness.fill(100)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
     look_up = log.log.aborted_transactions
 
     def delete_local_first(*offsets, blocking):
@@ -361,26 +365,26 @@ def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_recor
     assert log.read(0, max_bytes=100, committed=True).tier == "cold"
 
 
-def test_records_without_a_timestamp_are_as_old_as_their_file(house):
+def test_records_without_a_timestamp_are_as_old_as_their_file(harness):
     config = {"segment.bytes": 1024, "retention.ms": 60_000, "local.retention.ms": 60_000}
-    house.broker.create_topic("t", config={**config, "remote.storage.enable": False})
+    harness.broker.create_topic("t", config={**config, "remote.storage.enable": False})
     for _ in range(10):
-        house.produce("t", [b"v" * 200], at=-1)
-    log = house.broker.partition("t", 0).log
-    tidy(house.broker)
-    assert len(house.records("t")) == 10
+        harness.produce("t", [b"v" * 200], at=-1)
+    log = harness.broker.partition("t", 0).log
+    run_janitor(harness.broker)
+    assert len(harness.records("t")) == 10
     oldest, following = log.segments()[:2]
     os.utime(oldest.path, (1, 1))
-    tidy(house.broker)
+    run_janitor(harness.broker)
     assert log.log_start_offset == following.base_offset
 
 
-def test_a_segment_opened_before_is_returned_without_blocking(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    house.produce("t", [b"active"])
-    log = house.broker.partition("t", 0)
+def test_a_segment_opened_before_is_returned_without_blocking(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    harness.produce("t", [b"active"])
+    log = harness.broker.partition("t", 0)
     for one in iter_segments(log):
         opened = open_segment(log, one.base_offset)
         blocking = list(slices_of(log, opened, start=1, end=opened.size_bytes))
@@ -394,12 +398,12 @@ def test_a_segment_opened_before_is_returned_without_blocking(house):
     assert try_open_segment(log, 1) is None
 
 
-def test_a_segment_deleted_locally_is_not_served_from_an_open_file(house):
+def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
     from broker.segment_listing import open_segment, try_open_segment
 
-    house.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
-    house.fill(400)
-    log = house.broker.partition("t", 0)
+    harness.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
+    harness.fill(400)
+    log = harness.broker.partition("t", 0)
     assert open_segment(log, 0).tier == "hot"
     assert try_open_segment(log, 0).tier == "hot"
     log.log.delete_local(log.log.active_base_offset)
@@ -408,11 +412,11 @@ def test_a_segment_deleted_locally_is_not_served_from_an_open_file(house):
 
 
 @pytest.mark.skipif(not NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_cached_cold_reads_without_blocking_return_the_same(house):
-    house.broker.create_topic("t", config=SMALL)
-    house.fill(400)
-    house.offload()
-    log = house.broker.partition("t", 0)
+def test_cached_cold_reads_without_blocking_return_the_same(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(400)
+    harness.offload()
+    log = harness.broker.partition("t", 0)
     assert log.try_read(5, max_bytes=2000) is None, "nothing is cached yet"
     blocking = log.read(5, max_bytes=2000)
     immediate = log.try_read(5, max_bytes=2000)
@@ -430,9 +434,9 @@ def test_cached_cold_reads_without_blocking_return_the_same(house):
     assert immediate._replace(slices=()) == blocking._replace(slices=())
 
 
-def test_the_janitor_expires_idle_producers(house):
-    house.broker.create_topic("t")
-    partition = house.broker.partition("t", 0)
+def test_the_janitor_expires_idle_producers(harness):
+    harness.broker.create_topic("t")
+    partition = harness.broker.partition("t", 0)
 
     def send(sequence):
         batches = build_produced(
@@ -445,7 +449,7 @@ def test_the_janitor_expires_idle_producers(house):
         )
         return partition.append(batches, acks=Acks.LEADER).result(10)
 
-    janitor = house.broker.background.janitor
+    janitor = harness.broker.background.janitor
     send(0)
     janitor.disk_round()
     with pytest.raises(OutOfOrderSequence):
@@ -460,36 +464,36 @@ def test_the_janitor_expires_idle_producers(house):
     assert send(5).base_offset == 1
 
 
-def test_appends_before_close_complete_and_later_ones_are_refused(house):
-    house.broker.create_topic("t", partitions=3)
-    partitions = [house.broker.partition("t", number) for number in range(3)]
+def test_appends_before_close_complete_and_later_ones_are_refused(harness):
+    harness.broker.create_topic("t", partitions=3)
+    partitions = [harness.broker.partition("t", number) for number in range(3)]
 
     def append(partition):
         batches = build_produced([b"v"], timestamps=[1], max_message_bytes=1 << 20)
         return partition.append(batches, acks=Acks.ALL)
 
     futures = [append(partition) for _ in range(200) for partition in partitions]
-    house.broker.close()
+    harness.broker.close()
     assert all(future.done() for future in futures)
     assert {future.result().last_offset for future in futures} == set(range(200))
     with pytest.raises(ShuttingDown):
         append(partitions[0]).result(10)
-    house.broker = house.open()
-    assert house.broker.partition("t", 2).log.log_end_offset == 200
+    harness.broker = harness.open()
+    assert harness.broker.partition("t", 2).log.log_end_offset == 200
 
 
-def test_iterating_partitions_is_not_disturbed_by_new_ones(house):
-    house.broker.create_topic("t", partitions=2)
-    partitions = house.broker.partitions()
+def test_iterating_partitions_is_not_disturbed_by_new_ones(harness):
+    harness.broker.create_topic("t", partitions=2)
+    partitions = harness.broker.partitions()
     assert next(partitions).number == 0
-    house.broker.alter_topic("t", partitions=3)
+    harness.broker.alter_topic("t", partitions=3)
     assert [partition.number for partition in partitions] == [1]
-    assert [partition.number for partition in house.broker.partitions()] == [0, 1, 2]
+    assert [partition.number for partition in harness.broker.partitions()] == [0, 1, 2]
 
 
-def test_appends_do_not_wait_for_partition_creation(house, monkeypatch):
-    house.restart(append_threads=1)
-    house.broker.create_topic("t")
+def test_appends_do_not_wait_for_partition_creation(harness, monkeypatch):
+    harness.restart(append_threads=1)
+    harness.broker.create_topic("t")
     opening, may_end = threading.Event(), threading.Event()
     open_log = PartitionLog.open
 
@@ -500,10 +504,10 @@ def test_appends_do_not_wait_for_partition_creation(house, monkeypatch):
 
     monkeypatch.setattr(PartitionLog, "open", open_slowly)
     with ThreadPoolExecutor(1) as pool:
-        creating = pool.submit(house.broker.create_topic, "many", partitions=20)
+        creating = pool.submit(harness.broker.create_topic, "many", partitions=20)
         try:
             assert opening.wait(10)
-            assert house.produce("t", [b"meanwhile"]).base_offset == 0
+            assert harness.produce("t", [b"meanwhile"]).base_offset == 0
             assert not creating.done()
         finally:
             may_end.set()

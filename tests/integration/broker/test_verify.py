@@ -21,24 +21,24 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 81
 
 
 @pytest.fixture
-def filled(house):
-    house.broker.create_topic("t", config=CONFIG)
-    house.fill(200)
-    house.offload()
-    house.produce("t", [b"active"])
-    return house
+def filled(harness):
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(200)
+    harness.offload()
+    harness.produce("t", [b"active"])
+    return harness
 
 
-def entries(house):
-    return list(house.broker.partition("t", 0).cold.entries(0))
+def entries(harness):
+    return list(harness.broker.partition("t", 0).cold.entries(0))
 
 
-def path_of(house, key):
-    return house.root / "bucket" / key
+def path_of(harness, key):
+    return harness.root / "bucket" / key
 
 
-def offline(house, *, deep=False):
-    store = open_store(f"file://{house.root / 'bucket'}")
+def offline(harness, *, deep=False):
+    store = open_store(f"file://{harness.root / 'bucket'}")
     return verify_bucket(store, TopicObjects(store).find("t"), deep=deep, clock=lambda: 0)
 
 
@@ -162,8 +162,8 @@ def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(fi
     assert kinds_of(offline(filled), pages[1].key) == {"page-corrupt"}
 
 
-def entries_readable(house, lost_page):
-    manifest = house.broker.partition("t", 0).cold.manifest
+def entries_readable(harness, lost_page):
+    manifest = harness.broker.partition("t", 0).cold.manifest
     count = manifest.segment_count - lost_page.entry_count
     return range(count)
 
@@ -190,13 +190,13 @@ def test_a_corrupt_local_segment_is_named_by_its_file(filled):
 
 
 @pytest.mark.parametrize("damage", ["lost", "emptied", "cut between batches"])
-def test_offsets_missing_from_local_files_are_named(house, damage):
+def test_offsets_missing_from_local_files_are_named(harness, damage):
     config = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": False}
-    house.broker.create_topic("t", config=config)
+    harness.broker.create_topic("t", config=config)
     for number in range(30):
-        house.produce("t", [b"%d" % number * 60])
-    before, gone, after = house.broker.partition("t", 0).log.segments()[1:4]
-    house.broker.close()
+        harness.produce("t", [b"%d" % number * 60])
+    before, gone, after = harness.broker.partition("t", 0).log.segments()[1:4]
+    harness.broker.close()
     if damage == "lost":
         gone.path.unlink()
         named_segment, first = before, gone.base_offset
@@ -204,8 +204,8 @@ def test_offsets_missing_from_local_files_are_named(house, damage):
         last = [] if damage == "emptied" else list(iter_headers(gone.path.read_bytes()))[:-1]
         gone.path.write_bytes(gone.path.read_bytes()[: last[-1].end_position if last else 0])
         named_segment, first = gone, last[-1].next_offset if last else gone.base_offset
-    house.broker = house.open()
-    (problem,) = house.broker.verify("t", deep=True).problems
+    harness.broker = harness.open()
+    (problem,) = harness.broker.verify("t", deep=True).problems
     assert (problem.kind, problem.file) == ("gap", str(named_segment.path))
     assert f"offsets {first} to {after.base_offset - 1} are missing" in problem.detail
 

@@ -20,7 +20,7 @@ from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 
 
-class House:
+class BrokerHarness:
     """A broker on real files with a folder as its bucket, and helpers for common calls."""
 
     def __init__(self, root: Path) -> None:
@@ -144,13 +144,13 @@ class House:
         return found
 
 
-def tidy(broker: Broker) -> None:
+def run_janitor(broker: Broker) -> None:
     """Run the janitor's rounds."""
     broker.background.janitor.disk_round()
     broker.background.janitor.bucket_round()
 
 
-def copy_now(broker: Broker) -> None:
+def run_copier(broker: Broker) -> None:
     """Upload everything due of all partitions now; failures are left to the next round."""
     background = broker.background
     with suppress(TierlogError, OSError):
