@@ -39,6 +39,7 @@ class TwoTiers:
 
     def create(self, topic: str, *, partitions: int = 3, **config: object) -> None:
         small = {"segment.bytes": 16384, "local.retention.bytes": 16384, "retention.ms": -1}
+        small["offload.max.lag.ms"] = 86_400_000  # what is hot stays so however long the tests take
         small |= {"compression.type": "lz4", **config}
         self.broker.create_topic(topic, partitions=partitions, config=small)
         for partition in range(partitions):
