@@ -3,7 +3,7 @@ import os
 import pytest
 
 from record_format import page_cache
-from record_format.page_cache import pread_nowait, resident_bytes
+from record_format.page_cache import is_resident, pread_nowait, resident_bytes
 
 
 @pytest.fixture
@@ -62,3 +62,48 @@ def test_resident_bytes_are_counted_by_pages(tmp_path):
     os.ftruncate(opened, 0)
     assert resident_bytes(opened) == 0
     os.close(opened)
+
+
+def _drop_from_page_cache(fd):
+    """Drop the file's pages and switch readahead off. Skips the test on tmpfs, which drops none."""
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    if resident_bytes(fd):
+        pytest.skip("this file system drops no pages")
+
+
+@pytest.fixture
+def large_fd(tmp_path):
+    (tmp_path / "large").write_bytes(os.urandom(LARGE_BYTES))
+    opened = os.open(tmp_path / "large", os.O_RDWR)
+    yield opened
+    os.close(opened)
+
+
+LARGE_BYTES = 3_000_003
+
+
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
+@pytest.mark.parametrize("has_cachestat", [True, False])
+def test_a_range_is_resident_after_it_was_read(large_fd, has_cachestat, monkeypatch):
+    if not has_cachestat:
+        monkeypatch.setattr(page_cache, "_syscall", lambda *_: -1)
+    _drop_from_page_cache(large_fd)
+    assert not is_resident(large_fd, 0, LARGE_BYTES)
+    os.pread(large_fd, 1_000_000, 500_000)
+    assert is_resident(large_fd, 500_000, 1_000_000)
+    assert not is_resident(large_fd, 490_000, 1_010_000)
+    assert not is_resident(large_fd, 500_000, 1_010_000)
+    os.pread(large_fd, LARGE_BYTES, 0)
+    assert is_resident(large_fd, 0, LARGE_BYTES)
+
+
+@pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
+def test_a_page_missing_between_samples_is_noticed(large_fd):
+    if page_cache._cached_pages(large_fd, 0, LARGE_BYTES) is None:
+        pytest.skip("no cachestat on this system")
+    _drop_from_page_cache(large_fd)
+    for sample in (*range(0, LARGE_BYTES, page_cache.SAMPLE_BYTES), LARGE_BYTES - 1):
+        os.pread(large_fd, 1, sample)
+    assert not is_resident(large_fd, 0, LARGE_BYTES)
