@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from broker.bucket_state import has_bucket
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, unusable
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
@@ -290,10 +290,14 @@ def check_has_no_bucket(data_dir: Path) -> None:
     """Raise ConfigurationError if the folder has a bucket. Called before it is opened without a
     store, which would report everything that is only in the bucket as lost.
     """
-    if has_bucket(data_dir):
+    try:
+        if not has_bucket(data_dir):
+            return
         known = read_probe(data_dir)
-        which = f"the bucket {known.store[0]}" if known else "a bucket"
-        raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")
+    except OSError as error:
+        raise unusable(data_dir, error) from error
+    which = f"the bucket {known.store[0]}" if known else "a bucket"
+    raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")
 
 
 def read_probe(data_dir: Path) -> ProbeResult | None:

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -58,26 +59,33 @@ def open_as_nobody(folder: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A data folder with a topic that the user nobody owns and can reach."""
-    data = tmp_path / "data"
-    broker = Broker.open(BrokerSettings(data_dir=data), store=None)
-    broker.create_topic("t")
-    broker.close()
-    for path in (data, *data.rglob("*")):
-        os.chown(path, 65534, 65534)
-    for path in [*list(tmp_path.parents)[:-2], tmp_path]:
-        path.chmod(path.stat().st_mode | 0o011)
-    return data
+def folder():
+    """A data folder with a topic that the user nobody owns and can reach.
+
+    Not in `tmp_path`: each pytest session that starts makes the folder around it private again.
+    """
+    with tempfile.TemporaryDirectory() as parent:
+        data = Path(parent) / "data"
+        data.parent.chmod(0o755)
+        if not all(path.stat().st_mode & 0o001 for path in data.parents):
+            pytest.skip("another user cannot reach the temporary folder")
+        broker = Broker.open(BrokerSettings(data_dir=data), store=None)
+        broker.create_topic("t")
+        broker.close()
+        for path in (data, *data.rglob("*")):
+            os.chown(path, 65534, 65534)
+        yield data
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change the user id")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change the user id")
+
+
+@needs_root
 @pytest.mark.parametrize(
     "root_owned", ["", "meta.properties", "tierlog", "t-0", "t-0/00000000000000000000.log"]
 )
 def test_missing_permissions_are_named_in_one_line(folder, root_owned):
-    if open_as_nobody(folder) != "opened":
-        pytest.skip("another user cannot reach the temporary folder")
+    assert open_as_nobody(folder) == "opened"
     path = folder / root_owned
     os.chown(path, 0, 0)
     path.chmod(0o755 if path.is_dir() else 0o600)
@@ -85,6 +93,20 @@ def test_missing_permissions_are_named_in_one_line(folder, root_owned):
     assert output.startswith("refused: ")
     assert str(folder) in output
     assert any(word in output for word in ("denied", "permitted", "may not be written"))
+
+
+@needs_root
+def test_a_data_folder_below_a_private_folder_is_refused(folder):
+    folder.parent.chmod(0o700)
+    output = open_as_nobody(folder)
+    assert output.startswith(f"refused: data folder {folder}: ")
+    assert "denied" in output
+
+
+def test_a_data_folder_whose_name_is_too_long_is_refused(tmp_path):
+    data = tmp_path / ("d" * 300)
+    with pytest.raises(ConfigurationError, match=r"data folder .*: File name too long"):
+        Broker.open(BrokerSettings(data_dir=data), store=None)
 
 
 def crashed_folder(harness) -> Path:
