@@ -1,4 +1,4 @@
-"""Maintains partitions: rolls by time, applies retention in both tiers, frees a full disk.
+"""Maintains partitions: applies retention in both tiers, rolls by time, frees a full disk.
 
 * A local segment is deleted only if the manifest in force covers it, if it is below the durable log
   start, or if remote storage is off (DESIGN.md, invariant 1). That rule is in one function:
@@ -110,7 +110,7 @@ class Janitor:
                 log.exception("retention failed: a bug", partition=str(partition))
 
     def maintain(self, partition: Partition) -> None:
-        """Roll if due, apply the retention of both tiers, unlink deleted files after their delay,
+        """Apply the retention of both tiers, unlink deleted files after their delay, roll if due,
         merge manifest pages, and collect garbage.
         """
         self._maintain_disk(partition)
@@ -119,13 +119,13 @@ class Janitor:
     def _maintain_disk(self, partition: Partition) -> None:
         if partition.is_defunct:
             return
-        partition.log.maybe_roll()
         self._delete_below_log_start(partition)
         self._apply_local_retention(partition)
         self._reap(partition)
         partition.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
         if partition.cold is None:
             self._apply_retention(partition)
+        partition.log.maybe_roll()  # last: a full disk may refuse it until the above made room
 
     def _maintain_bucket(self, partition: Partition) -> None:
         if partition.is_defunct or partition.cold is None:

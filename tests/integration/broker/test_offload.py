@@ -15,6 +15,7 @@ from broker import bucket
 from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Copier
 from broker.background.janitor import removable_end
+from hot_tier import roll
 from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
 from record_format.errors import (
@@ -30,6 +31,7 @@ from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
+LOCAL_ONLY = {"remote.storage.enable": False}
 LITTLE_LOCAL = {"segment.bytes": 2048, "retention.ms": -1, "local.retention.bytes": 2048}
 
 
@@ -199,6 +201,27 @@ def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(
     assert harness.broker.background.janitor.relieve_disk(1)
     assert harness.broker.partition("a", 0).log.first_local_offset == 0
     assert harness.broker.partition("b", 0).log.first_local_offset > 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "limit"),
+    [({}, "local.retention.bytes"), (LOCAL_ONLY, "retention.bytes")],
+)
+def test_a_due_roll_that_a_full_disk_refuses_does_not_stop_retention(
+    harness, monkeypatch, kept, limit
+):
+    harness.broker.create_topic("a", config={**SMALL, **kept})
+    fill(harness, "a", segments=2)
+    harness.offload("a")
+    harness.produce("a", [b"due"])
+    harness.broker.alter_topic("a", config={limit: 1, "offload.max.lag.ms": 0})
+    with monkeypatch.context() as disk:
+        disk.setattr(roll, "create_segment", no_room)
+        run_janitor(harness.broker)
+    left = harness.broker.partition("a", 0).log.segments()
+    assert [view.active for view in left] == [True]
+    run_janitor(harness.broker)
+    assert harness.broker.partition("a", 0).log.active_ms == 0  # rolled
 
 
 def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(harness, monkeypatch):
