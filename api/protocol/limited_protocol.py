@@ -8,6 +8,8 @@
 * If a request is refused before its body was read, the rest of the body is drained, within limits,
   so that the client sees the response; then the connection is closed. Before any close the sending
   side is shut down first.
+* Of pipelined requests only the next few are parsed: a client that sends them faster than they are
+  served waits, and costs no memory.
 * Above `connections_max` connections `busy_app` responds; above twice that, connections are
   aborted.
 """
@@ -28,6 +30,8 @@ from api.protocol.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
 
 _CLOSE_TIMEOUT_S: Final = 1.0
+_PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no more are parsed
+_PIECE_BYTES: Final = 16 << 10  # parsed at once: at most some hundred requests
 
 
 class ConnectionLimits(NamedTuple):
@@ -57,6 +61,7 @@ class LimitedProtocol(NoUpgradeProtocol):
     _final_response = b""  # to be sent after the responses in progress
     _closes_after_response = False  # though the body of its request may still be arriving
     _discards_input = False
+    _unparsed = b""  # received; empty unless `_PIPELINE_MAX` requests are waiting
     _sent_final_response = False  # only waits for the client to close
     _head_deadline: Deadline
     _keep_alive_deadline: Deadline
@@ -89,9 +94,27 @@ class LimitedProtocol(NoUpgradeProtocol):
         self._active = cycle
         super()._start_asgi_task(cycle, app)
 
-    # --- the head -------------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        data, self._unparsed, position = self._unparsed, b"", 0
+        while position < len(data) and len(self.pipeline) < _PIPELINE_MAX:
+            self._parse_piece(data[position : position + _PIECE_BYTES])
+            position += _PIECE_BYTES
+        self._unparsed = data[position:]
+        if self._unparsed:
+            self.flow.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough requests are waiting already."""
+        if not self._unparsed:
+            self.flow.resume_reading()
+
+    def _parse_piece(self, data: bytes) -> None:
         if self._discards_input:
             self._count_discarded(len(data))
             return
@@ -100,9 +123,9 @@ class LimitedProtocol(NoUpgradeProtocol):
         else:
             self._framing_bytes += len(data)
         super().data_received(data)
-        self._after_read()
+        self._after_piece()
 
-    def _after_read(self) -> None:
+    def _after_piece(self) -> None:
         if self._discards_input:
             return
         size = self._head_bytes if self._in_head else self._framing_bytes
@@ -112,6 +135,8 @@ class LimitedProtocol(NoUpgradeProtocol):
             # Not only at the end of a response: this may have been the end of a drained body, a
             # request with an immediate response, or an empty line.
             self._start_keep_alive()
+
+    # --- the head -------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -247,11 +272,12 @@ class LimitedProtocol(NoUpgradeProtocol):
             if self.is_stopping:
                 self._limit_close()
             return
-        self.flow.resume_reading()
+        self.resume_reading()
         if self._in_head:
             self._head_deadline.set(self.limits.header_timeout_s)
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            self._parse()
         elif self._final_response or self._closes_after_response:
             self._send_final_response(self._final_response)
         else:

@@ -173,7 +173,7 @@ class ZeroCopyCycle(RequestResponseCycle):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
         if not (self.disconnected or self.response_complete or self._reports_half_close):
-            self.flow.resume_reading()
+            self.protocol.resume_reading()
             await self.message_event.wait()
             self.message_event.clear()
         if self.disconnected or self.response_complete or self._reports_half_close:
@@ -280,7 +280,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         is_ready = bool(cycle.body) or not cycle.more_body
         if not is_ready or cycle.disconnected or cycle.body_taken or cycle.waiting_for_100_continue:
             return None
-        self.flow.resume_reading()
+        self.resume_reading()
         cycle.message_event.clear()
         return cycle.take_body()
 

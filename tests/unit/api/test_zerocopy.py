@@ -226,6 +226,26 @@ def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
     assert bodies == running.data[:1_000_000] + running.data[7:12] + running.data[3:400_003]
 
 
+def test_pipelined_requests_wait_unparsed(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, waiting = 8_000, []
+    complete = ZeroCopyProtocol.on_response_complete
+
+    def completes(protocol: ZeroCopyProtocol) -> None:
+        waiting.append(len(protocol.pipeline))
+        complete(protocol)
+
+    monkeypatch.setattr(ZeroCopyProtocol, "on_response_complete", completes)
+    requests = b"".join(b"GET /file?%d-1 HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in range(count))
+    with running.connect() as sock, ThreadPoolExecutor(1) as sender:
+        sent = sender.submit(sock.sendall, requests + b"end")
+        sent.add_done_callback(lambda _: sock.shutdown(socket.SHUT_WR))
+        bodies = [part[:1] for part in read_all(sock).split(b"\r\n\r\n")[1:]]
+    assert b"".join(bodies) == running.data[:count]
+    assert max(waiting) < 1000, "not all of a read, and more for each response"
+
+
 def test_a_half_closed_client_still_gets_its_response(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
