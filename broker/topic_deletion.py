@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -26,7 +27,7 @@ import structlog
 from broker.ownership.owned_partition import OwnedPartition
 from cold_tier.object_store import IncompleteUpload, ObjectStore
 from manifest.topic_objects import TopicObject, TopicObjects
-from record_format.errors import StoreUnavailable
+from record_format.errors import CorruptDataError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -45,13 +46,20 @@ class TopicDeletion:
         self._store, self._topics, self._partitions = store, topics, partitions
 
     def run(self, topic: TopicObject) -> None:
-        gone = msgspec.structs.replace(topic, deleted=True)
-        self._topics.write(gone, check=self._check)
+        self._mark_deleted(topic)
         for partition in self._partitions:
             partition.drop_all()
         for partition in self._partitions:
             self._clear(partition)
         self._topics.delete_versions(topic.name, topic.topic_id, check=self._check)
+
+    def _mark_deleted(self, topic: TopicObject) -> None:
+        """Write the `deleted` version, unless an earlier attempt has."""
+        with suppress(CorruptDataError):
+            newest = self._topics.load(topic.name, topic.topic_id)
+            if newest is not None and newest.deleted:
+                return
+        self._topics.write(msgspec.structs.replace(topic, deleted=True), check=self._check)
 
     def _check(self) -> None:
         for partition in self._partitions:

@@ -39,6 +39,8 @@ from record_format.errors import FencedError
 log = structlog.get_logger(__name__)
 
 COPY_INTERVAL_S: Final = 1.0
+DELETION_INTERVAL_S: Final = 1.0
+DELETION_INTERVAL_MAX_S: Final = 60.0  # each attempt costs a dozen requests or more a partition
 GROUPS_INTERVAL_S: Final = 10.0
 
 
@@ -89,7 +91,12 @@ class BackgroundTasks:
             rehydrate=self._rehydrator(folder, bucket, clock) if bucket else None,
         )
         self.copying = PeriodicTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
-        self.deleting = PeriodicTask("deletions", self.deletion_round, interval_s=COPY_INTERVAL_S)
+        self.deleting = PeriodicTask(
+            "deletions",
+            self.deletion_round,
+            interval_s=DELETION_INTERVAL_S,
+            interval_max_s=DELETION_INTERVAL_MAX_S,
+        )
         self._group_keeping = PeriodicTask("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
         self._tasks = self._background_tasks()
 

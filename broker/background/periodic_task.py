@@ -3,7 +3,8 @@
 * A round that fails with a TierlogError or OSError is logged, and the next round runs as scheduled.
   Any other exception is a bug: it is logged with its traceback, but does not end the thread either,
   because the logs still need maintenance.
-* A repeated failure is logged once, and so is the recovery from it.
+* A repeated failure is logged once, and so is the recovery from it. With `interval_max_s`, the
+  interval doubles with each failure, up to that.
 * `wake` starts the next round at once; `stop` waits for the round in progress.
 """
 
@@ -20,9 +21,18 @@ log = structlog.get_logger(__name__)
 
 
 class PeriodicTask:
-    def __init__(self, name: str, run_round: Callable[[], None], *, interval_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_round: Callable[[], None],
+        *,
+        interval_s: float,
+        interval_max_s: float = 0.0,
+    ) -> None:
         self._name, self._run_round, self._interval_s = name, run_round, interval_s
+        self._interval_max_s = interval_max_s
         self._failure: str | None = None
+        self._failures = 0  # in a row
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -43,10 +53,11 @@ class PeriodicTask:
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
-            self._woken.wait(self._interval_s)
+            self._woken.wait(self._wait_s())
             self._woken.clear()
             if self._stopping.is_set():
                 return
+            self._failures += 1
             try:
                 self._run_round()
             except (TierlogError, OSError) as error:
@@ -54,7 +65,12 @@ class PeriodicTask:
             except Exception:
                 log.exception("background round failed: a bug", task=self._name)
             else:
+                self._failures = 0
                 self._report(None)
+
+    def _wait_s(self) -> float:
+        doubled_s = self._interval_s * 2.0 ** min(self._failures, 10)
+        return max(self._interval_s, min(doubled_s, self._interval_max_s))
 
     def _report(self, failure: str | None) -> None:
         if failure == self._failure:

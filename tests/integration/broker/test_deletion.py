@@ -20,9 +20,10 @@ from hot_tier import durable_file, open_files
 from hot_tier.log import PartitionLog
 from hot_tier.open_files import OpenFiles
 from manifest.garbage import GarbagePolicy
-from manifest.keys import PartitionKeys
+from manifest.keys import PartitionKeys, topic_versions
 from manifest.topic_objects import TopicObjects
 from record_format.errors import (
+    ConfigurationError,
     CorruptManifest,
     DiskFull,
     LogOfflineError,
@@ -33,7 +34,7 @@ from record_format.errors import (
 )
 from record_format.file_slice import OpenFile
 from tests.fakes.broker_harness import BrokerHarness
-from tests.fakes.faulty_object_store import WrongBytes
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room, small_disk
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
@@ -648,6 +649,23 @@ def test_a_deletion_is_retried_if_the_store_keeps_the_objects(offloaded, monkeyp
     monkeypatch.undo()
     offloaded.broker.background.deletion_round()
     assert not offloaded.broker.registry.deleted()
+    assert in_bucket(offloaded) == ["cluster.json"]
+
+
+def test_a_deletion_that_keeps_failing_writes_one_topic_object(offloaded) -> None:
+    offloaded.stop_copying()
+    offloaded.broker.background.deleting.stop(10)
+    versions = topic_versions("t", offloaded.broker.topic("t").record.topic_id)
+    before = len(offloaded.store.list(versions, limit=100))
+    denied = FailsBefore(lambda key: ConfigurationError(f"{key}: no permission to delete"))
+    offloaded.store.fail("delete", denied, times=10)
+    offloaded.broker.delete_topic("t")
+    for _ in range(3):
+        with pytest.raises(ConfigurationError):
+            offloaded.broker.background.deletion_round()
+    assert len(offloaded.store.list(versions, limit=100)) == before + 1
+    offloaded.store.heal()
+    offloaded.broker.background.deletion_round()
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
