@@ -5,6 +5,7 @@
   compaction and checks.
 * Neither knows about offsets or indexes or makes decisions: they stop with CorruptBatch at bytes
   that are not a batch, naming the file and the position.
+* A batch's base offset has no checksum. Whoever relies on it calls `check_in_order`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,20 @@ def headers_from(
             position += header.size_bytes
     except CorruptBatch as bad:
         raise bad.with_location(file=log.name) from None
+
+
+def check_in_order(header: BatchHeader, *, next_offset: int, end_offset: int) -> None:
+    """Raise CorruptBatch unless the batch's offsets are in [next_offset, end_offset), where
+    `next_offset` is the end of the batch before it.
+    """
+    if header.base_offset < next_offset:
+        raise CorruptBatch(
+            f"offset {header.base_offset} follows {next_offset - 1}", position=header.position
+        )
+    if header.last_offset >= end_offset:
+        raise CorruptBatch(
+            f"offset {header.last_offset} is out of the segment's range", position=header.position
+        )
 
 
 def headers_of(log: Path) -> Iterator[BatchHeader]:

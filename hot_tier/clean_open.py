@@ -15,8 +15,8 @@ from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, restore_ol
 from hot_tier.replay import replay
 from hot_tier.roll import open_active, resume_active
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
-from record_format.errors import CorruptBatch, CorruptDataError, CorruptIndex
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from record_format.errors import CorruptDataError, CorruptIndex
+from record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 
 
 class TailFacts:
@@ -45,11 +45,10 @@ class TailFacts:
     def _walk(
         self, state: LogState, segment: Segment, position: int, *, expected: int | None
     ) -> None:
-        for header in segment.headers(state.files, start=position):
+        end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1  # it is not known yet
+        for header in segment.headers(state.files, start=position, end_offset=end_offset):
             if expected is not None and header.last_offset != segment.base_offset + expected:
                 raise CorruptIndex("does not match the log", file=str(segment.path(OFFSET_INDEX)))
-            if header.base_offset < self.next_offset:
-                raise CorruptBatch("offsets do not increase", position=header.position)
             expected = None
             self.next_offset = header.next_offset
             if header.max_timestamp > self.largest.timestamp:

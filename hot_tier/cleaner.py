@@ -7,8 +7,9 @@
   advances only when all groups were replaced.
 * If nothing of a segment would remain, the header of its last batch does, so no segment is empty. A
   single segment in which nothing changes is left alone.
-* Every batch's checksum is verified before it is used; a corrupt batch ends the round with its file
-  and position.
+* Every batch is verified before it is used: its checksum, and its base offset, which no checksum
+  covers but which decides which record of a key is the last. A corrupt batch ends the round with
+  its file and position.
 * Reads and appends continue; only the swap holds the log's lock.
 """
 
@@ -19,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hot_tier.batch_walk import CheckedBatch, checked_batches
+from hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
 from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
 from hot_tier.cleaned_transactions import CleanedTransactions
@@ -167,9 +168,16 @@ class Cleaner:
             if segment in self._state.segments.items:
                 raise  # nothing deleted it: the file is lost
             raise Interrupted from None  # retention or a trim deleted it
-        for checked in checked_batches(log, start=start, end=segment.end.size_bytes):
+        size_bytes, end_offset = segment.end
+        next_offset = segment.base_offset
+        for checked in checked_batches(log, start=start, end=size_bytes):
             if self._hooks.stopping():
                 raise Interrupted
+            try:
+                check_in_order(checked.header, next_offset=next_offset, end_offset=end_offset)
+            except CorruptBatch as bad:
+                raise bad.with_location(file=log.name, offset=next_offset) from None
+            next_offset = checked.header.next_offset
             self._read_bytes += checked.header.size_bytes
             yield checked
 

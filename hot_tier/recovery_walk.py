@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_in, one_large_batch
+from hot_tier.batch_walk import (
+    CHECK_CHUNK_BYTES,
+    CheckedBatch,
+    check_in_order,
+    checked_in,
+    one_large_batch,
+)
 from hot_tier.open_files import FileReader
 from hot_tier.producer_state import REMEMBERED_BATCHES
 from hot_tier.segment import Segment
@@ -97,9 +103,6 @@ class BatchesInOrder:
             yield held
 
     def _check_order(self, header: BatchHeader) -> None:
-        if header.base_offset < self._next_offset:
-            if self._leaves_gap:
-                self._held = None
-            raise CorruptBatch(f"offset {header.base_offset} follows {self._next_offset - 1}")
-        if header.last_offset > self._last_offset:
-            raise CorruptBatch(f"offset {header.last_offset} is out of the segment's range")
+        if header.base_offset < self._next_offset and self._leaves_gap:
+            self._held = None
+        check_in_order(header, next_offset=self._next_offset, end_offset=self._last_offset + 1)

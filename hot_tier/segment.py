@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hot_tier.batch_walk import headers_from
+from hot_tier.batch_walk import check_in_order, headers_from
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_file import ActiveIndex
@@ -92,24 +92,35 @@ class Segment:
     def log_reader(self, files: Files) -> FileReader:
         return FileReader(files.open(self.name(LOG)), files.pread)
 
-    def headers(self, files: Files, *, start: int = 0) -> Iterator[BatchHeader]:
-        """All batch headers from the position `start`, as `headers_from` yields them.
+    def headers(
+        self, files: Files, *, start: int = 0, end_offset: int | None = None
+    ) -> Iterator[BatchHeader]:
+        """All batch headers from the position `start`, as `headers_from` yields them, if their
+        offsets are in order and below `end_offset` (default: the segment's end).
 
         To find one offset or timestamp use the indexes (`segment_lookup`). Raises CorruptBatch with
         the file and the next expected offset.
         """
-        headers = headers_from(self.log_reader(files), start, end=self.end.size_bytes)
-        return self._located(headers, next_offset=None if start else self.base_offset)
+        size_bytes, next_offset = self.end
+        headers = headers_from(self.log_reader(files), start, end=size_bytes)
+        limit = next_offset if end_offset is None else end_offset
+        return self._in_order(
+            headers,
+            expected=None if start else self.base_offset,
+            end_offset=min(limit, self.base_offset + MAX_RELATIVE_OFFSET + 1),
+        )
 
-    def _located(
-        self, headers: Iterator[BatchHeader], *, next_offset: int | None
+    def _in_order(
+        self, headers: Iterator[BatchHeader], *, expected: int | None, end_offset: int
     ) -> Iterator[BatchHeader]:
+        next_offset = self.base_offset
         try:
             for header in headers:
-                next_offset = header.next_offset
+                check_in_order(header, next_offset=next_offset, end_offset=end_offset)
+                expected = next_offset = header.next_offset
                 yield header
         except CorruptBatch as bad:
-            raise bad.with_location(offset=next_offset) from None
+            raise bad.with_location(file=self.name(LOG), offset=expected) from None
 
     def first_timestamp(self, files: Files) -> int | None:
         """The first batch's largest timestamp, which Kafka uses as the segment's first; None if it

@@ -224,6 +224,38 @@ def test_a_corrupt_header_below_the_recovery_point_truncates_nothing(open_log, w
     assert log_file.read_bytes() == bad
 
 
+# The base offset has no checksum: its highest bits make offsets that no index can hold.
+@pytest.mark.parametrize("byte", [0, 3, 5])
+@pytest.mark.parametrize("batch", [1, -1])
+def test_a_wrong_base_offset_below_the_recovery_point_is_refused(
+    open_log, written, folder, batch, byte
+):
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    log_file = file_of(folder, bases[1], ".log")
+    flip(log_file, list(iter_headers(log_file.read_bytes()))[batch].position + byte)
+    bad = log_file.read_bytes()
+    with pytest.raises(CorruptBatch, match="out of the segment's range") as refusal:
+        open_log(config=CONFIG, clean=False, recovery_point=bases[2])
+    assert refusal.value.file == str(log_file)
+    assert log_file.read_bytes() == bad
+
+
+@pytest.mark.parametrize("byte", [0, 3])
+def test_a_wrong_base_offset_at_the_end_of_a_log_is_refused_after_a_clean_shutdown_too(
+    open_log, append_values, folder, byte
+):
+    log = open_log()  # one segment, whose last batch is in no index
+    for _ in range(3):
+        append_values(log, b"v")
+    log.close()
+    log_file = file_of(folder, 0, ".log")
+    position = list(iter_headers(log_file.read_bytes()))[-1].position
+    flip(log_file, position + byte)
+    with pytest.raises(CorruptBatch, match="out of the segment's range") as refusal:
+        open_log(clean=True, recovery_point=3)
+    assert refusal.value.position == position
+
+
 def test_a_recovery_point_beyond_the_end_is_lowered(open_log, written):
     log = open_log(config=CONFIG, clean=False, recovery_point=500)
     assert log.recovery_point == log.log_end_offset == 120

@@ -11,6 +11,7 @@ from record_format.errors import (
 )
 from record_format.index_layouts import parse_offset_index, parse_time_index
 from record_format.produced import ProducedBatches
+from tests.fakes.damage import flip
 from tests.fakes.partition_logs import first_offset
 
 NOW_MS = 1_700_000_000_000
@@ -271,3 +272,24 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
         assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
     log.sealed.files(0)
     assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("byte", [0, 6])
+def test_no_index_is_rebuilt_from_batches_out_of_order(open_log, append_values, tmp_path, byte):
+    log = open_log()
+    for number in range(10):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    log.roll()
+    end = log.log_end_offset
+    log.close()
+    log_file, index = (tmp_path / "t-0" / f"{0:020d}{suffix}" for suffix in (".log", ".timeindex"))
+    third = list(iter_headers(log_file.read_bytes()))[3]
+    flip(log_file, third.position + byte)
+    index.unlink()
+    log = open_log(recovery_point=end)
+    for use in (lambda: log.offset_for_timestamp(NOW_MS + 5), lambda: log.sealed.files(0)):
+        with pytest.raises(CorruptBatch) as refusal:
+            use()
+        assert (refusal.value.position, refusal.value.offset) == (third.position, 3)
+    assert [segment.base_offset for segment in log.segments()] == [0, end]
+    assert not index.exists()

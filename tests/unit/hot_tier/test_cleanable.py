@@ -99,6 +99,22 @@ def test_the_maximum_lag_rolls_the_active_segment(open_log):
     assert [segment.base_offset for segment in log.segments()] == [0, 1]
 
 
+@pytest.mark.parametrize("byte", [0, 3, 6])
+def test_a_wrong_base_offset_ends_a_round_before_it_chooses_the_wrong_record(
+    open_log, tmp_path, byte
+):
+    log = open_log(config=COMPACT)
+    put(log, (b"a", b"old"))
+    put(log, (b"a", b"new"))
+    log.roll()
+    log_file = tmp_path / "t-0" / f"{0:020d}.log"
+    flip(log_file, byte)
+    before = log_file.read_bytes()
+    with pytest.raises(CorruptBatch, match="offset"):
+        log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
+    assert log_file.read_bytes() == before
+
+
 def test_groups_respect_segment_size_index_size_and_borders(tmp_path):
     sizes = [40, 40, 40, 90, 10, 10]
     segments = []
