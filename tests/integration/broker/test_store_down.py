@@ -1,9 +1,10 @@
 """The store being down stops offload and cold reads, nothing else (DESIGN.md, invariant 8)."""
 
 import shutil
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -25,6 +26,7 @@ from record_format.errors import (
 )
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import run_janitor
+from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.faulty_object_store import FailsBefore
 
 YEAR_MS = 365 * 86_400_000
@@ -57,6 +59,26 @@ def test_a_store_that_hangs_at_start_is_reported(tmp_path):
         degraded = broker.readiness().degraded
         released.set()
     assert degraded == ["store unavailable: no result within 0.01 s"]
+
+
+def test_a_first_start_waits_for_a_silent_store_only_once(tmp_path):
+    """The credentials are checked before a data folder is created, and the store is verified after
+    that: one timeout is for both.
+    """
+    keys = {"AWS_ACCESS_KEY_ID": "ak", "AWS_SECRET_ACCESS_KEY": "sk"}
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        silent.settimeout(60)
+        flags = ["--s3-endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        flags += ["--s3-region", "us-east-1", "--store-start-timeout-ms", "300"]
+        broker = BrokerProcess(tmp_path, *flags, store="s3://bucket/p", **keys)
+        stack.callback(broker.kill)
+        broker.start()
+        for _ in ("the check", "the verification"):
+            connection = stack.enter_context(silent.accept()[0])
+            assert connection.recv(1 << 16).startswith(b"GET /bucket/p/cluster.json ")
+    log = (tmp_path / "broker.log").read_text()
+    assert "no result within 0.001 s" in log, "the check took all the time there was"
 
 
 def test_waiting_for_a_store_check_fails_with_that_check(tmp_path):
