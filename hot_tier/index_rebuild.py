@@ -8,6 +8,7 @@ from hot_tier.durable_file import write_atomically
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.log_state import LogState
+from hot_tier.offset_columns import OffsetColumns
 from hot_tier.producer_snapshots import load_newest
 from hot_tier.replay import replay
 from hot_tier.segment import Segment
@@ -15,14 +16,31 @@ from hot_tier.transaction_index import write_entries
 
 
 def rebuild_indexes(state: LogState, segment: Segment) -> None:
-    """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch,
-    FileNotFoundError.
+    """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch, OSError
+    (FileNotFoundError: it was deleted).
     """
+    write_indexes(state, segment, _build(state, segment))
+
+
+def rebuild_for_reading(state: LogState, segment: Segment) -> None:
+    """As `rebuild_indexes`; if the disk takes no files, the indexes are only cached: retention and
+    reads must work on a full disk too. Raises only what reading the segment raises.
+    """
+    builder = _build(state, segment)
+    try:
+        write_indexes(state, segment, builder)
+    except OSError:
+        offsets, times = builder.images()
+        state.files.indexes.put(segment.name(OFFSET_INDEX), OffsetColumns(offsets))
+        state.files.indexes.put(segment.name(TIME_INDEX), times)
+
+
+def _build(state: LogState, segment: Segment) -> IndexBuilder:
     builder = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
     for header in segment.headers(state.files):
         builder.add(header, position=header.position)
     builder.add_time_entry()
-    write_indexes(state, segment, builder)
+    return builder
 
 
 def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:

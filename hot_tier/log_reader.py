@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
-from hot_tier.index_rebuild import rebuild_indexes
+from hot_tier.index_rebuild import rebuild_for_reading
 from hot_tier.log_state import LogState, MaxTimestamps, Segments
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import Segment, SegmentEnd
@@ -146,7 +146,7 @@ def with_index_rebuild(
             with state.lock:  # so that no compaction replaces the segment meanwhile
                 if state.closed or segment not in state.segments.items:
                     raise FileNotFoundError(segment.name(LOG)) from None
-                rebuild_indexes(state, segment)
+                rebuild_for_reading(state, segment)
             return look_up()
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None

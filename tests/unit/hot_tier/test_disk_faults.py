@@ -11,7 +11,7 @@ import pytest
 
 from hot_tier.append import Append
 from record_format.errors import DiskFull, LogOfflineError
-from tests.fakes.partition_logs import first_offset
+from tests.fakes.partition_logs import NOW_MS, first_offset
 
 
 def open_below(folder):
@@ -259,6 +259,34 @@ def test_an_index_without_space_rejects_no_append(open_log, append_values, disk,
     assert len(good[f"{0:020d}.index"]) == 6 * 8
     open_log(config=config, clean=False).close()
     assert {p.name: p.read_bytes() for p in (tmp_path / "t-0").glob("*index")} == good
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_lost_index_that_cannot_be_written_anew_fails_no_read(
+    open_log, append_values, disk, tmp_path, suffix, number
+):
+    config = {"index.interval.bytes": 100}
+    log = open_log(config=config)
+    for step in range(20):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + step])
+    log.roll()
+    log.close()
+    index = tmp_path / "t-0" / f"{0:020d}{suffix}"
+    good = index.read_bytes()
+    index.unlink()
+    log = open_log(config=config, disk=disk)
+    disk.fail("open", number, suffix=".tmp")
+    assert [view.max_timestamp for view in log.segments()] == [NOW_MS + 19, -1]
+    for offset in range(20):
+        assert first_offset(log.read(offset, max_bytes=1)) == offset
+        assert log.offset_for_timestamp(NOW_MS + offset) == (offset, NOW_MS + offset)
+    assert not log.offline
+    with pytest.raises(OSError, match=os.strerror(number)):
+        log.sealed.files(0)  # an upload needs the file
+    disk.heal()
+    log.sealed.files(0)
+    assert index.read_bytes() == good
 
 
 @pytest.mark.parametrize("suffix", [".log", ".index"])
