@@ -6,6 +6,9 @@ The offsets as Spark keeps them in its checkpoint (JSON):
 
 * Each partition has the next offset to read. The topic id distinguishes a topic from a later one of
   the same name. A topic that is gone is kept, without offsets, if options name it.
+* The end of a stream's first batch also has the offsets where that batch began (`from`). Spark
+  keeps only the ends of batches: it asks for the start of the first one again, when it is read and
+  after every restart, and by then `earliest`, `latest` or a time may be another offset.
 * A limit is shared among partitions in proportion to their backlog, as in Spark's Kafka source; a
   partition with a backlog advances by at least one offset, so that none starves.
 * Offsets that a restore skipped are not backlog: limits do not count them.
@@ -27,36 +30,70 @@ class CorruptCheckpoint(CorruptDataError):
 
 
 class StreamOffsets(NamedTuple):
-    """Next offsets by topic and partition, and the ids of the topics."""
+    """Next offsets by topic and partition, and the ids of the topics.
+
+    `first_start`: where the batch that ends here began, if it is a stream's first; else None.
+    """
 
     topic_ids: Mapping[str, str]
     offsets: Mapping[PartitionName, int]
+    first_start: Mapping[PartitionName, int] | None = None
 
     def next_offset(self, topic_id: str, name: PartitionName) -> int | None:
         """None if the stream has read nothing of it, or only of another topic of that name."""
         return self.offsets.get(name) if self.topic_ids.get(name[0]) == topic_id else None
 
-    def to_document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {
-            topic: {"id": topic_id, "offsets": {}} for topic, topic_id in self.topic_ids.items()
+    def ending_the_first_batch(self, begun: StreamOffsets) -> StreamOffsets:
+        """The same offsets as the end of a stream's first batch, which began at `begun`."""
+        kept = {
+            name: offset
+            for name, offset in begun.offsets.items()
+            if self.topic_ids.get(name[0]) == begun.topic_ids[name[0]]
         }
-        for (topic, partition), offset in sorted(self.offsets.items()):
-            document[topic]["offsets"][str(partition)] = offset
+        return self._replace(first_start=kept)
+
+    def start_of_batch(self, given: StreamOffsets) -> StreamOffsets:
+        """Where the batch that ends here began, if Spark says `given`."""
+        if self.first_start is None or given == self:
+            return given
+        return StreamOffsets(self.topic_ids, self.first_start)
+
+    def is_at(self, other: StreamOffsets) -> bool:
+        return (self.topic_ids, self.offsets) == (other.topic_ids, other.offsets)
+
+    def to_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {topic: {"id": one} for topic, one in self.topic_ids.items()}
+        _add(document, "offsets", self.offsets)
+        if self.first_start is not None:
+            _add(document, "from", self.first_start)
         return document
+
+
+def _add(document: dict[str, Any], member: str, offsets: Mapping[PartitionName, int]) -> None:
+    for of_topic in document.values():
+        of_topic[member] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        document[topic][member][str(partition)] = offset
 
 
 def from_document(document: Mapping[str, Any]) -> StreamOffsets:
     """Raises CorruptCheckpoint."""
     try:
         ids = {str(topic): str(one["id"]) for topic, one in document.items()}
-        offsets = {
-            (topic, int(partition)): int(offset)
-            for topic, one in document.items()
-            for partition, offset in one["offsets"].items()
-        }
+        offsets = _by_partition({topic: one["offsets"] for topic, one in document.items()})
+        starts = {topic: one["from"] for topic, one in document.items() if "from" in one}
+        first_start = _by_partition(starts) if starts else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CorruptCheckpoint(f"not offsets of a tierlog stream: {document!r}"[:300]) from error
-    return StreamOffsets(ids, offsets)
+    return StreamOffsets(ids, offsets, first_start)
+
+
+def _by_partition(document: Mapping[str, Any]) -> dict[PartitionName, int]:
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in document.items()
+        for partition, offset in partitions.items()
+    }
 
 
 class Backlog(NamedTuple):

@@ -2,7 +2,8 @@
 
 * Spark's checkpoint is the only record of progress; nothing is committed elsewhere. The state of
   the log that is kept between calls serves the planning of one batch only.
-* A batch is a range of offsets, so a repeated batch has the same rows.
+* A batch is a range of offsets, so a repeated batch has the same rows. Spark asks for the start of
+  the first one each time; so its end says where it began (see `stream_offsets`).
 * A topic that was re-created under the same name, or missing offsets, are data loss.
 
 Needs Spark 4.2 or newer: earlier versions have no limits for Python sources.
@@ -60,10 +61,17 @@ class TierlogStreamReader(
         self._is_answered = False
         self._target: dict[PartitionName, int] | None = None
         self._last_batch_ms: int | None = None  # None: the first batch does not wait
+        self._initial: dict[str, Any] | None = None
 
     # --- the first offset -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """Spark asks for it more than once."""
+        if self._initial is None:
+            self._initial = self._resolve_starts()
+        return self._initial
+
+    def _resolve_starts(self) -> dict[str, Any]:
         planner = self._planner()
         facts = planner.catalog.partitions()
         look_up = planner.catalog.first_at_time
@@ -73,7 +81,8 @@ class TierlogStreamReader(
             return clamp(one, start, one.end_offset, loss=planner.loss)[0]
 
         by_name = _by_name(facts)
-        return _document(by_name, dict(zip(by_name, parallel_map(begin, facts), strict=True)))
+        starts = dict(zip(by_name, parallel_map(begin, facts), strict=True))
+        return _offsets(by_name, starts).to_document()
 
     # --- the end of a batch -----------------------------------------------------------------------
 
@@ -107,11 +116,17 @@ class TierlogStreamReader(
         else:
             ends = self._limited(backlogs, planner)
         self._last_batch_ms = boottime_ms()
-        return _document(facts, ends, named=self._named(begun))
+        reached = _offsets(facts, ends, named=self._named(begun))
+        if reached.is_at(begun):
+            return start
+        if start == self._initial:
+            reached = reached.ending_the_first_batch(begun)
+        return reached.to_document()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         facts = self._facts or self._look(None)[1]
-        return _document(facts, {name: one.end_offset for name, one in facts.items()})
+        ends = {name: one.end_offset for name, one in facts.items()}
+        return _offsets(facts, ends).to_document()
 
     def _named(self, begun: StreamOffsets) -> dict[str, str]:
         """The ids of topics that options name, which are kept if the topic is gone."""
@@ -174,7 +189,8 @@ class TierlogStreamReader(
     # --- the batch --------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
-        begun, ends = from_document(start), from_document(end)
+        ends = from_document(end)
+        begun = ends.start_of_batch(from_document(start))
         planner = self._planner()
         facts = self._facts
         if begun != self._looked_from or any(
@@ -261,8 +277,8 @@ def _by_name(facts: Iterable[PartitionFacts]) -> Facts:
     return {(one.topic, one.partition): one for one in facts}
 
 
-def _document(
+def _offsets(
     facts: Facts, offsets: dict[PartitionName, int], *, named: Mapping[str, str] = NO_TOPICS
-) -> dict[str, Any]:
+) -> StreamOffsets:
     ids = {one.topic: one.topic_id for name, one in facts.items() if name in offsets}
-    return StreamOffsets({**named, **ids}, offsets).to_document()
+    return StreamOffsets({**named, **ids}, offsets)

@@ -212,7 +212,7 @@ def test_an_idle_stream_makes_no_requests_to_the_bucket(tiers, monkeypatch):
         patch.setattr(catalog, "ManifestStore", None)
         patch.setattr(Client, "offsets", None)  # the topic's description has the end offsets
         assert stream.latestOffset(end, limit) == end
-        assert stream.reportLatestOffset() == end
+        assert offsets_of(stream.reportLatestOffset()) == offsets_of(end)
     tiers.produce("t", 50)
     after = stream.latestOffset(end, limit)
     assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
@@ -229,6 +229,36 @@ def test_a_batch_planned_again_after_a_later_latest_offset_has_the_same_rows(tie
     end = stream.latestOffset(start, ReadAllAvailable())
     assert stream.latestOffset(end, ReadAllAvailable()) == end
     assert rows(stream, start, end) == expected(start, end)
+
+
+def test_a_first_batch_planned_again_after_a_restart_has_the_same_rows_or_fails(tiers):
+    """Spark keeps only its end, and asks the restarted stream for its start again."""
+    tiers.produce("t", 50)
+
+    def begun(**options):
+        stream = reader(tiers, **options)
+        return stream, stream.initialOffset()
+
+    stream, start = begun(startingOffsets="latest")
+    tiers.produce("t", 50)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert stream.initialOffset() == start, "Spark asks twice in every run"
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    new = [(p, o) for p in (0, 1) for o in range(50, 100)]
+    assert rows(stream, start, end) == new
+    tiers.produce("t", 50)
+    again, later_start = begun(startingOffsets="latest")
+    assert offsets_of(later_start) == {0: 150, 1: 150}
+    assert rows(again, later_start, end) == new
+    after = again.latestOffset(end, ReadAllAvailable())
+    assert rows(again, end, after) == [(p, o) for p in (0, 1) for o in range(100, 150)]
+
+    stream, start = begun()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    tiers.broker.trim("t", 0, 30)
+    again, later_start = begun()
+    with pytest.raises(DataLoss, match="t-0: offsets 0 to 30 are gone"):
+        again.partitions(later_start, end)
 
 
 def test_starting_timestamps_are_looked_up_in_parallel(tiers, monkeypatch):

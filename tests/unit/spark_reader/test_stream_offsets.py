@@ -24,6 +24,22 @@ def test_offsets_round_trip_through_the_checkpoint():
     assert from_document(document) == offsets
 
 
+def test_the_end_of_a_first_batch_tells_where_it_began():
+    begun = StreamOffsets({"a": "id-a", "b": "id-b"}, {("a", 0): 5, ("b", 2): 4})
+    reached = StreamOffsets({"a": "id-a", "b": "new", "c": "id-c"}, {("a", 0): 9, ("c", 0): 1})
+    end = reached.ending_the_first_batch(begun)
+    assert end.to_document() == {
+        "a": {"id": "id-a", "offsets": {"0": 9}, "from": {"0": 5}},
+        "b": {"id": "new", "offsets": {}, "from": {}},  # of the other topic of that name
+        "c": {"id": "id-c", "offsets": {"0": 1}, "from": {}},
+    }
+    assert from_document(end.to_document()) == end
+    asked_again = StreamOffsets({"a": "id-a"}, {("a", 0): 9})
+    assert end.start_of_batch(asked_again).offsets == {("a", 0): 5}
+    assert end.start_of_batch(end) == end
+    assert reached.start_of_batch(end) == end
+
+
 @pytest.mark.parametrize("document", [{"a": {"0": 5}}, {"a": 5}, {"a": {"id": "x", "offsets": 3}}])
 def test_offsets_of_another_source_are_refused(document):
     with pytest.raises(CorruptCheckpoint):
