@@ -33,6 +33,7 @@ from broker.live_topics import LiveTopics
 from broker.ownership.fence_checker import FenceChecker
 from broker.partition import Partition
 from broker.settings import BrokerSettings
+from broker.task_failures import RoundTask, TaskFailures
 from broker.topic_registry import TopicRecord, TopicRegistry
 from record_format.errors import FencedError
 
@@ -63,18 +64,21 @@ class BackgroundTasks:
         partitions = topics.partitions
         self.checkpoints = Checkpoints(folder, partitions, topics.damaged)
         self.holes = Holes(self._cleaned_before)
+        self.failures = TaskFailures()
         self.copier = Copier(
             partitions,
             concurrency=settings.offload_concurrency,
             holes=self.holes,
+            failures=self.failures,
             store_is_reachable=bucket.store_status.recheck if bucket else lambda: True,
         )
-        self.fence_checker = FenceChecker(partitions)
+        self.fence_checker = FenceChecker(partitions, self.failures)
         self.janitor = Janitor(
             partitions,
             settings,
             clock=clock,
             holes=self.holes,
+            failures=self.failures,
             move_log_start=self.checkpoints.move_log_start,
         )
         self.reserve = DiskReserve(
@@ -88,16 +92,22 @@ class BackgroundTasks:
             settings,
             clock=clock,
             save_recovery_points=self.checkpoints.save,
+            failures=self.failures,
             rehydrate=self._rehydrator(folder, bucket, clock) if bucket else None,
         )
-        self.copying = PeriodicTask("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
+        self.copying = PeriodicTask(
+            "copier", self.copy_round, self.failures, interval_s=COPY_INTERVAL_S
+        )
         self.deleting = PeriodicTask(
             "deletions",
             self.deletion_round,
+            self.failures,
             interval_s=DELETION_INTERVAL_S,
             interval_max_s=DELETION_INTERVAL_MAX_S,
         )
-        self._group_keeping = PeriodicTask("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
+        self._group_keeping = PeriodicTask(
+            "groups", groups.run_round, self.failures, interval_s=GROUPS_INTERVAL_S
+        )
         self._tasks = self._background_tasks()
 
     def _rehydrator(
@@ -112,8 +122,8 @@ class BackgroundTasks:
 
     def _background_tasks(self) -> list[PeriodicTask]:
         """In the order in which they start; they stop in reverse order."""
-        settings = self._settings
-        timed = (
+        settings, failures = self._settings, self.failures
+        timed: tuple[tuple[RoundTask, Callable[[], None], int], ...] = (
             ("janitor", self.janitor.disk_round, settings.retention_check_interval_ms),
             ("bucket", self.janitor.bucket_round, settings.retention_check_interval_ms),
             ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
@@ -121,11 +131,11 @@ class BackgroundTasks:
             ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),
         )
         return [
-            PeriodicTask("disk-reserve", self.reserve.check, interval_s=CHECK_S),
+            PeriodicTask("disk-reserve", self.reserve.check, failures, interval_s=CHECK_S),
             self.copying,
             self.deleting,
             self._group_keeping,
-            *(PeriodicTask(name, run, interval_s=ms / 1000) for name, run, ms in timed),
+            *(PeriodicTask(name, run, failures, interval_s=ms / 1000) for name, run, ms in timed),
         ]
 
     def start(self) -> None:

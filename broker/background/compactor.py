@@ -32,6 +32,7 @@ from broker.data_folder import (
 )
 from broker.partition import Partition
 from broker.settings import BrokerSettings
+from broker.task_failures import TaskFailures
 from hot_tier.cleanable import Cleanable
 from hot_tier.cleaner import CleanerHooks, Interrupted
 from record_format.batch_compaction import KeyTable
@@ -68,9 +69,10 @@ class Compactor:
         *,
         clock: Callable[[], int],
         save_recovery_points: Callable[[], None],
+        failures: TaskFailures,
         rehydrate: Rehydrator | None,
     ) -> None:
-        self._partitions, self._settings = partitions, settings
+        self._partitions, self._settings, self._failures = partitions, settings, failures
         self._rehydrate = rehydrate
         self._clock, self._save_recovery_points = clock, save_recovery_points
         self._cleaned = _OffsetCheckpoint(folder, CLEANER_CHECKPOINT)
@@ -151,22 +153,27 @@ class Compactor:
         self._backoff = {k: v for k, v in self._backoff.items() if k in places}
         found = []
         for partition in live:
-            if self._may_work_on(partition):
+            if not partition.log.config.compacts:
+                self._recovered(partition)  # if compaction was turned off
+            if not self._may_work_on(partition):
+                continue
+            try:
                 cleanable = self._cleanable(partition)
-                if cleanable is not None:
-                    found.append((partition, cleanable))
+            except (TierlogError, OSError) as error:
+                self._back_off(partition, error)
+                continue
+            if cleanable is None:
+                self._recovered(partition)
+            else:
+                found.append((partition, cleanable))
         return sorted(found, key=lambda one: one[1].dirty_ratio, reverse=True)
 
     def _cleanable(self, partition: Partition) -> Cleanable | None:
         """What to clean; None if it is not due, or some segments are only in the bucket."""
         config = partition.log.config
-        try:
-            if has_cold_only(partition):
-                return None
-            cleanable = partition.log.sealed.cleanable(self._cleaned.offsets.get(_place(partition)))
-        except (TierlogError, OSError) as error:
-            self._back_off(partition, error)
+        if has_cold_only(partition):
             return None
+        cleanable = partition.log.sealed.cleanable(self._cleaned.offsets.get(_place(partition)))
         is_due = cleanable.is_due(
             min_dirty_ratio=config.min_cleanable_dirty_ratio,
             max_lag_ms=config.max_compaction_lag_ms,
@@ -210,7 +217,7 @@ class Compactor:
                 )
                 if done.complete:
                     break
-            self._backoff.pop(_place(partition), None)
+            self._recovered(partition)
         except Interrupted:
             return  # the next round repeats it
         except Exception as error:  # noqa: BLE001  it is logged, and delays no other partition
@@ -228,9 +235,14 @@ class Compactor:
             place, cleaned = _place(partition), self._cleaned
             cleaned.save({other: at for other, at in cleaned.offsets.items() if other != place})
 
+    def _recovered(self, partition: Partition) -> None:
+        self._backoff.pop(_place(partition), None)
+        self._failures.note("compaction", partition, failed=False)
+
     def _back_off(self, partition: Partition, error: Exception) -> None:
         if partition.is_deleted:
             return  # a new topic of that name must not wait
+        self._failures.note("compaction", partition, failed=True)
         place = _place(partition)
         wait_ms = min(2 * self._backoff.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
         self._backoff[place] = (self._clock(), wait_ms)

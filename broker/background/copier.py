@@ -28,6 +28,7 @@ import structlog
 from broker.background.mirror import follow_compaction
 from broker.holes import Holes
 from broker.partition import Partition
+from broker.task_failures import TaskFailures
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -87,9 +88,10 @@ class Copier:
         *,
         concurrency: int,
         holes: Holes,
+        failures: TaskFailures,
         store_is_reachable: Callable[[], bool],
     ) -> None:
-        self._partitions, self._holes = partitions, holes
+        self._partitions, self._holes, self._failures = partitions, holes, failures
         self._store_is_reachable = store_is_reachable
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
@@ -169,7 +171,8 @@ class Copier:
         failure: Exception | None = None
         more = is_outage = False
         try:
-            more = self._copy_next(partition, work)
+            with self._failures.noting("offload", partition):
+                more = self._copy_next(partition, work)
         except (TierlogError, OSError) as error:
             failure = error if not partition.is_deleted else None  # its files are being deleted
             is_outage = isinstance(failure, _STORE_ERRORS) and self._is_store_down()

@@ -31,6 +31,7 @@ from broker.cold_log import ColdLog
 from broker.holes import Holes
 from broker.partition import Partition
 from broker.settings import BrokerSettings
+from broker.task_failures import PartitionTask, TaskFailures
 from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
 from manifest.paging import live_size_bytes
@@ -63,10 +64,11 @@ class Janitor:
         *,
         clock: Callable[[], int],
         holes: Holes,
+        failures: TaskFailures,
         move_log_start: Callable[[Partition, int], int],
     ) -> None:
         self._partitions, self._settings, self._clock = partitions, settings, clock
-        self._holes = holes
+        self._holes, self._failures = holes, failures
         self._move_log_start = move_log_start
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
@@ -87,19 +89,22 @@ class Janitor:
 
     def disk_round(self) -> None:
         """Work that never contacts the store. A partition that fails does not delay the others."""
-        self._for_each_partition(self._maintain_disk)
-        self._for_each_partition(self._holes.check_next)
+        self._for_each_partition("disk-retention", self._maintain_disk)
+        self._for_each_partition("hole-check", self._holes.check_next)
 
     def bucket_round(self) -> None:
         """Work that may contact the store, and may hang there."""
-        self._for_each_partition(self._maintain_bucket)
+        self._for_each_partition("bucket-retention", self._maintain_bucket)
 
-    def _for_each_partition(self, maintain: Callable[[Partition], None]) -> None:
+    def _for_each_partition(
+        self, task: PartitionTask, maintain: Callable[[Partition], None]
+    ) -> None:
         for partition in list(self._partitions()):
             if self._stopping.is_set():
                 return
             try:
-                maintain(partition)
+                with self._failures.noting(task, partition):
+                    maintain(partition)
             except (LogOfflineError, UnknownTopic):
                 continue  # offline until a restart, and reported as such; or deleted meanwhile
             except (TierlogError, OSError) as error:
@@ -207,7 +212,8 @@ class Janitor:
             return
         self._collected_ms[partition] = now_ms
         try:
-            gone = partition.cold.collect(self.policy)
+            with self._failures.noting("garbage-collection", partition):
+                gone = partition.cold.collect(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import structlog
 
+from broker.task_failures import RoundTask, TaskFailures
 from record_format.errors import TierlogError
 
 log = structlog.get_logger(__name__)
@@ -23,16 +24,17 @@ log = structlog.get_logger(__name__)
 class PeriodicTask:
     def __init__(
         self,
-        name: str,
+        name: RoundTask,
         run_round: Callable[[], None],
+        failures: TaskFailures,
         *,
         interval_s: float,
         interval_max_s: float = 0.0,
     ) -> None:
         self._name, self._run_round, self._interval_s = name, run_round, interval_s
-        self._interval_max_s = interval_max_s
+        self._interval_max_s, self._failures = interval_max_s, failures
         self._failure: str | None = None
-        self._failures = 0  # in a row
+        self._failed_rounds = 0  # in a row
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -57,19 +59,25 @@ class PeriodicTask:
             self._woken.clear()
             if self._stopping.is_set():
                 return
-            self._failures += 1
-            try:
-                self._run_round()
-            except (TierlogError, OSError) as error:
-                self._report(str(error))
-            except Exception:
-                log.exception("background round failed: a bug", task=self._name)
-            else:
-                self._failures = 0
-                self._report(None)
+            succeeded = self._run()
+            self._failures.note_round(self._name, failed=not succeeded)
+            self._failed_rounds = 0 if succeeded else self._failed_rounds + 1
+
+    def _run(self) -> bool:
+        """Run a round. Returns whether it succeeded."""
+        try:
+            self._run_round()
+        except (TierlogError, OSError) as error:
+            self._report(str(error))
+        except Exception:
+            log.exception("background round failed: a bug", task=self._name)
+        else:
+            self._report(None)
+            return True
+        return False
 
     def _wait_s(self) -> float:
-        doubled_s = self._interval_s * 2.0 ** min(self._failures, 10)
+        doubled_s = self._interval_s * 2.0 ** min(self._failed_rounds, 10)
         return max(self._interval_s, min(doubled_s, self._interval_max_s))
 
     def _report(self, failure: str | None) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from broker.partition import Partition
+from broker.task_failures import TaskFailures
 from record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
 
 log = structlog.get_logger(__name__)
@@ -29,52 +30,57 @@ PARTITIONS_PER_THREAD: Final = 250  # later: at 20 ms a request, one thread chec
 
 
 class FenceChecker:
-    def __init__(self, partitions: Callable[[], Iterable[Partition]]) -> None:
-        self._partitions = partitions
+    def __init__(
+        self, partitions: Callable[[], Iterable[Partition]], failures: TaskFailures
+    ) -> None:
+        self._partitions, self._failures = partitions, failures
 
     def run_round(self) -> None:
         """If the store is down, the round ends early, and the next one tries again."""
         partitions = list(self._partitions())
-        _check(partitions, threads=1 + len(partitions) // PARTITIONS_PER_THREAD)
+        self._check(partitions, threads=1 + len(partitions) // PARTITIONS_PER_THREAD)
 
     def check_before_serving(self, *, timeout_s: float) -> None:
         """Return after `timeout_s` at most: a request may take a minute to time out."""
-        _check(self._partitions(), threads=STARTUP_THREADS, timeout_s=timeout_s)
+        self._check(self._partitions(), threads=STARTUP_THREADS, timeout_s=timeout_s)
 
+    def _check(
+        self, partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf
+    ) -> None:
+        waiting: SimpleQueue[Partition] = SimpleQueue()
+        for partition in partitions:
+            waiting.put(partition)
+        deadline = time.monotonic() + timeout_s
 
-def _check(partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf) -> None:
-    waiting: SimpleQueue[Partition] = SimpleQueue()
-    for partition in partitions:
-        waiting.put(partition)
-    deadline = time.monotonic() + timeout_s
+        def check_waiting() -> None:
+            with suppress(Empty):
+                while time.monotonic() <= deadline and self._check_one(waiting.get_nowait()):
+                    pass
 
-    def check_waiting() -> None:
-        with suppress(Empty):
-            while time.monotonic() <= deadline and _check_one(waiting.get_nowait()):
-                pass
+        workers = [
+            Thread(target=check_waiting, name="fence-checker", daemon=True) for _ in range(threads)
+        ]
+        for thread in workers:
+            thread.start()
+        for thread in workers:
+            thread.join(None if timeout_s == inf else max(0.0, deadline - time.monotonic()))
 
-    workers = [
-        Thread(target=check_waiting, name="fence-checker", daemon=True) for _ in range(threads)
-    ]
-    for thread in workers:
-        thread.start()
-    for thread in workers:
-        thread.join(None if timeout_s == inf else max(0.0, deadline - time.monotonic()))
-
-
-def _check_one(partition: Partition) -> bool:
-    """Returns False if the store does not respond."""
-    if partition.cold is None:
+    def _check_one(self, partition: Partition) -> bool:
+        """Returns False if the store does not respond."""
+        if partition.cold is None:
+            return True
+        try:
+            if not partition.leadership_lost:
+                with self._failures.noting("fence-check", partition):
+                    partition.cold.ownership.check_fence(
+                        log_end_offset=partition.log.log_end_offset
+                    )
+        except (FencedError, UnknownTopic):
+            pass  # the partition records it and reports it; or it was deleted
+        except StoreUnavailable:
+            return False
+        except (TierlogError, OSError) as error:
+            log.warning("ownership check failed", partition=str(partition), error=str(error))
+        if partition.leadership_lost:  # found here, or by a commit since the last round
+            partition.wake_all()
         return True
-    try:
-        if not partition.leadership_lost:
-            partition.cold.ownership.check_fence(log_end_offset=partition.log.log_end_offset)
-    except (FencedError, UnknownTopic):
-        pass  # the partition records it and reports it; or it was deleted
-    except StoreUnavailable:
-        return False
-    except (TierlogError, OSError) as error:
-        log.warning("ownership check failed", partition=str(partition), error=str(error))
-    if partition.leadership_lost:  # found here, or by a commit since the last round
-        partition.wake_all()
-    return True

@@ -21,6 +21,7 @@ from api.http.metrics.table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from broker.broker import Broker
 from broker.partition import Partition
 from broker.reports import StorageReport, StoreUse, TopicStorage
+from broker.task_failures import TaskFailures
 from cold_tier.chunk_cache import ChunkCacheReport
 
 _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
@@ -71,6 +72,7 @@ class BrokerMetrics(Collector):
         yield gauge(
             "tierlog_offload_held_up_partitions", {(): len(broker.background.copier.blocked())}
         )
+        yield from _background(broker.background.failures)
         yield gauge("tierlog_disk_free_bytes", {(): broker.background.reserve.free_bytes})
         yield gauge("tierlog_disk_reserve_bytes", {(): broker.background.reserve.reserve_bytes})
         yield from _topics(report.topics)
@@ -92,6 +94,14 @@ def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, fl
         else:
             found["serving",] += 1
     return found
+
+
+def _background(failures: TaskFailures) -> Iterator[Family]:
+    by_task = failures.by_task()
+    errors: dict[Labels, float] = {(task,): one.errors for task, one in by_task.items()}
+    yield counter("tierlog_background_errors_total", errors)
+    failing: dict[Labels, float] = {(task,): one.failing for task, one in by_task.items()}
+    yield gauge("tierlog_background_failing", failing)
 
 
 def _topics(topics: Sequence[TopicStorage]) -> Iterator[Family]:

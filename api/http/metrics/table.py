@@ -91,6 +91,18 @@ METRICS: Final = (
         "gauge",
         "Entries that /readyz lists as degraded: down or delayed while all partitions are served",
     ),
+    Metric(
+        "tierlog_background_errors_total",
+        "counter",
+        "Attempts of background tasks that failed: at one partition, or a whole round",
+        ("task",),
+    ),
+    Metric(
+        "tierlog_background_failing",
+        "gauge",
+        "Partitions at which the last attempt of a task failed; or 1 if its last round did",
+        ("task",),
+    ),
     # --- the log
     Metric(
         "tierlog_log_write_seconds",

@@ -56,6 +56,7 @@ def copier_of(harness):
                 harness.broker.partitions,
                 concurrency=concurrency,
                 holes=harness.broker.background.holes,
+                failures=harness.broker.background.failures,
                 store_is_reachable=harness.broker.bucket.store_status.recheck,
             )
         )

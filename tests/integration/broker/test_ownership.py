@@ -11,6 +11,7 @@ from broker.bucket_state import BucketState
 from broker.ownership import fence_checker
 from broker.ownership.fence_checker import FenceChecker
 from broker.ownership.ownership import Ownership
+from broker.task_failures import TaskFailures
 from cold_tier.open import open_store
 from manifest.transitions import record_gap
 from record_format.errors import (
@@ -217,7 +218,7 @@ def test_the_fence_check_ignores_deleted_topics(harness):
     partition = harness.broker.partition("t", 0)
     partition.retire()
     with capture_logs() as lines:
-        FenceChecker(lambda: [partition]).run_round()
+        FenceChecker(lambda: [partition], TaskFailures()).run_round()
     assert not lines
 
 

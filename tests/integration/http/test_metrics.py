@@ -10,6 +10,7 @@ from prometheus_client.utils import floatToGoString
 from structlog.testing import capture_logs
 
 from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
+from broker.task_failures import TASKS
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
@@ -45,6 +46,8 @@ def test_error_counters_start_at_zero(api: Api) -> None:
     """A series that first appears with its first error has no increase, so no alert fires."""
     shown = families(api)["tierlog_http_errors"].samples
     assert {sample.labels["code"] for sample in shown} >= {"internal", "corrupt-log", "disk-full"}
+    tasks = families(api)["tierlog_background_errors"].samples
+    assert {sample.labels["task"] for sample in tasks} == set(TASKS)
 
 
 def test_metrics_shows_exactly_the_table_of_metrics(busy: Api) -> None:

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.background.periodic_task import PeriodicTask
+from broker.task_failures import TaskFailures
 from record_format.errors import StoreUnavailable
 
 
@@ -33,12 +34,16 @@ def failing(*failures: bool) -> Callable[[], None]:
 
 def test_the_interval_doubles_while_a_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run_round = failing(False, True, True, True, True, False, True)
-    task = PeriodicTask("t", run_round, interval_s=1.0, interval_max_s=5.0)
+    failures = TaskFailures()
+    task = PeriodicTask("groups", run_round, failures, interval_s=1.0, interval_max_s=5.0)
     assert intervals(task, monkeypatch, rounds=7) == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 1.0, 2.0]
+    assert failures.by_task()["groups"] == (5, 1)
 
 
 def test_without_a_maximum_a_failing_task_keeps_its_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task = PeriodicTask("t", failing(True, True, False), interval_s=1.0)
+    failures = TaskFailures()
+    task = PeriodicTask("groups", failing(True, True, False), failures, interval_s=1.0)
     assert intervals(task, monkeypatch, rounds=3) == [1.0] * 4
+    assert failures.by_task()["groups"] == (2, 0)

@@ -55,6 +55,7 @@ def test_every_expression_uses_existing_metrics_and_labels(expression: str) -> N
     [
         "tierlog_partitions",
         "tierlog_offload_held_up_partitions",
+        "tierlog_background_failing",
         "tierlog_offload_lag_seconds",
         "tierlog_disk_free_bytes",
         "tierlog_store_available",
