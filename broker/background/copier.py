@@ -108,9 +108,18 @@ class Copier:
                     self._changed.notify_all()
             for partition in live:
                 work = self._work.setdefault(partition, _Work())
-                due = work.running is None and now >= work.not_before and not self._stopping
-                if due and _has_work(partition):
+                if work.running is not None or self._stopping:
+                    continue
+                if not _has_work(partition):
+                    self._forget_failure(partition, work)
+                elif now >= work.not_before:
                     work.running = self._pool.submit(self._copy, partition, work)
+
+    def _forget_failure(self, partition: Partition, work: _Work) -> None:
+        """What could not be uploaded need not be any more: it was trimmed, or has expired."""
+        if work.failures:
+            work.failures, work.blocked = 0, None
+            self._failures.note("offload", partition, failed=False)
 
     def reset_backoff(self, partitions: Iterable[Partition]) -> None:
         """Retry these at once: an operator asked for it."""

@@ -160,6 +160,24 @@ def test_corruption_is_reported_until_repaired(harness, monkeypatch):
     assert harness.broker.readiness().degraded == []
 
 
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda broker: broker.trim("t", 0, 33),
+        lambda broker: broker.alter_topic("t", config={"remote.storage.enable": False}),
+    ],
+)
+def test_corruption_is_not_reported_once_the_segment_need_not_be_uploaded(harness, remove):
+    damage(harness, (positions(harness)[4] + 70, b"\xff"))
+    partition, failures = harness.copy_sealed(), harness.broker.background.failures
+    assert harness.broker.background.copier.blocked().keys() == {partition}
+    assert failures.by_task()["offload"].failing == 1
+    remove(harness.broker)
+    harness.copy_sealed()
+    assert harness.broker.readiness().degraded == []
+    assert failures.by_task()["offload"] == (1, 0)
+
+
 def test_a_batch_inside_a_record_is_not_taken_for_a_log_batch(harness):
     """After a corrupt length the next batch is searched for: a record may contain a valid batch."""
     data, at = log_of(harness).read_bytes(), positions(harness)
