@@ -150,12 +150,14 @@ class SalvageScan:
         prefix = first[:same]
         while position + HEADER_SIZE <= self._end_position:
             window = self._log.read(min(SEARCH_BYTES, self._end_position - position), position)
+            if len(window) < HEADER_SIZE:
+                return  # the file was cut: it is shorter than the segment was
             at = window.find(prefix)
             while 0 <= at <= len(window) - HEADER_SIZE:
                 if window[at + MAGIC_POSITION] == MAGIC and first <= window[at : at + 8] <= last:
                     yield position + at
                 at = window.find(prefix, at + 1)
-            position += max(1, len(window) - HEADER_SIZE + 1)
+            position += len(window) - HEADER_SIZE + 1
 
 
 def fill_lost_ranges(
