@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 
-from record_format.errors import UnknownTopic
+from record_format.errors import InvalidRequest, UnknownTopic
 from tierlog.client import calls
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start, normalize_start
 from tierlog.client.exchange import Call
@@ -26,6 +26,8 @@ from tierlog.client.responses import FetchedBatches
 class PartitionCursor:
     """One consumer's progress in one partition. `follow`: never done. `topic_id`: None until it is
     known.
+
+    Raises InvalidRequest for a follower with an end.
     """
 
     topic: str
@@ -39,6 +41,10 @@ class PartitionCursor:
     initial_end: int | None = None
     at_end: bool = False
     has_fetched: bool = False
+
+    def __post_init__(self) -> None:
+        if self.follow and self.end_offset is not None:
+            raise InvalidRequest("a follower never ends: give either follow or end_offset")
 
     def for_partitions(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]

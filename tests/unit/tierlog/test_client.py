@@ -441,6 +441,13 @@ def test_an_up_to_date_follower_long_polls():
     assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
 
 
+def test_a_follower_with_an_end_is_refused():
+    script = Script(problem(404, "unknown-topic"))
+    with client(script) as c, pytest.raises(errors.InvalidRequest, match="follow or end_offset"):
+        next(c.consume("t", partitions=[0], follow=True, end_offset=9))
+    assert not script.requests
+
+
 def test_a_follower_retries_without_limit_only_after_a_first_response():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     first = fetched(b"", next_offset=0, high_watermark=0)
