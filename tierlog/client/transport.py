@@ -108,7 +108,7 @@ class ConnectionConfig:
             "params": request.query or None,
             "headers": request.headers,
             "content": request.body,
-            "timeout": self.timeout_s + request.extra_wait_s,
+            "timeout": httpx.Timeout(self.timeout_s, read=self.timeout_s + request.extra_wait_s),
         }
 
 

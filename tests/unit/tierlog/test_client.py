@@ -448,6 +448,18 @@ def test_a_follower_with_an_end_is_refused():
     assert not script.requests
 
 
+def test_a_wait_in_the_broker_extends_only_the_time_for_its_response():
+    script = Script(ok({"ok": True}))
+    with client(script) as c:
+        c.verify("t")
+    assert script.requests[0].extensions["timeout"] == {
+        "connect": 30.0,
+        "read": 30.0 + calls.VERIFY_WAIT_S,
+        "write": 30.0,
+        "pool": 30.0,
+    }
+
+
 def test_a_follower_retries_without_limit_only_after_a_first_response():
     batch = bytes(encode_batch([b"v"], timestamps=[1]))
     first = fetched(b"", next_offset=0, high_watermark=0)
