@@ -135,8 +135,11 @@ class Repair:
         is uploaded before the hole becomes a gap.
         """
         log_ = self._partition.log
-        start = max(manifest.end_offset, log_.log_start_offset)
         next_local = log_.first_local_offset
+        # Read afterwards: it has every segment that left the disk since `manifest` was loaded.
+        seen = self._cold.manifest
+        end_offset = max(manifest.end_offset, seen.end_offset if seen else 0)
+        start = max(end_offset, log_.log_start_offset)
         if start >= next_local:
             gap = self._corrupt.hole_at(start)
             if gap is None:

@@ -49,6 +49,23 @@ def test_an_intact_topic_needs_no_repair(filled):
     assert steps(filled, deep=True) == []
 
 
+@pytest.mark.parametrize("apply", [False, True])
+def test_segments_that_left_the_disk_during_the_check_are_not_lost(filled, monkeypatch, apply):
+    """A check may take hours, and the broker goes on offloading."""
+    check = repair.check_partition
+
+    def slow(*args):
+        found = check(*args)
+        filled.fill(200)
+        filled.offload()
+        log = filled.broker.partition("t", 0).log
+        log.delete_local(log.active_base_offset)
+        return found
+
+    monkeypatch.setattr(repair, "check_partition", slow)
+    assert steps(filled, deep=True, apply=apply) == []
+
+
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), cut, lambda path: flip(path, 99)])
 def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     entry, before = covered_locally(filled), filled.records("t")
