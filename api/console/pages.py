@@ -22,7 +22,7 @@ from api.console.group_pages import GROUPS_SHOWN, group_lines
 from api.console.record_browser import RecordPage, RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
-from api.http import problems, strict_json
+from api.http import strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.calls import Call, Handler
 from api.http.context import Context
@@ -124,7 +124,7 @@ class Console:
         """As of the last sample, so that showing the page does not sum up all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
-        troubles = [problems.shorten_paths(one) for one in (*reasons, *degraded)]
+        troubles = [context.shorten_paths(one) for one in (*reasons, *degraded)]
         return {"report": report, "hit_rate": _hit_rate(report), **_troubles(troubles)}
 
 
@@ -209,11 +209,11 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         partitions=drawn,
         **_troubles(
             [
-                f"Partition {number}: {_why(one.reason)}"
+                f"Partition {number}: {_why(context, one.reason)}"
                 for number, one in sorted(found.damaged.items())
             ]
             + [
-                f"Partition {line.number}: {problems.shorten_paths(line.trouble.reason)}"
+                f"Partition {line.number}: {context.shorten_paths(line.trouble.reason)}"
                 for line in drawn.lines
                 if line.trouble
             ]
@@ -223,11 +223,11 @@ async def topic(context: Context, exchange: Exchange) -> Response:
     )
 
 
-def _why(reason: TierlogError) -> str:
+def _why(context: Context, reason: TierlogError) -> str:
     return (
         corruption_detail(reason)
         if isinstance(reason, CorruptDataError)
-        else problems.shorten_paths(str(reason))
+        else context.shorten_paths(str(reason))
     )
 
 

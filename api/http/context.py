@@ -23,6 +23,7 @@ from api.http.all_completed import AllCompleted
 from api.http.exchange import Exchange
 from api.http.fetch.shared_pages import SharedPages
 from api.http.fetch.watermarks import Watermarks
+from api.http.local_paths import path_shortener
 from api.http.metrics import timings
 from api.http.metrics.broker import BrokerMetrics
 from api.http.metrics.registry import HttpMetrics
@@ -42,6 +43,7 @@ UNKNOWN_SIZE: Final = sys.maxsize  # of a compressed body: expanding it may take
 class Context:
     def __init__(self, broker: Broker, settings: HttpSettings) -> None:
         self.broker, self.settings = broker, settings
+        self.shorten_paths = path_shortener(broker.settings.data_dir)
         self.metrics = HttpMetrics()
         self.access = Access(settings)
         self.watermarks = Watermarks()
@@ -129,8 +131,13 @@ class Context:
         """The problem document of an error; see `problems.to_problem`."""
         bucket = self.broker.bucket
         full_key = str if bucket is None else bucket.store.full_key
-        request_id = exchange.request_id
-        return to_problem(error, request_id=request_id, writing=writing, full_key=full_key)
+        return to_problem(
+            error,
+            request_id=exchange.request_id,
+            writing=writing,
+            full_key=full_key,
+            shorten=self.shorten_paths,
+        )
 
     def add_waiting(self, cancel: Callable[[], None]) -> None:
         """`cancel` is called when the server stops; immediately if it is stopping already."""

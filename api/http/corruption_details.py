@@ -11,6 +11,7 @@ import re
 from pathlib import PurePath
 from typing import Final
 
+from api.http.local_paths import short_path
 from record_format.errors import (
     CorruptDataError,
     CorruptManifest,
@@ -22,11 +23,6 @@ from record_format.errors import (
 _IN_BUCKET: Final = (MissingObject, CorruptObject, CorruptManifest)
 _TOPIC_OF_FILE: Final = re.compile(r"([a-zA-Z0-9._-]+)-\d+/")
 _TOPIC_OF_OBJECT: Final = re.compile(r"topics/([a-zA-Z0-9._-]+)/[^/]+/\d+/")
-
-
-def short_path(path: str) -> str:
-    """The partition's folder and the file, without the rest of the local path."""
-    return "/".join(PurePath(path).parts[-2:]) if path else ""
 
 
 def corruption_detail(error: CorruptDataError) -> str:

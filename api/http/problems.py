@@ -2,21 +2,21 @@
 
 * An exception without a class in `TABLE` is a bug: 500 `internal`, without anything of the
   exception in the response. The request id leads to the log.
-* `detail` is the exception's own text, which says what was wrong and what to do; local paths in it
-  are reduced to the partition's folder and the file.
+* `detail` is the exception's own text, which says what was wrong and what to do, without local
+  paths (`local_paths`).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from api.http import http_errors
-from api.http.corruption_details import corruption_detail, short_path
+from api.http.corruption_details import corruption_detail
+from api.http.local_paths import short_path, shorten_paths
 from api.protocol.errors import HeaderTooLarge
 from record_format import errors
 
@@ -68,8 +68,6 @@ def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
     return {"object_key": error.file}
 
 
-# An absolute path of three or more parts, as in errors of the operating system.
-_LOCAL_PATH: Final = re.compile(r"(?<![\w/:.-])(?:/[\w.@+-]+){3,}")
 _OUTCOME_UNKNOWN: Final = (
     errors.LogOfflineError,
     errors.OutcomeUnknownError,
@@ -172,14 +170,22 @@ def to_problem(
     request_id: str,
     writing: bool = False,
     full_key: Callable[[str], str] = str,
+    shorten: Callable[[str], str] = shorten_paths,
 ) -> Problem:
     """The problem document of an exception.
 
     `writing`: the call may have changed something. `full_key` turns an object's name within the
-    store's prefix into its whole key in the bucket, as `/segments` shows it.
+    store's prefix into its whole key in the bucket, as `/segments` shows it. `shorten` reduces the
+    local paths in a text.
     """
     if isinstance(error, http_errors.AppendedInPart):
-        problem = to_problem(error.cause, request_id=request_id, writing=writing, full_key=full_key)
+        problem = to_problem(
+            error.cause,
+            request_id=request_id,
+            writing=writing,
+            full_key=full_key,
+            shorten=shorten,
+        )
         problem.document["results"] = error.results
         return problem
     kind = kind_of(error)
@@ -187,7 +193,7 @@ def to_problem(
         "type": TYPE_PREFIX + kind.code,
         "title": kind.title,
         "status": kind.status,
-        "detail": _detail(error, kind),
+        "detail": _detail(error, kind, shorten),
         "code": kind.code,
     }
     if kind.members is not None:
@@ -201,19 +207,14 @@ def to_problem(
     return Problem(kind.status, kind.code, _headers(error, kind), document)
 
 
-def _detail(error: Exception, kind: Kind) -> str:
+def _detail(error: Exception, kind: Kind, shorten: Callable[[str], str]) -> str:
     if kind is INTERNAL:
         return "the broker failed unexpectedly; see its log, by the request id"
     if isinstance(error, errors.CorruptDataError):
         return corruption_detail(error)
     if isinstance(error, errors.RequestError):
         return str(error)  # about the request: a path in it is not a local path
-    return shorten_paths(str(error))
-
-
-def shorten_paths(text: str) -> str:
-    """Reduce local paths to the partition's folder and the file."""
-    return _LOCAL_PATH.sub(lambda found: short_path(found.group()), text)
+    return shorten(str(error))
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:

@@ -62,7 +62,8 @@ def verify_topic(
             found.merge(there)
     for number, damaged in sorted(topic.damaged.items()):
         local = Findings(number)
-        local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason))
+        file = getattr(damaged.reason, "file", None) or None
+        local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
         found.merge(local)
     for _, partition in sorted(topic.partitions.items()):
         found.merge(_check_partition(partition, topic.record, store, context))

@@ -6,7 +6,6 @@ from api.http.access.grants import NOBODY
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.metrics.registry import CONTENT_TYPE
-from api.http.problems import shorten_paths
 from api.http.request import media_types
 from api.http.responses import NO_STORE, Response, json_response
 from api.http.schemas import Alive, Ready
@@ -20,8 +19,8 @@ async def readyz(context: Context, exchange: Exchange) -> Response:
     reasons, degraded = context.broker.readiness()
     ready = Ready(
         not reasons,
-        [shorten_paths(one) for one in reasons],
-        [shorten_paths(one) for one in degraded],
+        [context.shorten_paths(one) for one in reasons],
+        [context.shorten_paths(one) for one in degraded],
     )
     if exchange.grant is NOBODY:
         ready = Ready(ready.ready, [], [])

@@ -11,7 +11,6 @@ from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange
-from api.http.problems import shorten_paths
 from api.http.responses import Response, json_response
 from api.http.schemas import DamagedState, TopicList, TopicState
 from broker.topic_registry import INTERNAL_PREFIX
@@ -55,7 +54,7 @@ async def create_topic(context: Context, exchange: Exchange) -> Response:
         config=body.config,
     )
     location = (b"location", f"/v1/topics/{created.name}".encode())
-    return json_response(_shown(created), status=201, headers=[location])
+    return json_response(_shown(context, created), status=201, headers=[location])
 
 
 async def list_topics(context: Context, exchange: Exchange) -> Response:
@@ -65,7 +64,7 @@ async def list_topics(context: Context, exchange: Exchange) -> Response:
 
 
 async def get_topic(context: Context, exchange: Exchange) -> Response:
-    return json_response(_shown(context.broker.topic(exchange.topic).describe()))
+    return json_response(_shown(context, context.broker.topic(exchange.topic).describe()))
 
 
 async def alter_topic(context: Context, exchange: Exchange) -> Response:
@@ -83,7 +82,7 @@ async def alter_topic(context: Context, exchange: Exchange) -> Response:
     )
     if body.partitions is not UNSET:
         _wake_tails(context, exchange.topic)
-    return json_response(_shown(altered))
+    return json_response(_shown(context, altered))
 
 
 def _wake_tails(context: Context, name: str) -> None:
@@ -112,7 +111,7 @@ async def delete_topic(context: Context, exchange: Exchange) -> Response:
     return Response(204, [])
 
 
-def _shown(topic: TopicDescription) -> TopicState:
+def _shown(context: Context, topic: TopicDescription) -> TopicState:
     return TopicState(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -120,7 +119,7 @@ def _shown(topic: TopicDescription) -> TopicState:
         effective_config=topic.effective_config,
         partitions=topic.partitions,
         damaged_partitions=[
-            DamagedState(one.partition, shorten_paths(one.detail))
+            DamagedState(one.partition, context.shorten_paths(one.detail))
             for one in topic.damaged_partitions
         ],
     )

@@ -1,7 +1,5 @@
 """`POST /v1/topics/{topic}/verify` over HTTP."""
 
-from api.http.admin import verify
-from record_format.findings import Problem, ProblemKind
 from tests.fakes.damage import flip
 
 
@@ -32,14 +30,6 @@ def test_a_local_file_is_named_without_the_data_folder(api):
     assert found["file"] == f"{name}-0/{path.name}"
     assert found["detail"].startswith(found["file"])
     assert str(path.parent.parent) not in found["detail"]
-
-
-def test_a_data_folder_with_a_space_is_not_disclosed():
-    file = "/home/my lab/data/t-0/00000000000000000000.log"
-    kind = ProblemKind.SEGMENT_CORRUPT
-    found = verify._shown(Problem(kind=kind, partition=0, file=file, detail=f"{file}: position 0"))
-    assert found.file == "t-0/00000000000000000000.log"
-    assert found.detail == f"{found.file}: position 0"
 
 
 def test_an_unknown_topic_is_refused_by_name(api):
