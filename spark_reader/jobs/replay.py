@@ -33,7 +33,7 @@ from spark_reader.jobs.replay_plan import (
     step_options,
 )
 from spark_reader.jobs.session import Progress, progress_reported
-from spark_reader.options import ReadOptions, parse_options
+from spark_reader.options import NAMES, ReadOptions, parse_options
 from spark_reader.plan import MAX_SPLIT_BYTES
 from spark_reader.planner import Planner
 from spark_reader.ranges import DataLoss
@@ -47,8 +47,9 @@ STEP_BYTES: Final = 4 * 1024**3
 
 _NOTES: Final = "_tierlog_replay"
 _PLAN: Final = f"{_NOTES}/plan.json"
-# These do not affect which rows are read; four of them are secrets.
-_NOT_COMPARED: Final = frozenset(
+# Of the source's options, those that affect which rows are read, or how. No secret is among them;
+# options that are not the source's, such as those of Kafka, may be secrets.
+_COMPARED: Final = NAMES - frozenset(
     (
         *("token", "accesskeyid", "secretaccesskey", "sessiontoken"),
         *("tokenfile", "cafile", "endpoint", "region", "pathstyle"),
@@ -190,7 +191,7 @@ def _check_topics(plan: ReplayPlan, options: ReadOptions) -> None:
 
 def _request(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, str]:
     """The options that identify a replay: which rows, and in which form."""
-    asked = {k: v for k, v in source.items() if k.lower() not in _NOT_COMPARED}
+    asked = {k: v for k, v in source.items() if k.lower() in _COMPARED}
     if isinstance(target, ToFiles):
         return asked | {"kind": target.kind, "base64": json.dumps(target.base64)}
     return asked | {

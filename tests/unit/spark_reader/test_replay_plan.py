@@ -5,6 +5,7 @@ import pytest
 
 from record_format.errors import CorruptDataError
 from spark_reader.catalog import PartitionFacts
+from spark_reader.jobs.replay import ToFiles, _request
 from spark_reader.jobs.replay_plan import ReplayPlan, from_json, split_into_steps, step_options
 from spark_reader.plan import Split
 from spark_reader.ranges import OffsetRange
@@ -70,3 +71,11 @@ def test_plans_round_trip_and_invalid_ones_are_refused():
     for broken in ("", "[]", "{}", plan.to_json().replace("[", "{", 1)):
         with pytest.raises(CorruptDataError, match=r"plan\.json: is not a replay plan"):
             from_json(broken, file="plan.json")
+
+
+def test_a_plan_has_the_options_that_choose_the_rows_and_no_secret():
+    chosen = {"subscribe": "t", "Tier": "cold", "kafka.isolation.level": "read_committed"}
+    secret = {"token": "hunter2", "secretAccessKey": "hunter2"}
+    secret |= {"kafka.sasl.jaas.config": "hunter2", "fs.s3a.secret.key": "hunter2"}
+    asked = _request(chosen | secret, ToFiles(folder="out"))
+    assert asked == chosen | {"kind": "parquet", "base64": "false"}
