@@ -37,17 +37,17 @@ def read_arrow(
     server: str | None = None,
     columns: str | Sequence[str] | None = None,
     on_data_loss: Callable[[str], None] | None = None,
-    **options: Option,
+    **options: Option | None,
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
     `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL;
     without it, pass `tier="cold"` to read from the bucket alone. `options` are those of the Spark
     source under the same names (`startingTimestamp=`, `pin=`, `endingOffsets={"flights": {"0":
-    500}}`); times may be datetimes with a UTC offset, files may be paths. `columns` selects columns
-    of its schema, by default all, with `headers` if `includeHeaders` is set. With
-    `failOnDataLoss=False`, `on_data_loss` is called with a description of what is missing (default:
-    print to standard error).
+    500}}`); times may be datetimes with a UTC offset, files may be paths, and None means not given.
+    `columns` selects columns of its schema, by default all, with `headers` if `includeHeaders` is
+    set. With `failOnDataLoss=False`, `on_data_loss` is called with a description of what is missing
+    (default: print to standard error).
 
     The read is planned now, over the offsets that exist now; rows are read as the reader is
     consumed. Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while
@@ -75,10 +75,10 @@ def _texts(
     topics: str | Sequence[str],
     store: str | PathLike[str] | None,
     server: str | None,
-    options: Mapping[str, Option],
+    options: Mapping[str, Option | None],
 ) -> dict[str, str]:
-    """All options as texts, the form in which Spark passes them."""
-    given = {name: _text(name, value) for name, value in options.items()}
+    """The given options as texts, the form in which Spark passes them."""
+    given = {name: _text(name, value) for name, value in options.items() if value is not None}
     given["subscribe"] = ",".join(_each(topics))
     if store is not None:
         given["store"] = store if isinstance(store, str) else Path(store).absolute().as_uri()

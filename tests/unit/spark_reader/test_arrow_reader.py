@@ -56,6 +56,8 @@ def test_accepts_the_options_of_the_spark_source(url):
             .num_rows
             == 437
         )
+    given = {"pin": None, "region": None, "startingTimestamp": None}
+    assert read_arrow("many", store=url, tier="cold", **given).read_all().num_rows == 437
     with pytest.raises(InvalidOption, match=r"startingTimestamp: 1970-.* needs a UTC offset"):
         read_arrow("many", store=url, tier="cold", startingTimestamp=epoch.replace(tzinfo=None))
     with pytest.raises(InvalidOption, match="did you mean startingOffsets"):
