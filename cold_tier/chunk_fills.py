@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.memory_chunks import MemoryChunks
@@ -24,6 +24,17 @@ from record_format.file_slice import OpenFile
 
 SPACE_WAIT_S: Final = 10.0
 SHRINK_CHUNKS: Final = 4
+
+
+class _Fill(NamedTuple):
+    """A fill in progress. `space_wait_s`: how long it waits for space; read-ahead gives up first.
+
+    A reader that finds no space after another has waited for as long does not wait again: readers
+    of one chunk would otherwise wait one after the other.
+    """
+
+    future: Future[OpenFile]
+    space_wait_s: float = -1.0
 
 
 class ChunkFills:
@@ -37,7 +48,7 @@ class ChunkFills:
         self._read_ahead_max = max(1, fills_max // 2)
         self._pool = ThreadPoolExecutor(fills_max, thread_name_prefix="cold-fill")
         self._lock = threading.Lock()
-        self._filling: dict[ChunkKey, Future[OpenFile]] = {}
+        self._filling: dict[ChunkKey, _Fill] = {}
         self._read_aheads = 0
 
     def get(self, chunk: ChunkRef, *, space_wait_s: float = SPACE_WAIT_S) -> OpenFile:
@@ -51,21 +62,21 @@ class ChunkFills:
             found = self._cache.lookup(chunk)
             if found is not None:
                 return found
-            filling, is_own = self._join_or_start(chunk, space_wait_s=space_wait_s)
+            filling = self._join_or_start(chunk, space_wait_s=space_wait_s)
             if filling is None:
                 continue
             try:
-                opened = filling.result()
+                opened = filling.future.result()
             except CancelledError as error:
                 raise ShuttingDown("cold reads have ended") from error
             except Throttled:
-                if is_own:
+                if filling.space_wait_s >= space_wait_s:
                     raise
-                continue  # it was read-ahead, or did not wait for space as long as this call may
+            else:
+                self._cache.mark_read(chunk)
+                return opened
             finally:
                 del filling  # an error that refers to its own future would keep open files alive
-            self._cache.mark_read(chunk)
-            return opened
 
     def cached(self, chunk: ChunkRef) -> OpenFile | None:
         """The chunk's file if it is cached and verified; never waits."""
@@ -78,26 +89,21 @@ class ChunkFills:
                 return True
             if self._read_aheads >= self._read_ahead_max:
                 return False
-            self._filling[chunk.key] = self._submit(self._fill_ahead, chunk)
+            self._filling[chunk.key] = _Fill(self._submit(self._fill_ahead, chunk))
             self._read_aheads += 1
         return True
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _join_or_start(
-        self, chunk: ChunkRef, *, space_wait_s: float
-    ) -> tuple[Future[OpenFile] | None, bool]:
-        """The fill, and whether this call started it; None if the chunk was cached meanwhile."""
+    def _join_or_start(self, chunk: ChunkRef, *, space_wait_s: float) -> _Fill | None:
+        """None if the chunk was cached meanwhile."""
         with self._lock:
             filling = self._filling.get(chunk.key)
-            if filling is not None:
-                return filling, False
-            if chunk in self._cache:
-                return None, False
-            started = self._submit(partial(self._fill, space_wait_s=space_wait_s), chunk)
-            self._filling[chunk.key] = started
-            return started, True
+            if filling is None and chunk not in self._cache:
+                future = self._submit(partial(self._fill, space_wait_s=space_wait_s), chunk)
+                filling = self._filling[chunk.key] = _Fill(future, space_wait_s)
+            return filling
 
     def _submit(self, fill: Callable[[ChunkRef], OpenFile], chunk: ChunkRef) -> Future[OpenFile]:
         try:
