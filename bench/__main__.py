@@ -1,6 +1,6 @@
 """`python -m bench [NAME…]`: measure all claims, or those named, and print their tables.
 
-Exit 0 whatever the figures are: only a claim that could not be measured for another reason than a
+The exit code is 0 whatever the figures are. Only a claim that fails for another reason than a
 missing peer ends the program with an error.
 """
 
@@ -48,22 +48,22 @@ WIDTH_WITHOUT_TERMINAL: Final = 120
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    arguments.add_argument("claims", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}")
-    arguments.add_argument("--rounds", type=int, default=0, help="more rounds, less noise")
-    arguments.add_argument(
-        "--page", action="store_true", help="write docs/figures.md out of the last results"
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("claims", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}")
+    parser.add_argument("--rounds", type=int, default=0, help="more rounds reduce noise")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/figures.md from the last results"
     )
-    asked = arguments.parse_args()
-    unknown = sorted(set(asked.claims) - set(CLAIMS))
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.claims) - set(CLAIMS))
     if unknown:
-        arguments.error(f"no such claim: {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
-    if asked.page:
+        parser.error(f"unknown claim: {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
+    if arguments.page:
         print(page.write(CLAIMS))
         return
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
-    for name in asked.claims or CLAIMS:
-        _measure(name, console, rounds=asked.rounds)
+    for name in arguments.claims or CLAIMS:
+        _measure(name, console, rounds=arguments.rounds)
 
 
 def _measure(name: str, console: Console, *, rounds: int) -> None:
@@ -76,7 +76,7 @@ def _measure(name: str, console: Console, *, rounds: int) -> None:
             console.print(f"{name}: skipped, {missing}", style="yellow")
             return
     show(report, console)
-    console.print(f"  kept in {save(report)}\n", style="dim", highlight=False)
+    console.print(f"  saved to {save(report)}\n", style="dim", highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Claim: a broker is ready at once, however much it has to look after.
+"""Claim: a broker is ready at once, however much it has stored.
 
-* Measured on an empty folder: from the start of the process until /readyz is 200, and its memory
-  then and once its native kernels are loaded.
-* Measured after kill -9 with 2 GB in 10 partitions, with no checkpoint that anything was flushed,
-  so that every batch is checked: until ready, for batches of 1 MiB and of 16 KiB.
-* Measured with 1,000 partitions, started after kill -9: until ready, memory and threads.
+* Measured on an empty folder: the time from the start of the process until /readyz is 200, and its
+  memory then and once its native kernels are loaded.
+* Measured after kill -9 with 2 GB in 10 partitions, without a checkpoint of what was flushed, so
+  that every batch is checked: the time until ready, for batches of 1 MiB and of 16 KiB.
+* Measured with 1,000 partitions, after kill -9: the time until ready, memory and threads.
 
 Memory is the resident set. Files are in the page cache, as after a crash of the process.
 
@@ -31,70 +31,70 @@ from tierlog.client import Client
 
 ROUNDS: Final = 5
 MIB: Final = 1 << 20
-KILLED_BYTES: Final = 2_000_000_000
-KILLED_PARTITIONS: Final = 10
-MANY: Final = 1000
-KERNELS_S: Final = 10
+TOTAL_BYTES: Final = 2_000_000_000
+PARTITIONS: Final = 10
+MANY_PARTITIONS: Final = 1000
+KERNELS_TIMEOUT_S: Final = 10
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(name="broker_start", title="From the start of the process until ready", peer="")
-    _at_rest(report, folder / "rest", rounds)
+    _empty(report, folder / "rest", rounds)
     for size, name in (MIB, "1 MiB"), (16 << 10, "16 KiB"):
-        _killed(report, folder / f"killed-{size}", size, name, rounds)
-    _many(report, folder / "many", rounds)
+        _after_kill(report, folder / f"killed-{size}", size, name, rounds)
+    _many_partitions(report, folder / "many", rounds)
     return report
 
 
-def _at_rest(report: Report, folder: Path, rounds: int) -> None:
+def _empty(report: Report, folder: Path, rounds: int) -> None:
     ready, before, after = [], [], []
     for number in range(rounds):
         with _started(folder / str(number)) as broker:
             ready.append(broker.ready_s)
             before.append(broker.resident_mb())
-            _until_kernels_are_loaded(broker)
+            _await_kernels(broker)
             after.append(broker.resident_mb())
-    report.add("empty: ready", "s", ready, target=_most(1.5))
-    report.add("empty: memory when ready", "MB", before, target=_most(120))
-    report.add("empty: memory with kernels", "MB", after, target=_most(250))
+    report.add("empty: ready", "s", ready, target=_at_most(1.5))
+    report.add("empty: memory when ready", "MB", before, target=_at_most(120))
+    report.add("empty: memory with kernels", "MB", after, target=_at_most(250))
 
 
-def _killed(report: Report, folder: Path, size: int, name: str, rounds: int) -> None:
+def _after_kill(report: Report, folder: Path, size: int, name: str, rounds: int) -> None:
     batch = batch_of_size(size)
     body = batch * (4 * MIB // len(batch))
     with _started(folder) as broker, Client(broker.url) as client:
         config = {"max.message.bytes": 2 * MIB}
-        client.create_topic("t", partitions=KILLED_PARTITIONS, config=config)
-        for number in range(KILLED_BYTES // len(body)):
-            client.produce_batches("t", body, partition=number % KILLED_PARTITIONS, acks="1")
+        client.create_topic("t", partitions=PARTITIONS, config=config)
+        for number in range(TOTAL_BYTES // len(body)):
+            client.produce_batches("t", body, partition=number % PARTITIONS, acks="1")
     ready = []
     for _ in range(rounds):
         (folder / "data" / RECOVERY_POINTS).unlink(missing_ok=True)
         with _started(folder) as broker:
             ready.append(broker.ready_s)
-    report.add(f"killed with 2 GB of {name} batches: ready", "s", ready, target=_most(2))
+    report.add(f"killed with 2 GB of {name} batches: ready", "s", ready, target=_at_most(2))
 
 
-def _many(report: Report, folder: Path, rounds: int) -> None:
+def _many_partitions(report: Report, folder: Path, rounds: int) -> None:
     with _started(folder) as broker, Client(broker.url, timeout_s=120) as client:
         for number in range(10):
-            client.create_topic(f"t{number}", partitions=MANY // 10)
+            client.create_topic(f"t{number}", partitions=MANY_PARTITIONS // 10)
     ready, before, memory, threads = [], [], [], []
     for _ in range(rounds):
         with _started(folder) as broker:
             ready.append(broker.ready_s)
             before.append(broker.resident_mb() * 1e6 / MIB)
-            _until_kernels_are_loaded(broker)
+            _await_kernels(broker)
             memory.append(broker.resident_mb() * 1e6 / MIB)
             threads.append(float(len(list(Path(f"/proc/{broker.pid}/task").iterdir()))))
-    report.add("1,000 partitions: ready", "s", ready, target=_most(3))
-    report.add("1,000 partitions: memory when ready", "MiB", before, target=_most(200))
-    report.add("1,000 partitions: memory with kernels", "MiB", memory, target=_most(200))
+    report.add("1,000 partitions: ready", "s", ready, target=_at_most(3))
+    report.add("1,000 partitions: memory when ready", "MiB", before, target=_at_most(200))
+    report.add("1,000 partitions: memory with kernels", "MiB", memory, target=_at_most(200))
     report.add("1,000 partitions: threads", "", threads)
 
 
-def _most(value: float) -> Target:
+def _at_most(value: float) -> Target:
     return Target(value=value, at_most=True, of_ratio=False)
 
 
@@ -106,7 +106,7 @@ class _Broker:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024 / 1e6
-        raise AssertionError("Linux tells a process's resident set")
+        raise AssertionError("Linux reports a process's resident set")
 
     def has_mapped(self, name: str) -> bool:
         return name in Path(f"/proc/{self.pid}/maps").read_text()
@@ -114,7 +114,7 @@ class _Broker:
 
 @contextmanager
 def _started(folder: Path) -> Iterator[_Broker]:
-    """`tierlog serve`, timed from its exec; ended by kill -9."""
+    """`tierlog serve`, timed from its exec; killed with SIGKILL."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command = [sys.executable, "-m", "tierlog.cli.main", "serve"]
@@ -125,13 +125,13 @@ def _started(folder: Path) -> Iterator[_Broker]:
         child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
         try:
             url = f"http://127.0.0.1:{port}"
-            yield _Broker(child.pid, url, _until_ready(child, url, began))
+            yield _Broker(child.pid, url, _await_ready(child, url, began))
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()
 
 
-def _until_ready(child: subprocess.Popen[bytes], url: str, began: float) -> float:
+def _await_ready(child: subprocess.Popen[bytes], url: str, began: float) -> float:
     with httpx.Client(timeout=10) as client:
         while child.poll() is None:
             try:
@@ -142,9 +142,9 @@ def _until_ready(child: subprocess.Popen[bytes], url: str, began: float) -> floa
     raise RuntimeError("the broker ended before it was ready")
 
 
-def _until_kernels_are_loaded(broker: _Broker) -> None:
+def _await_kernels(broker: _Broker) -> None:
     """Wait until numba's library is mapped and memory no longer changes."""
-    deadline, last = time.monotonic() + KERNELS_S, -1.0
+    deadline, last = time.monotonic() + KERNELS_TIMEOUT_S, -1.0
     while time.monotonic() < deadline:
         now = broker.resident_mb()
         if now == last and broker.has_mapped("llvmlite"):

@@ -1,7 +1,7 @@
 """Servers as child processes on loopback, on ports that the system picks.
 
-* Each is a context manager: leaving it stops the child by its pid, and kills it if it does not.
-* Ours is `tierlog serve` as a user starts it, with its defaults except for what a claim names.
+* Each is a context manager: leaving it stops the child, and kills it if it does not stop.
+* Ours is `tierlog serve` as a user starts it, with its defaults except for the flags of a claim.
 * A peer that is not installed raises MissingPeer, which names the package that has it.
 """
 

@@ -1,10 +1,10 @@
 """Claim: a record costs a Python program no more through our client than through Kafka's.
 
-* Measured: CPU of the program per record, and records a second, for records of 100 bytes with a
+* Measured: CPU of the program per record, and records per second, for records of 100 bytes with a
   key, one partition: `send` of each and a flush at the end (acks=all), the same with asyncio, and
   reading them all record by record.
 * Peers: kafka-python and aiokafka, which are Python like ours, and confluent-kafka, a thin layer
-  over C; all on Apache Kafka 4.3.1, with the same batches and the same linger time.
+  over C; all with Apache Kafka 4.3.1, the same batches and the same linger time.
 * The two brokers use the other core; their CPU is not counted.
 
 `python -m bench client_records`; takes a minute, the Kafka of the tests, and
@@ -187,7 +187,7 @@ def _peer(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise MissingPeer(f"{module} is missing: see the docstring of this claim") from None
+        raise MissingPeer(f"{module} is not installed: see this claim's docstring") from None
 
 
 def _expect_all(size: int) -> None:

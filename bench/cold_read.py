@@ -1,16 +1,16 @@
 """Claim: the cold tier is read about as fast as the bucket delivers, by one reader or a hundred.
 
 * Measured through the broker: the first sequential read of a topic that is only in the bucket; the
-  second; requests for one record; memory with 100 readers at once; the first read again with 50 ms
-  added to each request to the store.
+  second; requests to the store for one record; memory with 100 concurrent readers; the first read
+  with 50 ms added to each request to the store.
 * The first read is measured with the chunk cache full of another topic, as on a broker that has run
-  for a while, so that each new chunk takes the pages of an old one. It is also measured into an
+  for a while, so that each new chunk reuses the pages of an old one. It is also measured into an
   empty cache: on a virtual machine that returns free memory to its host, an untouched page costs
   more than everything else, and the peer that writes files shows how much.
 * Measured in this process: fetches of chunks, 50 ms away, where 2% of the GETs wait 2 s.
 * Peer of the first read: a loop of 8 MiB ranged GETs by boto3 with as many in flight, nothing
-  written; and the same loop into files. Of the second: the same bytes hot. One versitygw on
-  loopback for all.
+  written; and the same loop into files. Peer of the second: the same bytes hot. One versitygw on
+  loopback serves all.
 * Through a broker each byte is moved once more, on the cores that store and reader use too: if they
   are busy, the ratio of the speeds is that of the CPU of all three, shown beside it.
 
@@ -69,20 +69,20 @@ def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(name="cold_read", title="Reads of the cold tier", peer="peer")
     with s3.versitygw(folder) as bucket:
         cold_topic.fill(folder, *bucket.flags)
-        key = _a_log(bucket)
+        key = _segment_key(bucket)
         seen = [_round(folder, bucket, key) for _ in range(rounds + 1)][1:]
         _add_passes(report, seen)
         _count_requests(report, folder, bucket)
         _many_readers(report, folder, bucket)
-        _far_away(report, folder, bucket, rounds=rounds)
-        _late_answers(report, bucket, key)
+        _distant_store(report, folder, bucket, rounds=rounds)
+        _slow_responses(report, bucket, key)
     return report
 
 
-# --- what is there to read ---------------------------------------------------------------------
+# --- what to read --------------------------------------------------------------------------------
 
 
-def _a_log(bucket: Bucket) -> str:
+def _segment_key(bucket: Bucket) -> str:
     """The key of one segment of the cold topic, from the bucket's root."""
     client: Any = s3.client(bucket)
     found = client.list_objects_v2(Bucket=s3.BUCKET, Prefix="bench/topics/cold/")["Contents"]
@@ -95,7 +95,7 @@ def _a_log(bucket: Bucket) -> str:
 
 def _round(folder: Path, bucket: Bucket, key: str) -> Round:
     first = cold_topic.first_read(folder, *bucket.flags, store_pid=bucket.pid)
-    bare = _bare(bucket, key)
+    bare = _bare_gets(bucket, key)
     with cold_topic.broker(folder, *bucket.flags) as broker:
         cold_topic.settle(broker)
         into_empty = cold_topic.read_all(broker, "cold")
@@ -103,13 +103,13 @@ def _round(folder: Path, bucket: Bucket, key: str) -> Round:
         second = cold_topic.read_all(broker, "cold", times=RE_READS)
         hot = cold_topic.read_all(broker, "hot", times=RE_READS)
     with tempfile.TemporaryDirectory(dir=folder) as written:
-        into_files = _bare(bucket, key, written)
+        into_files = _bare_gets(bucket, key, written)
     return Round(first, into_empty, second, hot, bare, into_files)
 
 
-def _bare(bucket: Bucket, key: str, folder: str = "") -> Pass:
-    """Ranged GETs of the same size in order, as many in flight; the bodies are discarded, or each
-    written to a new file in `folder`.
+def _bare_gets(bucket: Bucket, key: str, folder: str = "") -> Pass:
+    """Ranged GETs of the same size in order, with as many in flight. The bodies are discarded, or
+    each is written to a new file in `folder`.
     """
     client: Any = s3.client(bucket)
 
@@ -179,7 +179,7 @@ def _add_passes(report: Report, seen: Sequence[Round]) -> None:
 
 
 def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
-    """GETs for one record: by a broker that has read nothing, and again in another chunk."""
+    """GETs for one record by a broker that has read nothing, and for one in another chunk."""
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
     proxy = SlowProxy(bucket, lambda _: 0.0)
     with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
@@ -205,7 +205,9 @@ def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
         totals, threads = [0] * READERS, []
         ends = time.monotonic() + READERS_S
         for number in range(READERS):
-            threads.append(threading.Thread(target=_read_on, args=(broker, number, totals, ends)))
+            threads.append(
+                threading.Thread(target=_read_until, args=(broker, number, totals, ends))
+            )
             threads[-1].start()
         while any(thread.is_alive() for thread in threads):
             most = max(most, _resident_mib(broker.pid))
@@ -224,7 +226,7 @@ def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
     )
 
 
-def _read_on(broker: Server, number: int, totals: list[int], ends: float) -> None:
+def _read_until(broker: Server, number: int, totals: list[int], ends: float) -> None:
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
     batches = COLD_BYTES // BATCH_BYTES
     offset = batches * number // READERS * records
@@ -242,10 +244,10 @@ def _resident_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-# --- a store that is far away, or late -----------------------------------------------------------
+# --- a distant store, and one that is slow at times ----------------------------------------------
 
 
-def _far_away(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> None:
+def _distant_store(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> None:
     speeds = []
     for _ in range(rounds):
         proxy = SlowProxy(bucket, lambda _: DELAY_S)
@@ -257,17 +259,17 @@ def _far_away(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> N
     report.add("first read, 50 ms more a request", "MB/s", speeds, target=target)
 
 
-def _late_answers(report: Report, bucket: Bucket, key: str) -> None:
-    def some_late(number: int) -> float:
+def _slow_responses(report: Report, bucket: Bucket, key: str) -> None:
+    def delay_s(number: int) -> float:
         return SLOW_S if number % SLOW_EVERY == SLOW_EVERY - 1 else DELAY_S
 
-    undelayed, _ = _fetches(bucket, key, lambda _: DELAY_S)
-    late, hedged = _fetches(bucket, key, some_late)
+    none_late, _ = _fetches(bucket, key, lambda _: DELAY_S)
+    some_late, hedged = _fetches(bucket, key, delay_s)
     report.add(
         "2% of GETs 2 s late, p99 of a chunk (peer: p50 of none late)",
         "ms",
-        [percentile(late, 0.99)],
-        [percentile(undelayed, 0.5)],
+        [percentile(some_late, 0.99)],
+        [percentile(none_late, 0.5)],
         target=Target(value=3, at_most=True),
     )
     share = Target(value=5, at_most=True, of_ratio=False)
@@ -277,7 +279,7 @@ def _late_answers(report: Report, bucket: Bucket, key: str) -> None:
 def _fetches(
     bucket: Bucket, key: str, delay_s: Callable[[int], float]
 ) -> tuple[list[float], float]:
-    """Milliseconds of each fetch of a chunk, one after another, and the share of hedges."""
+    """Milliseconds of each fetch of a chunk, one after another, and the share of hedged ones."""
     proxy = SlowProxy(bucket, delay_s)
     store = open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)
     hedging, taken = Hedging(), []

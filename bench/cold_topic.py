@@ -1,7 +1,7 @@
 """A topic that is only in the bucket, a broker with nothing of it cached, and a reader of batches.
 
 * All topics have the same size and are filled with the same batch. The last segment is active,
-  hence local: COLD_BYTES of it are cold.
+  hence local: COLD_BYTES of each are cold.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ BATCH_BYTES: Final = 16 << 10
 SEGMENT_BYTES: Final = 128 * MIB
 TOPIC_BYTES: Final = 512 * MIB
 COLD_BYTES: Final = TOPIC_BYTES - SEGMENT_BYTES
-ROOMY_BYTES: Final = 4 << 30
+LARGE_CACHE_BYTES: Final = 4 << 30
 FETCH_BYTES: Final = 8 * MIB
 RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Pass(NamedTuple):
-    """One reading of `size_bytes`."""
+    """One read of `size_bytes`."""
 
     size_bytes: int
     seconds: float
     cpu_s: float  # of the server, or of the reader if there is none
-    all_cpu_s: float = 0.0  # of all: reader, broker, store
+    all_cpu_s: float = 0.0  # of reader, broker and store together
 
     @property
     def mb_per_s(self) -> float:
@@ -56,8 +56,8 @@ def fill(folder: Path, *flags: str) -> None:
         children.broker(folder, *flags) as server,
         Client(server.url, timeout_s=120) as client,
     ):
-        for topic, kept in ("hot", -2), ("other", 0), ("cold", 0):
-            client.create_topic(topic, config={**config, "local.retention.bytes": kept})
+        for topic, local_bytes in ("hot", -2), ("other", 0), ("cold", 0):
+            client.create_topic(topic, config={**config, "local.retention.bytes": local_bytes})
             for _ in range(TOPIC_BYTES // len(body)):
                 client.produce_batches(topic, body, partition=0, acks="1")
             client.offload(topic, wait_ms=60_000)
@@ -69,7 +69,7 @@ def fill(folder: Path, *flags: str) -> None:
 
 
 def broker(
-    folder: Path, *flags: str, cache_bytes: int = ROOMY_BYTES
+    folder: Path, *flags: str, cache_bytes: int = LARGE_CACHE_BYTES
 ) -> AbstractContextManager[Server]:
     """A broker with an empty cache."""
     shutil.rmtree(folder / "data" / "tierlog" / "cache", ignore_errors=True)
@@ -79,8 +79,8 @@ def broker(
 def first_read(
     folder: Path, *flags: str, fetch_bytes: int = FETCH_BYTES, store_pid: int = 0
 ) -> Pass:
-    """The first read of a topic, by a broker that has run for a while: its cache is full of
-    another topic, so that each new chunk takes the pages of an old one.
+    """The first read of a topic by a broker that has run for a while: its cache is full of another
+    topic, so that each new chunk reuses the pages of an old one.
     """
     with broker(folder, *flags, cache_bytes=COLD_BYTES) as server:
         read_all(server, "other")
@@ -95,7 +95,7 @@ def _cpu_seconds_of_others(store_pid: int) -> float:
 
 
 def settle(server: Server) -> None:
-    """Wait until the work of a start (kernels, the probe) is over."""
+    """Wait until startup work (kernels, the probe) is done."""
     before = -1.0
     while cpu_seconds_of(server.pid) - before > 0.02:
         before = cpu_seconds_of(server.pid)
@@ -117,7 +117,7 @@ def read_all(server: Server, topic: str, *, times: int = 1, fetch_bytes: int = F
 
 
 class Reader:
-    """Raw batches from one offset on, over one connection; the bytes are discarded."""
+    """Reads raw batches over one connection and discards them."""
 
     def __init__(self, server: Server, topic: str) -> None:
         self._wire = Wire(server)
@@ -125,7 +125,7 @@ class Reader:
         self._buffer = memoryview(bytearray(MIB))
 
     def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
-        """(next offset, bytes)."""
+        """Return the next offset, and the bytes read."""
         request = self._wire.request(self._line % (offset, max_bytes), Accept=RAW)
         head, size = self._wire.drain(request, self._buffer)
         found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)

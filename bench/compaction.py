@@ -1,10 +1,11 @@
 """Claim: compaction keeps up with a disk on one core, and ten million keys need one round.
 
 * Measured: one round over 512 MiB of 1 KiB records in batches of 16 KiB, each of 100,000 keys about
-  five times: bytes of log per CPU second, including writing, syncing and swapping in the rest.
-* Measured: ten million keys once, and a tenth of them twice, in small records: how many rounds a
-  table of 128 MiB takes (`log.cleaner.dedupe.buffer`), and bytes per CPU second.
-* Peer: a bare loop that reads the same files twice, as compaction has to, and writes what is left.
+  five times: bytes of log per CPU second, including writing, syncing and swapping in the result.
+* Measured: ten million keys once, and a tenth of them twice, in small records: how many rounds it
+  takes with a table of 128 MiB (`log.cleaner.dedupe.buffer`), and bytes per CPU second.
+* Peer: a bare loop that reads the same files twice, as compaction has to, and writes as many bytes
+  as are left.
 
 `python -m bench compaction`; takes about two minutes and 3 GB of disk.
 """
@@ -48,7 +49,10 @@ class Cleaned(NamedTuple):
 def measure(folder: Path, *, rounds: int) -> Report:
     native.load()
     report = Report(name="compaction", title="Compaction of one log", peer="read twice + write")
-    for name, batches in (("1 KiB records", _repeating()), ("10 million keys", _many())):
+    for name, batches in (
+        ("1 KiB records", _repeated_keys()),
+        ("10 million keys", _distinct_keys()),
+    ):
         source = folder / name.replace(" ", "-")
         size = _fill(source, batches)
         cleaned, bare = [], []
@@ -56,7 +60,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
             copy = folder / f"round-{number}"
             shutil.copytree(source, copy)
             done = _clean(copy)
-            bare.append(size / 1e6 / _bare(copy, source, done.left_bytes))
+            bare.append(size / 1e6 / _bare_cpu_s(copy, source, done.left_bytes))
             cleaned.append(done)
             shutil.rmtree(copy)
         speed = [size / 1e6 / one.cpu_s for one in cleaned[1:]]
@@ -71,7 +75,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
     return report
 
 
-def _repeating() -> Iterator[bytes]:
+def _repeated_keys() -> Iterator[bytes]:
     rng = random.Random(2)
     values = texts(64, 1000)
     for number in range(TOTAL_BYTES // (16 << 10)):
@@ -80,7 +84,7 @@ def _repeating() -> Iterator[bytes]:
         yield bytes(encode_batch(chosen, keys=keys, timestamps=[START_MS] * 15))
 
 
-def _many() -> Iterator[bytes]:
+def _distinct_keys() -> Iterator[bytes]:
     step = 1000
     for first in range(0, MANY_KEYS + MANY_KEYS // 10, step):
         keys: list[bytes | None] = [b"%d" % (k % MANY_KEYS) for k in range(first, first + step)]
@@ -110,8 +114,8 @@ def _clean(folder: Path) -> Cleaned:
     return Cleaned(cpu_s, rounds, left)
 
 
-def _bare(folder: Path, source: Path, left_bytes: int) -> float:
-    """CPU seconds of the work that no compaction can leave out."""
+def _bare_cpu_s(folder: Path, source: Path, left_bytes: int) -> float:
+    """CPU seconds of the work that no compaction can avoid."""
     began = time.process_time()
     for _ in range(2):
         for path in sorted(source.glob("*.log")):

@@ -1,8 +1,9 @@
 """Claim: the log costs little over the write itself.
 
-* Measured: `PartitionLog.append`, which is acks=1 without HTTP: batches checked as a producer's
-  are, stamped, written; bytes per second for 1 MiB batches, appends per CPU second for 16 KiB ones.
-* Peer: a bare loop that `writev`s the same bytes to one file.
+* Measured: `PartitionLog.append`, which is acks=1 without HTTP: batches are checked like a
+  producer's, stamped and written; bytes per second of 1 MiB batches, appends per CPU second of
+  16 KiB ones.
+* Peer: a bare loop that writes the same bytes to one file with `writev`.
 
 `python -m bench hot_append`; takes half a minute.
 """
@@ -72,7 +73,7 @@ def _bare_run(path: Path, body: bytearray, count: int) -> Callable[[], Spent]:
         for _ in range(count):
             os.writev(file, [body])
         spent = _since(began)
-        os.fdatasync(file)  # as the log's close does, so that the next round finds a quiet disk
+        os.fdatasync(file)  # as closing the log does, so that the disk is idle in the next round
         os.close(file)
         path.unlink()
         return spent

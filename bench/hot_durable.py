@@ -1,14 +1,14 @@
 """Claim: many producers that wait for the disk share its flushes.
 
 * Measured: `GroupCommit`, acks=all: 64 coroutines of one event loop, like the server's requests,
-  each of which waits for its append of a 16 KiB batch before it sends the next; appends a second.
+  each of which waits for its append of a 16 KiB batch before it sends the next; appends per second.
 * Peers: the same log with one flush per append; and a bare group commit with the same coroutines
-  and futures, one file, one `writev` and one `fdatasync` for all that wait.
-* The same with 64 threads, for programs that embed a log: each hand-over is then one of the
-  interpreter's lock, ours and the peer's.
+  and futures, one file, and one `writev` and one `fdatasync` for all waiting appends.
+* The same with 64 threads, for programs that embed a log: there each hand-over is one of the
+  interpreter's lock, in ours as in the peer.
 
-Where a flush costs next to nothing (many virtual disks), the first ratio is small: the row with
-the cost of one `fdatasync` says so.
+Where a flush costs next to nothing (many virtual disks), the first ratio is small; the last row has
+the cost of one `fdatasync`.
 
 `python -m bench hot_durable`; takes a minute.
 """
@@ -50,11 +50,11 @@ def measure(folder: Path, *, rounds: int) -> Report:
     )
     body = batch_of_size(BATCH_BYTES)
     runs = {
-        "ours": lambda: _group_commit(folder / "log", body, _of_threads),
-        "single": lambda: _one_by_one(folder / "log", body),
-        "bare": lambda: _bare_group_commit(folder / "bare", body, _of_threads),
-        "ours on a loop": lambda: _group_commit(folder / "log", body, _of_a_loop),
-        "bare on a loop": lambda: _bare_group_commit(folder / "bare", body, _of_a_loop),
+        "ours": lambda: _group_commit(folder / "log", body, _by_threads),
+        "single": lambda: _flush_each(folder / "log", body),
+        "bare": lambda: _bare_group_commit(folder / "bare", body, _by_threads),
+        "ours on a loop": lambda: _group_commit(folder / "log", body, _by_coroutines),
+        "bare on a loop": lambda: _bare_group_commit(folder / "bare", body, _by_coroutines),
         "sync": lambda: _sync_ms(folder / "bare", body),
     }
     seen = interleave(runs, rounds=rounds)
@@ -88,7 +88,7 @@ def _group_commit(folder: Path, body: bytes, produce: Produce) -> float:
     return rate
 
 
-def _one_by_one(folder: Path, body: bytes) -> float:
+def _flush_each(folder: Path, body: bytes) -> float:
     appends, own, began = 0, bytearray(body), time.perf_counter()
     with opened(folder) as log:
         while time.perf_counter() - began < DURATION_S:
@@ -100,7 +100,7 @@ def _one_by_one(folder: Path, body: bytes) -> float:
     return rate
 
 
-def _of_threads(submit: Submit, body: bytes) -> float:
+def _by_threads(submit: Submit, body: bytes) -> float:
     """Appends per second of all producers, each with one in flight."""
     counts = [0] * PRODUCERS
     end = time.perf_counter() + DURATION_S
@@ -120,8 +120,8 @@ def _of_threads(submit: Submit, body: bytes) -> float:
     return sum(counts) / (time.perf_counter() - began)
 
 
-def _of_a_loop(submit: Submit, body: bytes) -> float:
-    """As `_of_threads`, by coroutines."""
+def _by_coroutines(submit: Submit, body: bytes) -> float:
+    """As `_by_threads`, with coroutines."""
 
     async def producer(end: float) -> int:
         own, count = bytearray(body), 0
@@ -139,7 +139,7 @@ def _of_a_loop(submit: Submit, body: bytes) -> float:
 
 
 class _BareCommit:
-    """The least that group commit needs: a list, a thread, one write, one flush, the answers."""
+    """The least that group commit needs: a list, a thread, one write, one flush, the results."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
@@ -164,7 +164,7 @@ class _BareCommit:
         os.close(self._file)
 
     def _run(self) -> None:
-        answer = AppendResult(0, 0, None, duplicate=False, log_start_offset=0)
+        result = AppendResult(0, 0, None, duplicate=False, log_start_offset=0)
         while True:
             with self._changed:
                 while not self._waiting and not self._closed:
@@ -175,7 +175,7 @@ class _BareCommit:
             os.writev(self._file, [body for body, _ in group])
             os.fdatasync(self._file)
             for _, future in group:
-                future.set_result(answer)
+                future.set_result(result)
 
 
 def _bare_group_commit(path: Path, body: bytes, produce: Produce) -> float:

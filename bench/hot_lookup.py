@@ -5,9 +5,9 @@
   clean stop, and the memory it then holds.
 * Peer: the least possible, a bisection in one sorted list of every batch in memory.
 
-Ours answers with an open slice of the right file, the peer with a position.
+Ours returns an open slice of the right file, the peer a position.
 
-`python -m bench hot_lookup`; takes about a minute, most of it making the segments.
+`python -m bench hot_lookup`; takes about a minute, most of it to write the segments.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _fill(folder: Path) -> int:
-    """Segments of a few batches each; `segment.bytes` of them."""
+    """Write segments of a few batches each; returns their `segment.bytes`."""
     values = [b"v" * VALUE_BYTES] * RECORDS
     size = len(encode_batch(values, timestamps=[START_MS] * RECORDS))
     segment_bytes = BATCHES * size

@@ -3,9 +3,9 @@
 * Measured: opening a partition that was not closed, with nothing of it known to be flushed: every
   batch's CRC is checked and the indexes are rebuilt and synced; bytes per second of one segment.
 * The same for a log that idempotent producers wrote in turn: their state is rebuilt too.
-* Peer: a bare loop that reads the same files into a buffer of 1 MiB and takes their CRC-32C.
+* Peer: a bare loop that reads the same files into a buffer of 1 MiB and computes their CRC-32C.
 
-Both from the page cache, as after a crash of the process.
+Both read from the page cache, as after a crash of the process.
 
 `python -m bench hot_recovery`; takes half a minute.
 """

@@ -1,8 +1,8 @@
 """A real Kafka as a peer: one broker on loopback, with the JVM's defaults and 1 GiB of heap.
 
-* Its jars are those with which the tests judge our files (`make test` fetches them, with Maven).
-  The one with its store in a local folder is fetched when it is first needed.
-* Load comes from Kafka's own tools, in a separate JVM: only the broker's CPU is counted.
+* Its jars are those that the tests check our files with (`make test` fetches them, with Maven). The
+  one with LocalTieredStorage is fetched when it is first needed.
+* Kafka's own tools generate the load in a separate JVM: only the broker's CPU is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.maven import fetch
 VERSION: Final = "4.3.1"
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qg"
 START_TIMEOUT_S: Final = 60
-UPKEEP_MS: Final = 2_000
+MAINTENANCE_INTERVAL_MS: Final = 2_000
 _HOME: Final = ROOT / ".cache" / f"kafka-{VERSION}"
 _TIERED: Final = _HOME / "tiered"
 _TIERED_JAR: Final = f"org.apache.kafka:kafka-storage:{VERSION}:jar:test"
@@ -32,7 +32,7 @@ class Kafka(NamedTuple):
     server: str
 
     def tool(self, name: str, *arguments: str) -> None:
-        """Run one of Kafka's tools to its end. Raises RuntimeError with its output."""
+        """Run one of Kafka's tools. Raises RuntimeError with its output if it fails."""
         command = [*_java("WARN"), f"org.apache.kafka.tools.{name}"]
         command += ["--bootstrap-server", self.server, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ class Kafka(NamedTuple):
 
 @contextmanager
 def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Kafka]:
-    """A broker on an empty folder; it creates a topic, of one partition, when it is first named."""
+    """A broker on an empty folder; topics are created on first use, with one partition."""
     if not (_HOME / "ready").exists():
         raise MissingPeer(
             f"Kafka {VERSION} is not in .cache: `make test` fetches it, with Maven and a JDK"
@@ -67,7 +67,7 @@ def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterato
 
 @contextmanager
 def tiered_kafka(folder: Path) -> Iterator[Kafka]:
-    """As `kafka`, with its tiered storage in a local folder: its own LocalTieredStorage."""
+    """As `kafka`, with tiered storage in a local folder, by Kafka's own LocalTieredStorage."""
     fetch(_TIERED_JAR, into=_TIERED)
     storage = "org.apache.kafka.server.log.remote.storage.LocalTieredStorage"
     settings = {
@@ -78,8 +78,8 @@ def tiered_kafka(folder: Path) -> Iterator[Kafka]:
         "rlmm.config.remote.log.metadata.topic.replication.factor": 1,
         "rlmm.config.remote.log.metadata.topic.num.partitions": 1,
         "rsm.config.dir": folder / "kafka-tiered",
-        "remote.log.manager.task.interval.ms": UPKEEP_MS,
-        "log.retention.check.interval.ms": UPKEEP_MS,
+        "remote.log.manager.task.interval.ms": MAINTENANCE_INTERVAL_MS,
+        "log.retention.check.interval.ms": MAINTENANCE_INTERVAL_MS,
     }
     with kafka(folder, settings) as broker:
         yield broker

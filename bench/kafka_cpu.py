@@ -1,7 +1,7 @@
 """Claim: a broker in Python spends no more CPU on a gigabyte than Kafka's does.
 
 * Measured: CPU of the broker process per GB, one partition, records of 1 KiB: produced in batches
-  of 1 MiB (ours flushed before each answer, one in flight; Kafka's `acks=1`, not flushed), then
+  of 1 MiB (ours flushed before each response, one in flight; Kafka's `acks=1`, not flushed), then
   consumed hot in fetches of 1 MiB.
 * Peer: Apache Kafka 4.3.1 under its own ProducerPerformance and ConsumerPerformance. Its figure
   includes its clients' other requests: metadata, a group, its offsets.

@@ -7,7 +7,7 @@
   local folder without an S3 client, hence about the least that its remote tier can cost. It checks
   nothing that it reads; we check a CRC-32C of every chunk, and write it to the cache on disk. Its
   JVM has read the topic a few times before it is measured: the first reads cost five times as much,
-  until their code is compiled.
+  until the JVM has compiled their code.
 
 `python -m bench kafka_tiered`; takes about three minutes, and the Kafka of the tests.
 """
@@ -31,7 +31,7 @@ RECORDS: Final = TOPIC_BYTES // 1024
 COLD_RECORDS: Final = COLD_BYTES // 1100  # of 1 KiB plus the overhead of record and batch
 FETCHES_BYTES: Final = (MIB, 8 * MIB)
 WARM_UP_READS: Final = 4
-MOVED_TIMEOUT_S: Final = 120
+OFFLOAD_TIMEOUT_S: Final = 120
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
@@ -73,7 +73,7 @@ def _fill(peer: Kafka, data: Path) -> None:
     peer.tool("TopicCommand", "--create", "--topic", "t", "--partitions", "1", *flags)
     count = ("--num-records", str(RECORDS), "--record-size", "1024", "--throughput", "-1")
     peer.tool("ProducerPerformance", "--topic", "t", *count, "--command-property", "acks=1")
-    deadline = time.monotonic() + MOVED_TIMEOUT_S
+    deadline = time.monotonic() + OFFLOAD_TIMEOUT_S
     while len(list((data / "t-0").glob("*.log*"))) > 1:
         if time.monotonic() > deadline:
             raise RuntimeError("Kafka's segments did not move to its remote tier")

@@ -1,15 +1,15 @@
 """Claim: one small request at a time takes little more than the disk's time, and does not wait
 behind large ones.
 
-* Measured: a produce of one 1 KiB record, `acks=all`, one at a time; its peer is a bare append and
-  `fdatasync` of the same bytes in the same round, and the figure with a target is the median above
-  the peer's.
+* Measured: a produce of one 1 KiB record, `acks=all`, one at a time. Its peer is a bare append and
+  `fdatasync` of the same bytes in the same round; the figure with a target is by how much our
+  median exceeds the peer's.
 * Measured: a fetch of one record, while 8 connections download ranges of 16 MiB of a sealed segment
   as fast as they can; its peer is the same fetch alone. And the produce, while 8 connections fetch
   one record each as fast as they can.
-* That produce waits for turns of the event loop, in each of which 8 fetches are answered (1.7 ms):
-  until its head is read, until its task begins, and until the task learns that a thread wrote it.
-  Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms until it is written) matters much.
+* That produce waits for three iterations of the event loop, each of which responds to 8 fetches
+  (1.7 ms): until its head is read, until its task begins, and until the task learns that a thread
+  has written it. Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms) matters much.
 
 `python -m bench latency`; takes about a minute, and wrk.
 """
@@ -78,7 +78,7 @@ def _durable_produce(report: Report, broker: Server, folder: Path, rounds: int) 
 
     def disk() -> list[float]:
         with (folder / "bare").open("wb", buffering=0) as file:
-            return [_bare_append(file.fileno(), body) for _ in range(PRODUCES)]
+            return [_bare_append_ms(file.fileno(), body) for _ in range(PRODUCES)]
 
     seen = interleave({"ours": ours, "disk": disk}, rounds=rounds)
     for share in (0.5, 0.99):
@@ -92,7 +92,7 @@ def _durable_produce(report: Report, broker: Server, folder: Path, rounds: int) 
             report.add(f"{name}, beyond the disk's", "ms", beyond, target=target)
 
 
-def _bare_append(fd: int, body: bytes) -> float:
+def _bare_append_ms(fd: int, body: bytes) -> float:
     began = time.perf_counter()
     os.write(fd, body)
     os.fdatasync(fd)
@@ -122,14 +122,14 @@ Seen = Mapping[str, Sequence[list[float]]]
 def _beside(
     broker: Server, folder: Path, request: bytes, others: Sequence[str], *, rounds: int
 ) -> Seen:
-    """How long one request takes alone, and beside 8 connections that ask as fast as they can."""
+    """How long a request takes alone, and beside 8 connections that send as fast as they can."""
 
     def alone() -> list[float]:
         return _timed(broker, request, until=time.monotonic() + 1)
 
     def beside() -> list[float]:
-        load_them = partial(load.run, broker, Requests(others), folder=folder, duration_s=LOAD_S)
-        thread = threading.Thread(target=load_them)
+        run_load = partial(load.run, broker, Requests(others), folder=folder, duration_s=LOAD_S)
+        thread = threading.Thread(target=run_load)
         thread.start()
         time.sleep(0.5)
         seen = _timed(broker, request, until=time.monotonic() + LOAD_S - 1)

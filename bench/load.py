@@ -1,7 +1,7 @@
-"""Load by wrk: one thread, a few connections, all requests from a list made beforehand.
+"""Load by wrk: one thread, a few connections, all requests from a list prepared beforehand.
 
-wrk counts the answers, the kernel the server's CPU. A run with an unsuccessful answer is an error:
-a refusal is fast, and would look like a good figure.
+wrk counts the responses, the kernel the server's CPU. An unsuccessful response fails the run: a
+refusal is fast, and would look like a good figure.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Load(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Lines `METHOD PATH NAME=VALUE…`, sent in turn, and the body that they all carry."""
+    """Lines `METHOD PATH NAME=VALUE…`, sent in turn, and the body of all of them."""
 
     lines: Sequence[str]
     body: Path | None = None
@@ -79,7 +79,7 @@ def run(
     duration_s: int,
     connections: int = 8,
 ) -> Load:
-    """Send for `duration_s`. Raises MissingPeer without wrk, RuntimeError on failed answers."""
+    """Send for `duration_s`. Raises MissingPeer without wrk, RuntimeError if a request fails."""
     script, listed = folder / "load.lua", folder / "requests.txt"
     script.write_text(_SCRIPT)
     listed.write_text("".join(f"{line}\n" for line in requests.lines))
@@ -97,7 +97,7 @@ def run(
 
 def _load(seen: dict[str, int], cpu_s: float) -> Load:
     if seen["refused"] or seen["broken"] or not seen["requests"]:
-        raise RuntimeError(f"not every answer was a success: {seen}")
+        raise RuntimeError(f"not every request succeeded: {seen}")
     return Load(
         requests=seen["requests"],
         bytes=seen["bytes"],

@@ -5,14 +5,14 @@
   batches.
 * Peers: s2-lite on a local folder, its JSON against our JSON, and the faster of its JSON and its
   protobuf against our raw batches; NATS JetStream with `sync_interval: always`, which flushes as we
-  do, and as it comes, which acknowledges before a flush (ours with `acks=1` stands beside it too).
-* Beside our batches also the disk alone: the same bytes written by as many threads to one file, one
-  `fdatasync` for all that wait.
-* Reads ask for as much as the log gives at once: ours 8 MiB, NATS streams, s2 1,000 records.
+  do, and with its defaults, where it acknowledges before a flush (compared with our `acks=1` too).
+* Another peer of our batches is the disk alone: the same bytes written by as many threads to one
+  file, with one `fdatasync` for all that wait.
+* Reads request as much as the log returns at once: ours 8 MiB, s2 1,000 records; NATS streams.
 * All use prepared requests over plain sockets, from threads of one process: the client is the same,
   and only counts what it reads.
 
-The client takes its share of two cores. An unsuccessful answer ends the run.
+The client takes its share of two cores. An unsuccessful response ends the run.
 
 `python -m bench log_peers`; takes about two minutes, nats-server and s2 (from PATH, or named by
 BENCH_NATS and BENCH_S2), and root for s2.
@@ -71,14 +71,14 @@ SHAPES: Final = (
 class Appends(Protocol):
     """What can be appended to. Logs are named `append` and `read`."""
 
-    def renew(self, log: str, /) -> None: ...
+    def recreate(self, log: str, /) -> None: ...
     def appender(
         self, log: str, values: list[bytes], /
     ) -> AbstractContextManager[Callable[[], None]]: ...
 
 
 class Log(Appends, Protocol):
-    """A contender."""
+    """What is compared."""
 
     def read(self, log: str, count: int) -> None: ...
 
@@ -132,7 +132,7 @@ def _interleaved(
 
 def _latencies(log: Log) -> float:
     """The median of single appends, in ms."""
-    log.renew("append")
+    log.recreate("append")
     seen: list[float] = []
     with log.appender("append", texts(1, 1024)) as append:
         until = time.perf_counter() + SECONDS
@@ -146,7 +146,7 @@ def _appends(shape: Shape) -> Callable[[Appends], float]:
     values = _values(shape.records)
 
     def run(log: Appends) -> float:
-        log.renew("append")
+        log.recreate("append")
         with ExitStack() as stack:
             appends = [
                 stack.enter_context(log.appender("append", values)) for _ in range(shape.clients)
@@ -159,7 +159,7 @@ def _appends(shape: Shape) -> Callable[[Appends], float]:
 
 
 def _repeat_together(appends: Sequence[Callable[[], None]], *, until: float) -> int:
-    """Repeat each in its own thread until then; how often in all. Raises what one of them does."""
+    """Repeat each in its own thread; returns how often in all. Raises what one of them raised."""
     counts, errors = [0] * len(appends), []
 
     def repeat(number: int) -> None:
@@ -181,14 +181,14 @@ def _repeat_together(appends: Sequence[Callable[[], None]], *, until: float) -> 
 
 
 def _fill(log: Log) -> None:
-    log.renew("read")
+    log.recreate("read")
     with log.appender("read", _values(1000)) as append:
         for _ in range(READ_RECORDS // 1000):
             append()
 
 
 def _read(log: Log) -> float:
-    """Records per second, from the start again and again: once is 20 ms for the fastest."""
+    """Records per second of repeated reads from the start: the fastest takes 20 ms for one."""
     reads, began = 0, time.perf_counter()
     while (elapsed_s := time.perf_counter() - began) < SECONDS:
         log.read("read", READ_RECORDS)
@@ -202,7 +202,7 @@ def _values(count: int) -> list[bytes]:
 
 
 def _add_latencies(report: Report, seen: Mapping[str, Sequence[float]]) -> None:
-    """A row against every peer; durable NATS may be ahead here, and NATS is."""
+    """A row for every peer. Here durable NATS may be ahead, and NATS is."""
     for peer, ours in ("s2 JSON", "JSON"), ("durable NATS", "JSON"), ("NATS", "JSON"):
         if peer in seen:
             target = Target(value=1.0, at_most=True) if peer == "s2 JSON" else None
@@ -211,8 +211,9 @@ def _add_latencies(report: Report, seen: Mapping[str, Sequence[float]]) -> None:
 
 
 def _add_rates(report: Report, what: str, seen: Mapping[str, Sequence[float]]) -> None:
-    """Our JSON should be ahead of s2 and of durable NATS, our batches of all, of s2 by five times.
-    NATS pushes stored bytes and has no JSON: a read of it is compared only with raw batches.
+    """Targets: our JSON is ahead of s2's and of durable NATS, our batches are five times as fast as
+    s2 and ahead of the rest. NATS pushes stored bytes and has no JSON: its reads are compared only
+    with raw batches.
     """
     seen = _with_best_of_s2(seen)
     compared: list[tuple[str, str, float | None]] = [("JSON", "s2 JSON", 1.0), ("raw", "s2", 5.0)]
@@ -228,7 +229,7 @@ def _add_rates(report: Report, what: str, seen: Mapping[str, Sequence[float]]) -
 
 
 def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-    """Round by round the faster of its two forms."""
+    """With the faster of s2's two forms in each round, as `s2`."""
     if "s2 JSON" not in seen:
         return dict(seen)
     both = zip(seen["s2 JSON"], seen["s2 protobuf"], strict=True)
@@ -236,8 +237,8 @@ def _with_best_of_s2(seen: Mapping[str, Sequence[float]]) -> dict[str, Sequence[
 
 
 class BareDisk:
-    """No log: only a file to append to. A new one each time, and the old ones stay, like a log's
-    segments: a file that was just deleted leaves its pages in memory to the next.
+    """A file to append to instead of a log. Each is new, and the old ones stay, like a log's
+    segments: a file that was just deleted would leave its pages in memory to the next.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -245,7 +246,7 @@ class BareDisk:
         self._writing, self._flushing = threading.Lock(), threading.Lock()
         self._written = self._flushed = 0
 
-    def renew(self, _: str) -> None:
+    def recreate(self, _: str) -> None:
         self._files += 1
 
     @contextmanager
@@ -268,14 +269,14 @@ class BareDisk:
 
 
 class OurLog:
-    """Topics of one broker, one partition each, in one of two forms."""
+    """Topics of one broker, one partition each, as raw batches or JSON."""
 
     def __init__(self, server: Server, *, raw: bool, acks: str = "all") -> None:
         self._server = server
         self._acks = acks
         self._form = RAW if raw else _JSON
 
-    def renew(self, log: str) -> None:
+    def recreate(self, log: str) -> None:
         with Client(self._server.url) as client:
             if any(topic.name == self._topic(log) for topic in client.list_topics()):
                 client.delete_topic(self._topic(log))

@@ -1,4 +1,4 @@
-"""Logs of the hot tier in a folder, without a broker around them."""
+"""Logs of the hot tier in a folder, without a broker."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def opened(folder: Path, **config: Any) -> Iterator[PartitionLog]:
 
 
 def produced(body: bytes | bytearray) -> ProducedBatches:
-    """Check batches like a producer's. A bytearray is used as it is, and stamped in place."""
-    taken = body if isinstance(body, bytearray) else bytearray(body)
-    return check_produced(taken, ProduceLimits(max_message_bytes=1 << 30, now_ms=START_MS))
+    """Check batches like a producer's. A bytearray is used without a copy, and stamped in place."""
+    writable = body if isinstance(body, bytearray) else bytearray(body)
+    return check_produced(writable, ProduceLimits(max_message_bytes=1 << 30, now_ms=START_MS))

@@ -1,10 +1,10 @@
 """Claim: a partition with a million segments opens, commits and is looked up like a small one.
 
-* Measured in a separate process, over one versitygw on loopback: open (the newest version found,
-  read, checked) and the memory that this and a first lookup take; commits of one segment each, with
-  their requests and bytes; a lookup of any offset in a loaded page.
-* Enough commits that some write a page. The janitor merges small pages into large ones in a step
-  outside all commits (docs/decisions/0041); a unit test counts that.
+* Measured in a separate process, over one versitygw on loopback: open (the newest version is found,
+  read and checked) and the memory that this and a first lookup take; commits of one segment each,
+  with their requests and bytes; a lookup of any offset in a loaded page.
+* There are enough commits that some write a page. The janitor merges small pages into large ones in
+  a step outside all commits (docs/decisions/0041); a unit test counts that.
 
 `python -m bench manifest`; takes about half a minute.
 """
@@ -43,7 +43,7 @@ KEYS: Final = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 0)
 
 
 class Seen(NamedTuple):
-    """Of one round."""
+    """The figures of one round."""
 
     open_s: float
     memory_mib: float
@@ -56,8 +56,8 @@ class Seen(NamedTuple):
 def measure(folder: Path, *, rounds: int) -> Report:
     report = Report(name="manifest", title="A manifest of 1,000,000 segments", peer="")
     with s3.versitygw(folder) as bucket:
-        _make(_manifests(bucket))
-        seen = [_in_a_child(bucket) for _ in range(rounds)]
+        _create_manifest(_manifests(bucket))
+        seen = [_in_child_process(bucket) for _ in range(rounds)]
 
     def add(what: str, unit: str, figure: Callable[[Seen], float], most: float | None) -> None:
         target = None if most is None else Target(value=most, at_most=True, of_ratio=False)
@@ -77,7 +77,7 @@ def _manifests(bucket: Bucket) -> ManifestStore:
     return ManifestStore(store, KEYS, StoreOptions(clock=lambda: time.time_ns() // 1_000_000))
 
 
-def _make(manifests: ManifestStore) -> None:
+def _create_manifest(manifests: ManifestStore) -> None:
     claim = Claim("owner", (EpochStart(0, 0, "owner"),), frozenset())
     state = manifests.claim(claim, log_start_offset=0)
     pages: list[PageRef] = []
@@ -115,17 +115,17 @@ def _entry(number: int) -> SegmentEntry:
     )
 
 
-def _in_a_child(bucket: Bucket) -> Seen:
+def _in_child_process(bucket: Bucket) -> Seen:
     context = multiprocessing.get_context("spawn")
-    answers: Queue[Any] = context.Queue()
-    child = context.Process(target=_run, args=(bucket, answers))
+    results: Queue[Any] = context.Queue()
+    child = context.Process(target=_run, args=(bucket, results))
     child.start()
-    seen: Seen = answers.get(timeout=300)
+    seen: Seen = results.get(timeout=300)
     child.join()
     return seen
 
 
-def _run(bucket: Bucket, answers: Queue[Any]) -> None:
+def _run(bucket: Bucket, results: Queue[Any]) -> None:
     native.load()
     manifests = _manifests(bucket)
     manifests.versions.newest()  # connected, and boto3 loaded
@@ -136,7 +136,7 @@ def _run(bucket: Bucket, answers: Queue[Any]) -> None:
     manifests.find(state, 0)
     memory_mib = _resident_mib() - before_mib
     lookup_us = _lookup_us(manifests, state)
-    answers.put(Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us))
+    results.put(Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us))
 
 
 def _lookup_us(manifests: ManifestStore, state: Manifest) -> float:

@@ -1,4 +1,4 @@
-"""Jars of Maven Central for peers, kept in `.cache`."""
+"""Peers' jars from Maven Central, kept in `.cache`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""NATS JetStream as a peer: one server on loopback, a stream in a file, its text protocol by hand.
+"""NATS JetStream as a peer: one server on loopback, streams in files, its text protocol by hand.
 
-* In two forms: by default, where an acknowledgement means "in the page cache" (a flush every two
-  minutes), and with `sync_interval: always`, where it means "on disk", like ours.
-* A request of N records is N prepared PUB lines in one write, and N acknowledgements awaited: what
-  its clients call an asynchronous publish with a window of N.
-* Reads are pushed by a consumer that acknowledges nothing, its fastest way.
+* Two configurations: by default an acknowledgement means "in the page cache" (a flush every two
+  minutes); with `sync_interval: always` it means "on disk", like ours.
+* A request of N records is N prepared PUB lines in one write, and waits for N acknowledgements:
+  what its clients call an asynchronous publish with a window of N.
+* Reads are pushed by a consumer without acknowledgements, the fastest kind.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class NatsLog:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def renew(self, log: str) -> None:
-        """An empty stream of that name, whatever was there."""
+    def recreate(self, log: str) -> None:
+        """Create an empty stream of that name, in place of an existing one."""
         with _Connection(self._server) as connection:
-            connection.ask(f"$JS.API.STREAM.DELETE.{log}", {}, may_fail=True)
+            connection.request(f"$JS.API.STREAM.DELETE.{log}", {}, may_fail=True)
             settings = {"name": log, "subjects": [log], "storage": "file"}
-            connection.ask(f"$JS.API.STREAM.CREATE.{log}", settings)
+            connection.request(f"$JS.API.STREAM.CREATE.{log}", settings)
 
     @contextmanager
     def appender(self, log: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
@@ -72,13 +72,13 @@ class NatsLog:
             connection.sock.sendall(b"SUB _D.%d 2\r\n" % id(connection))
             subject = f"_D.{id(connection)}"
             config = {"deliver_subject": subject, "ack_policy": "none", "deliver_policy": "all"}
-            asked = json.dumps({"stream_name": log, "config": config}).encode()
-            connection.sock.sendall(connection.publish(f"$JS.API.CONSUMER.CREATE.{log}", asked))
+            request = json.dumps({"stream_name": log, "config": config}).encode()
+            connection.sock.sendall(connection.publish(f"$JS.API.CONSUMER.CREATE.{log}", request))
             connection.await_marks(b"$JS.ACK.", count)
 
 
 class _Connection:
-    """One client, and its inbox."""
+    """One client with an inbox."""
 
     def __init__(self, server: Server) -> None:
         self.sock = socket.create_connection((server.host, server.port), timeout=60)
@@ -93,17 +93,19 @@ class _Connection:
         self.sock.close()
 
     def publish(self, subject: str, payload: bytes) -> bytes:
-        """The bytes of a PUB whose answer comes to this connection's inbox."""
+        """The bytes of a PUB whose response goes to this connection's inbox."""
         return b"PUB %s _I.%d %d\r\n%s\r\n" % (subject.encode(), id(self), len(payload), payload)
 
-    def ask(self, subject: str, request: Mapping[str, object], *, may_fail: bool = False) -> None:
-        self.sock.sendall(self.publish(subject, json.dumps(request).encode()))
-        answer = self._await(b"}\r\n")
-        if b'"error"' in answer and not may_fail:
-            raise RuntimeError(f"{subject}: {answer[:500]!r}")
+    def request(
+        self, subject: str, document: Mapping[str, object], *, may_fail: bool = False
+    ) -> None:
+        self.sock.sendall(self.publish(subject, json.dumps(document).encode()))
+        response = self._await(b"}\r\n")
+        if b'"error"' in response and not may_fail:
+            raise RuntimeError(f"{subject}: {response[:500]!r}")
 
     def await_marks(self, mark: bytes, count: int) -> None:
-        """Receive until `mark` came `count` times; discard what is in between."""
+        """Receive until `mark` has arrived `count` times; discard everything else."""
         buffer = bytearray(_RECEIVE_BYTES)
         kept, view = b"", memoryview(buffer)
         while count > 0:

@@ -1,11 +1,11 @@
 """Claim: a segment is offloaded nearly as fast as boto3 alone uploads the file.
 
-* Measured: `SegmentUploader.upload` of a segment of 128 MiB, everything included: every batch
-  checked, chunk table and index bundle made, both objects uploaded and confirmed; with batches of
-  1 KiB, 16 KiB and 1 MiB.
+* Measured: `SegmentUploader.upload` of a segment of 128 MiB, everything included: every batch is
+  checked, chunk table and index bundle are built, both objects are uploaded and verified; with
+  batches of 1 KiB, 16 KiB and 1 MiB.
 * Peer: boto3's `upload_file` of the same file, with as many parts of the same size in flight.
-* Both to one versitygw on loopback, from this process; CPU is this process's.
-* Each upload begins on a disk with nothing to write, and its objects are deleted afterwards, so
+* Both upload to one versitygw on loopback, from this process; CPU is this process's.
+* Each upload begins with no dirty pages to be written, and its objects are deleted afterwards, so
   that the next ones reuse their pages. Otherwise the medians of two runs are far apart, because of
   the machine's disk and its host's memory.
 
@@ -69,7 +69,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
                 store, limits=UploadLimits(part_bytes=s3.PART_BYTES, parts=PARTS)
             )
             uploads = {
-                "ours": lambda: uploader.upload(files, folder="segments/", leader_epoch=1),  # noqa: B023  called in this turn
+                "ours": lambda: uploader.upload(files, folder="segments/", leader_epoch=1),  # noqa: B023  called in this iteration
                 "boto3": lambda: _upload_file(client, files.log),  # noqa: B023
             }
             runs = {who: partial(_timed, client, upload) for who, upload in uploads.items()}

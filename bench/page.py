@@ -1,4 +1,4 @@
-"""`docs/figures.md`, made from the last measurements: every row of every claim, missed and met."""
+"""Writes `docs/figures.md` from the last results: every row of every claim, met or missed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ missed](../bench/README.md#targets-that-are-missed).
 
 
 def write(claims: Sequence[str]) -> Path:
-    """Write the page. What was not measured in this checkout stays as it is."""
+    """Write the page. Claims that were not measured in this checkout keep their section."""
     before = dict(_sections(PAGE.read_text()))
     PAGE.write_text("".join([_HEAD, *(_section(name, before) for name in claims)]))
     return PAGE
 
 
 def _sections(page: str) -> Iterator[tuple[str, str]]:
-    """By the claim's name."""
+    """Each section with its claim's name."""
     for section in page.split(_SECTION)[1:]:
         if named := re.search(r"`python -m bench (\w+)`", section):
             yield named[1], _SECTION + section

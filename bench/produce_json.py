@@ -1,12 +1,12 @@
 """Claim: JSON is not a bottleneck: records posted as JSON reach the disk at the rate of batches.
 
-* Measured: 1,000 records per request, `acks=all`, 8 connections by wrk with a body made beforehand:
-  records per second, and records per second of the server's CPU (what one core does); raw batches
-  of 1 MiB, `acks=1`, likewise in MB.
+* Measured: 1,000 records per request, `acks=all`, 8 connections of wrk, a prepared body: records
+  per second, and per second of the server's CPU (what one core does); raw batches of 1 MiB,
+  `acks=1`, likewise in MB.
 * Peer: a bare loop in one process, without HTTP and without a log: for JSON it parses the body into
   typed records, writes the body and flushes it; for batches it writes them.
 
-The wire shares the machine with wrk: the figure per CPU second is the one with a target.
+The server shares the machine with wrk, so the target is for the figure per CPU second.
 
 `python -m bench produce_json`; takes about a minute, and wrk.
 """
@@ -37,7 +37,7 @@ RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Case(NamedTuple):
-    """One body, and how many units of what is counted it carries."""
+    """A body, and how many units it has of what is counted."""
 
     name: str
     unit: str
@@ -50,8 +50,8 @@ class Case(NamedTuple):
 class Rate(NamedTuple):
     """Units per second of wall time, and of CPU."""
 
-    by_clock: float
-    by_cpu: float
+    per_s: float
+    per_cpu_s: float
 
 
 class _Record(msgspec.Struct):
@@ -131,15 +131,17 @@ def _add_rows(report: Report, case: Case, ours: Sequence[Rate], bare: Sequence[R
     report.add(
         case.name,
         f"{case.unit}/s",
-        [rate.by_clock for rate in ours],
-        [rate.by_clock for rate in bare],
+        [rate.per_s for rate in ours],
+        [rate.per_s for rate in bare],
     )
     report.add(
         f"{case.name}, server",
         f"{case.unit}/CPU s",
-        [rate.by_cpu for rate in ours],
-        [rate.by_cpu for rate in bare],
+        [rate.per_cpu_s for rate in ours],
+        [rate.per_cpu_s for rate in bare],
         target=Target(value=case.target, of_ratio=False),
     )
     if case.unit == "records":
-        report.add(f"{case.name}, server", "CPU s/M records", [1e6 / rate.by_cpu for rate in ours])
+        report.add(
+            f"{case.name}, server", "CPU s/M records", [1e6 / rate.per_cpu_s for rate in ours]
+        )

@@ -2,9 +2,9 @@
 
 * Measured: throughput, and CPU of the server per gigabyte, of ranges of a sealed segment
   (`/segments/0` with `Range`) and of whole batches (`/records`, raw), of 64 KiB, 1 MiB and 16 MiB
-  at random aligned places; hot, and cold from cached chunks.
+  at random aligned positions; hot, and cold from cached chunks.
 * Peer: nginx, one process, sendfile on, the same bytes from the same page cache.
-* Both under wrk, 8 connections. Batches are of 16 KiB, so that ranges and batches end together.
+* wrk loads both over 8 connections. Batches are of 16 KiB, so that ranges end where batches do.
 
 `python -m bench raw_fetch`; takes about three minutes, and nginx and wrk.
 """
@@ -36,19 +36,19 @@ SIZES: Final = {64 * KIB: ("64 KiB", 0.35), MIB: ("1 MiB", 0.6), 16 * MIB: ("16 
 RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
-class Way(NamedTuple):
-    """One way to the bytes: the path to request."""
+class Route(NamedTuple):
+    """A route to request the bytes: segments or batches of a topic."""
 
     name: str
     topic: str
     by_offset: bool
 
 
-WAYS: Final = (
-    Way("hot segment", "hot", by_offset=False),
-    Way("hot batches", "hot", by_offset=True),
-    Way("cold segment", "cold", by_offset=False),
-    Way("cold batches", "cold", by_offset=True),
+ROUTES: Final = (
+    Route("hot segment", "hot", by_offset=False),
+    Route("hot batches", "hot", by_offset=True),
+    Route("cold segment", "cold", by_offset=False),
+    Route("cold batches", "cold", by_offset=True),
 )
 
 
@@ -66,19 +66,21 @@ def measure(folder: Path, *, rounds: int) -> Report:
         batch_records = _fill(ours)
         for size, (name, throughput) in SIZES.items():
             runs = {"nginx": _nginx_run(nginx, f"/{hot.name}", size, folder)}
-            runs |= {way.name: _our_run(ours, way, size, batch_records, folder) for way in WAYS}
+            runs |= {
+                route.name: _our_run(ours, route, size, batch_records, folder) for route in ROUTES
+            }
             _add_rows(report, name, interleave(runs, rounds=rounds), throughput)
     return report
 
 
 def _fill(broker: Server) -> int:
-    """A sealed segment hot, the same one cold; how many records a batch has."""
+    """Store a sealed segment hot, and the same one cold; returns the records per batch."""
     batch = batch_of_size(BATCH_BYTES)
     body = batch * (8 * MIB // BATCH_BYTES)
     config = {"segment.bytes": SEGMENT_BYTES, "retention.ms": -1, "index.interval.bytes": 4096}
     with Client(broker.url, timeout_s=120) as client:
-        for topic, kept in ("hot", -2), ("cold", 0):
-            client.create_topic(topic, config={**config, "local.retention.bytes": kept})
+        for topic, local_bytes in ("hot", -2), ("cold", 0):
+            client.create_topic(topic, config={**config, "local.retention.bytes": local_bytes})
             for _ in range(SEGMENT_BYTES // len(body)):
                 client.produce_batches(topic, body, partition=0, acks="1")
             client.offload(topic, wait_ms=60_000)
@@ -97,27 +99,29 @@ def _await_tier(client: Client, topic: str, tier: str) -> None:
 
 
 def _nginx_run(server: Server, path: str, size: int, folder: Path) -> Callable[[], Load]:
-    requests = Requests([f"GET {path} Range=bytes={at}-{at + size - 1}" for at in _places(size)])
+    requests = Requests([f"GET {path} Range=bytes={at}-{at + size - 1}" for at in _positions(size)])
     return lambda: load.run(server, requests, folder=folder, duration_s=DURATION_S)
 
 
 def _our_run(
-    server: Server, way: Way, size: int, batch_records: int, folder: Path
+    server: Server, route: Route, size: int, batch_records: int, folder: Path
 ) -> Callable[[], Load]:
-    base = f"/v1/topics/{way.topic}/partitions/0"
-    if way.by_offset:
+    base = f"/v1/topics/{route.topic}/partitions/0"
+    if route.by_offset:
         lines = [
             f"GET {base}/records?offset={at // BATCH_BYTES * batch_records}&max_bytes={size}"
             f" Accept={RAW}"
-            for at in _places(size)
+            for at in _positions(size)
         ]
     else:
-        lines = [f"GET {base}/segments/0 Range=bytes={at}-{at + size - 1}" for at in _places(size)]
+        lines = [
+            f"GET {base}/segments/0 Range=bytes={at}-{at + size - 1}" for at in _positions(size)
+        ]
     return lambda: load.run(server, Requests(lines), folder=folder, duration_s=DURATION_S)
 
 
-def _places(size: int) -> list[int]:
-    """Where requests begin; the same for all."""
+def _positions(size: int) -> list[int]:
+    """Where the requests begin; the same for all servers."""
     rng = random.Random(size)
     return [rng.randrange(SEGMENT_BYTES // size) * size for _ in range(1024)]
 
@@ -126,19 +130,19 @@ def _add_rows(
     report: Report, size: str, seen: Mapping[str, Sequence[Load]], throughput: float
 ) -> None:
     peer = seen["nginx"]
-    for way in WAYS:
-        ours = seen[way.name]
+    for route in ROUTES:
+        ours = seen[route.name]
         report.add(
-            f"{size} {way.name}",
+            f"{size} {route.name}",
             "MB/s",
             [one.bytes_per_s / 1e6 for one in ours],
             [one.bytes_per_s / 1e6 for one in peer],
             target=Target(value=throughput),
         )
-    for way in WAYS:
+    for route in ROUTES:
         report.add(
-            f"{size} {way.name}, server",
+            f"{size} {route.name}, server",
             "CPU s/GB",
-            [one.cpu_s_per_gb for one in seen[way.name]],
+            [one.cpu_s_per_gb for one in seen[route.name]],
             [one.cpu_s_per_gb for one in peer],
         )

@@ -1,9 +1,9 @@
-"""Claim: records leave as text about as fast as they can be written as text.
+"""Claim: records are served as text about as fast as they can be encoded as text.
 
-* Measured: fetches of NDJSON (and of a JSON document, and of values that are JSON) of a topic of
-  100-byte records, 1 MiB per request, 4 connections: records per second of wall time and of the
+* Measured: fetches of a topic of 100-byte records as NDJSON (also with values that are JSON, and as
+  one JSON document), 1 MiB per request, 4 connections: records per second of wall time and of the
   server's CPU (what one core does).
-* Peer: a bare loop in one process, without HTTP and without a log, that writes records as lines
+* Peer: a bare loop in one process, without HTTP and without a log, that encodes records as lines
   with msgspec from existing columns.
 
 `python -m bench record_fetch`; takes about half a minute, and wrk.
@@ -44,8 +44,8 @@ class Case(NamedTuple):
 
 
 class Rate(NamedTuple):
-    by_clock: float
-    by_cpu: float
+    per_s: float
+    per_cpu_s: float
 
 
 CASES: Final = (
@@ -77,21 +77,21 @@ def measure(folder: Path, *, rounds: int) -> Report:
             report.add(
                 case.name,
                 "records/s",
-                [rate.by_clock for rate in seen["ours"]],
-                [rate.by_clock for rate in seen["bare"]],
+                [rate.per_s for rate in seen["ours"]],
+                [rate.per_s for rate in seen["bare"]],
             )
             report.add(
                 f"{case.name}, server",
                 "records/CPU s",
-                [rate.by_cpu for rate in seen["ours"]],
-                [rate.by_cpu for rate in seen["bare"]],
+                [rate.per_cpu_s for rate in seen["ours"]],
+                [rate.per_cpu_s for rate in seen["bare"]],
                 target=Target(value=case.target, of_ratio=False) if case.target else None,
             )
     return report
 
 
 def _values() -> list[bytes]:
-    """JSON texts, so that the same records do for both encodings."""
+    """JSON texts, so that the same records serve for both encodings."""
     frame = len(b'{"text":""}')
     return [b'{"text":"%b"}' % text for text in texts(BATCH_RECORDS, RECORD_BYTES - frame)]
 
@@ -113,13 +113,13 @@ def _our_run(broker: Server, case: Case, folder: Path) -> Callable[[], Rate]:
     pages = _page_starts(broker)
     path = "GET /v1/topics/t/partitions/0/records?offset={}{} Accept={}"
     lines = [path.format(start, case.parameters, case.accept) for start, _ in pages]
-    records_a_page = sum(count for _, count in pages) / len(pages)
+    records_per_page = sum(count for _, count in pages) / len(pages)
 
     def run() -> Rate:
         seen = load.run(
             broker, Requests(lines), folder=folder, duration_s=DURATION_S, connections=4
         )
-        records = seen.requests * records_a_page
+        records = seen.requests * records_per_page
         return Rate(records / seen.duration_s, records / seen.cpu_s)
 
     return run

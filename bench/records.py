@@ -14,14 +14,14 @@ _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789     "
 
 
 def texts(count: int, size_bytes: int, *, seed: int = 1) -> list[bytes]:
-    """ASCII that compresses about like text."""
+    """ASCII texts of `size_bytes` that compress about as well as prose."""
     rng = random.Random(seed)
     words = ["".join(rng.choices(_ALPHABET, k=rng.randint(3, 9))) for _ in range(4000)]
-    made = []
+    result = []
     for _ in range(count):
         text = " ".join(rng.choices(words, k=size_bytes // 4 + 1))
-        made.append(text[:size_bytes].encode())
-    return made
+        result.append(text[:size_bytes].encode())
+    return result
 
 
 def batch_of_size(size_bytes: int) -> bytes:

@@ -1,8 +1,8 @@
 """A benchmark's result: rows of figures, printed as a table and kept as JSON.
 
-* A figure is the median of several rounds; its spread (best and worst round) is shown beside it.
-* A ratio is taken within each round, ours over the peer's, and the median of the ratios is shown:
-  the two were measured seconds apart, whatever else the machine was doing.
+* A figure is the median of several rounds; its lowest and highest value are shown beside it.
+* A ratio is computed within each round, ours over the peer's, and the median of the ratios is
+  shown: the two were measured seconds apart, so other load on the machine affected both.
 * A target is shown beside its figure, but nothing is asserted: a figure that misses it is marked,
   and the program still succeeds.
 """
@@ -28,7 +28,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a figure should reach. `of_ratio`: the ratio to the peer, else our own figure."""
+    """What a figure should reach. `of_ratio`: the ratio to the peer, not our own figure."""
 
     value: float
     at_most: bool = False
@@ -102,7 +102,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def save(report: Report) -> Path:
-    """Write `bench/results/<name>.json`, with what it was measured on."""
+    """Write `bench/results/<name>.json`, including the machine that was measured."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{report.name}.json"
     rows = [

@@ -1,7 +1,7 @@
 """Interleaved rounds: every contender once per round, in turn, so that other load on the machine
 affects all of them.
 
-The first round is a warm-up (page cache, compiled kernels, lazily made files) and is discarded.
+The first round is a warm-up (page cache, compiled kernels, lazily created files) and is discarded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def interleave(contenders: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
-    """Call each in turn, `rounds` times over; every result by contender."""
+    """Call each in turn, `rounds` times over. Returns all results by contender."""
     results: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(-1, rounds):
         for name, run in contenders.items():

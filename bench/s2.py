@@ -2,8 +2,8 @@
 
 * It listens on all addresses, so it runs in its own network namespace (root, `unshare` and `ip`); a
   client's socket is opened by a thread that entered that namespace, and used anywhere.
-* JSON against our JSON; its protobuf, the fastest form of one request, against our raw batches.
-* It takes at most 1,000 records and 1 MiB per request.
+* Its JSON is compared with our JSON; its protobuf, its fastest encoding, with our raw batches.
+* It accepts at most 1,000 records and 1 MiB per request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def s2(folder: Path) -> Iterator[Wires]:
     """A server on an empty folder, with one basin. Raises MissingPeer."""
     path = peer_program("s2", "BENCH_S2", _INSTALL)
     if os.geteuid() != 0:
-        raise MissingPeer("s2 lite listens on all addresses: a namespace for it takes root")
+        raise MissingPeer("s2 lite listens on all addresses: its own network namespace needs root")
     data = folder / "s2"
     data.mkdir()
     inside = [path, "lite", "--port", str(_PORT), "--local-root", str(data), "--no-dashboard"]
@@ -81,16 +81,16 @@ def _await_basin(wires: Wires, log: Path) -> None:
 
 
 class S2Log:
-    """Streams of one basin, in one of its two forms."""
+    """Streams of one basin, as JSON or protobuf."""
 
     def __init__(self, wires: Wires, *, protobuf: bool) -> None:
         self._wires = wires
         self._form = _PROTOBUF if protobuf else _JSON
-        self._renewed = 0
+        self._streams_created = 0
 
-    def renew(self, log: str) -> None:
-        """An empty stream: a new one, because deletion is slow."""
-        self._renewed += 1
+    def recreate(self, log: str) -> None:
+        """Create an empty stream under a new name, because deletion is slow."""
+        self._streams_created += 1
         body = json.dumps({"stream": self._stream(log)}).encode()
         with self._wires.open() as wire:
             headers = {"Content_Type": _JSON, "S2_Basin": _BASIN}
@@ -110,15 +110,15 @@ class S2Log:
             while seen < count:
                 line = f"GET /v1/streams/{self._stream(log)}/records"
                 line += f"?seq_num={seen}&count={_READ_RECORDS}"
-                asked = wire.request(line, Accept=self._form, S2_Basin=_BASIN)
-                got = self._records(wire.timed(asked).body)
+                request = wire.request(line, Accept=self._form, S2_Basin=_BASIN)
+                got = self._records(wire.timed(request).body)
                 if not got:
                     raise RuntimeError(f"{line}: no records")
                 seen += got
 
     def _stream(self, log: str) -> str:
         form = self._form.rpartition("/")[2]
-        return f"{log}-{form}-{self._renewed if log == 'append' else 0}"
+        return f"{log}-{form}-{self._streams_created if log == 'append' else 0}"
 
     def _body(self, values: list[bytes]) -> bytes:
         if self._form == _JSON:
@@ -126,7 +126,7 @@ class S2Log:
         return b"".join(_field(1, _field(3, value)) for value in values)
 
     def _records(self, body: bytes) -> int:
-        """How many records an answer has, counted by what precedes each body of 1,024 bytes."""
+        """How many records a response has, counted by what precedes each body of 1,024 bytes."""
         return body.count(b'"body":"' if self._form == _JSON else b"\x22\x80\x08")
 
 

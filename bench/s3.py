@@ -1,8 +1,9 @@
 """A real S3 server for claims about the bucket, and a proxy that makes it slow.
 
-* versitygw, built once by `localstack/s3_server.py`; without it, and without Go, skipped.
-* The proxy passes bytes through unchanged and holds each request's head back for the given time:
-  the answer is late, the line is not slow. It counts the GETs of segments and their indexes, not of
+* versitygw is built once by `localstack/s3_server.py`; without it and without Go, claims are
+  skipped.
+* The proxy passes bytes through unchanged and delays each request's head by the given time: it adds
+  latency, but does not limit throughput. It counts the GETs of segments and their indexes, not of
   manifests, which are also requested without reads.
 """
 
@@ -39,7 +40,7 @@ _LINE: Final = 512
 
 class Bucket(NamedTuple):
     endpoint: str
-    pid: int  # what started the server, whose child it is
+    pid: int  # the server's parent process
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ class Bucket(NamedTuple):
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[Bucket]:
-    """The server on a free port with an empty bucket, and its settings in the environment."""
+    """The server on a free port with an empty bucket; sets its credentials in the environment."""
     built = list((ROOT / ".cache" / "s3").glob("versitygw-*/versitygw"))
     if not built and shutil.which("go") is None:
         raise MissingPeer("versitygw is not built: localstack/s3_server.py builds it, with Go")
@@ -68,7 +69,7 @@ def versitygw(folder: Path) -> Iterator[Bucket]:
 
 
 def client(bucket: Bucket) -> object:
-    """boto3's own, with its defaults."""
+    """boto3's own client, with its defaults."""
     config = Config(s3={"addressing_style": "path"}, max_pool_connections=32)
     return boto3.client("s3", endpoint_url=bucket.endpoint, config=config)
 
@@ -78,14 +79,14 @@ class SlowProxy:
 
     def __init__(self, bucket: Bucket, delay_s: Callable[[int], float]) -> None:
         host, _, port = bucket.endpoint.removeprefix("http://").partition(":")
-        self._far, self._upstream, self._delay_s = bucket, (host, int(port)), delay_s
+        self._bucket, self._upstream, self._delay_s = bucket, (host, int(port)), delay_s
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._lock, self.gets, self._requests = threading.Lock(), 0, 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def bucket(self) -> Bucket:
-        return self._far._replace(endpoint=f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+        return self._bucket._replace(endpoint=f"http://127.0.0.1:{self._listener.getsockname()[1]}")
 
     def close(self) -> None:
         self._listener.close()
@@ -93,34 +94,36 @@ class SlowProxy:
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
+                downstream, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(self._upstream)
-            for sock in near, far:
+            upstream = socket.create_connection(self._upstream)
+            for sock in downstream, upstream:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+            for args in (downstream, upstream, True), (upstream, downstream, False):
+                threading.Thread(target=self._pump, args=args, daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, to_store: bool) -> None:
-        """One direction of a connection, until its source ends. A store may answer and close before
-        it has read everything: what it does not take is dropped, or its answer would be lost.
+        """Copy one direction of a connection, until its source ends. A store may respond and close
+        before it has read everything: the rest is dropped, or its response would be lost.
         """
-        buffer, is_taken = memoryview(bytearray(_PIECE)), True
+        buffer, is_reading = memoryview(bytearray(_PIECE)), True
         with suppress(OSError):
             while size := source.recv_into(buffer):
                 if to_store:
-                    self._hold_back(bytes(buffer[:_LINE]))
+                    self._delay(bytes(buffer[:_LINE]))
                 try:
-                    if is_taken:
+                    if is_reading:
                         sink.sendall(buffer[:size])
                 except OSError:
-                    is_taken = False
+                    is_reading = False
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
-    def _hold_back(self, head: bytes) -> None:
-        """A request begins a message: clients here send the next one after the answer."""
+    def _delay(self, head: bytes) -> None:
+        """Delay a request. It is at the start of what was received, since clients here send the
+        next one after the response.
+        """
         if not head.startswith((b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELET")):
             return
         with self._lock:

@@ -1,10 +1,10 @@
 """Claim: readers of the tail do not wait for readers of old data on a slow disk.
 
 * Measured: a fetch of the one record at the end of a topic, while 8 connections read 512 MiB of
-  another topic, dropped from the page cache, in raw batches of 1 MiB, from a disk that gives the
-  broker 50 MB/s; its peer is the same fetch alone.
-* The disk is throttled by the kernel (cgroup v1, `blkio.throttle.read_bps_device`), for the
-  broker's process alone. That needs root and such a controller; without them the claim is skipped.
+  another topic in raw batches of 1 MiB, not in the page cache, from a disk that gives the broker
+  50 MB/s; its peer is the same fetch alone.
+* The kernel throttles the disk (cgroup v1, `blkio.throttle.read_bps_device`) for the broker's
+  process alone. That needs root and this controller; without them the claim is skipped.
 
 `python -m bench slow_disk`; takes about a minute, and wrk.
 """
@@ -52,7 +52,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
             scans: list[Load] = []
 
             def beside() -> list[float]:
-                _drop(log)
+                _evict(log)
                 scan = threading.Thread(target=lambda: scans.append(_scan(broker, lines, folder)))
                 scan.start()
                 time.sleep(1)
@@ -78,7 +78,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _fill(broker: Server) -> list[str]:
-    """Old data in one log, and the tail of another; what the readers ask for, in order."""
+    """Write old data to one log, and a tail to another; returns the readers' requests, in order."""
     batch = batch_of_size(MIB)
     records = parse_header(batch).record_count
     with Client(broker.url) as client:
@@ -96,7 +96,7 @@ def _fill(broker: Server) -> list[str]:
 
 @contextmanager
 def _throttled(broker: Server, log: Path) -> Iterator[None]:
-    """Limit the broker's reads per second from the disk with `log`."""
+    """Limit the bytes per second that the broker reads from the disk that has `log`."""
     group = _BLKIO / f"tierlog-bench-{os.getpid()}"
     try:
         group.mkdir()
@@ -113,8 +113,8 @@ def _throttled(broker: Server, log: Path) -> Iterator[None]:
         group.rmdir()
 
 
-def _drop(log: Path) -> None:
-    """Drop it from the page cache. Dirty pages would stay, so it is written first."""
+def _evict(log: Path) -> None:
+    """Evict the file from the page cache. It is synced first, because dirty pages would stay."""
     fd = os.open(log, os.O_RDWR)
     try:
         os.fsync(fd)

@@ -4,11 +4,11 @@
   four partitions and in one. Ours are in a `file://` bucket and are read without a broker; the
   peer's are the same rows, written by Spark's own Kafka sink to Apache Kafka 4.3.1 on loopback.
 * Measured: a count, the summed length of the values, all columns to the noop sink; one session,
-  local[2], in turn: rows per second, and rows per CPU second, of the session and of Kafka's broker.
-  Each source with its defaults and the schema from its guide: ours prunes columns
-  (`offset bigint`, `value binary`), Kafka's cannot. "count, all columns" does not prune.
+  local[2], in turn: rows per second, and rows per CPU second of session and Kafka broker together.
+  Each source has its defaults and the schema from its guide: ours prunes columns (`offset bigint`,
+  `value binary`), Kafka's cannot. "count, all columns" does not prune.
 * Kafka's source is Spark's newest in Maven Central. Its companion for delegation tokens is not
-  there: three classes in `spark_kafka_tokens/` stand in for it and pass settings on.
+  there: three classes in `spark_kafka_tokens/` replace it and pass settings on.
 
 `python -m bench spark_kafka`; takes about six minutes, pyspark, a JDK and Maven.
 """
@@ -60,12 +60,14 @@ _SINK: Final = {
 
 
 class Topic(NamedTuple):
-    """Its partitions, and how many times as fast a count or sum, and all columns, should be."""
+    """Its partitions, and the targets: how many times as fast as Kafka's source a query should be
+    of some columns (a count, a sum), and of all.
+    """
 
     name: str
     partitions: int
-    of_some: float
-    of_all: float
+    some_columns: float
+    all_columns: float
 
 
 TOPICS: Final = (Topic("four", 4, 3, 2), Topic("one", 1, 4, 4))
@@ -91,10 +93,10 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 def _add_rows(report: Report, topic: Topic, seen: Mapping[str, Sequence[Spent]]) -> None:
     targets = {
-        "count": topic.of_some,
+        "count": topic.some_columns,
         "count, all columns": None,
-        "sum of length(value)": topic.of_some,
-        "all columns": topic.of_all,
+        "sum of length(value)": topic.some_columns,
+        "all columns": topic.all_columns,
     }
     for query, times in targets.items():
         ours, theirs = seen[query], seen[f"{query.partition(', ')[0]}, Kafka"]
@@ -107,7 +109,7 @@ def _add_rows(report: Report, topic: Topic, seen: Mapping[str, Sequence[Spent]])
 
 
 def _connector() -> list[Path]:
-    """Spark's Kafka source, with what stands in for its companion. Raises MissingPeer."""
+    """Spark's Kafka source, and the replacement of its companion. Raises MissingPeer."""
     import pyspark
 
     javac, classes = program("javac"), _CACHE / "classes"
@@ -119,7 +121,7 @@ def _connector() -> list[Path]:
 
 
 def _copy(spark: SparkSession, folder: Path, peer: Kafka, topic: Topic) -> None:
-    """Copy our rows, partition by partition, to a topic of the same name at the peer."""
+    """Copy our rows, partition by partition, to a topic of the same name in Kafka."""
     name, partitions = topic.name, str(topic.partitions)
     peer.tool("TopicCommand", "--create", "--topic", name, "--partitions", partitions)
     rows = cold(spark, folder, "key binary, value binary, partition int", topic=name)
@@ -130,7 +132,7 @@ def _copy(spark: SparkSession, folder: Path, peer: Kafka, topic: Topic) -> None:
 def _runs(
     spark: SparkSession, folder: Path, peer: Kafka, topic: str
 ) -> dict[str, Callable[[], Spent]]:
-    """Each query over both."""
+    """Each query over both sources."""
 
     def ours(schema: str = "") -> DataFrame:
         return cold(spark, folder, schema, topic=topic)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 ROUNDS: Final = 5
 PARTITIONS: Final = 4
 RECORDS: Final = 4_000_000
-A_REQUEST: Final = 10_000
-# Wall time against Parquet, and million rows a CPU second.
+RECORDS_PER_REQUEST: Final = 10_000
+# Targets: wall time relative to Parquet, and million rows per CPU second.
 TARGETS: Final[dict[str, tuple[float | None, float | None]]] = {
     "count": (None, None),
     "count by offsets": (None, 2.2),
@@ -90,7 +90,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def fill(folder: Path, topics: Mapping[str, int]) -> None:
-    """Topics by their number of partitions, RECORDS in each; all of it in the bucket, none hot."""
+    """Create topics with these numbers of partitions and RECORDS each, all only in the bucket."""
     settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
     broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
     try:
@@ -116,8 +116,8 @@ def fill(folder: Path, topics: Mapping[str, int]) -> None:
 
 def _requests(records: int, *, seed: int) -> Iterator[tuple[list[bytes], list[bytes], list[int]]]:
     rng = random.Random(seed)
-    for first in range(0, records, A_REQUEST):
-        offsets = range(first, first + A_REQUEST)
+    for first in range(0, records, RECORDS_PER_REQUEST):
+        offsets = range(first, first + RECORDS_PER_REQUEST)
         values = [
             b'{"id":%d,"user":"u%06d","amount":%d.%02d,"city":"%s","note":"%x","ok":true}'
             % (
@@ -171,12 +171,12 @@ def session(
 
 
 def _end_jvm(context: type[SparkContext]) -> None:
-    """Else PySpark keeps it for the next session, with the first one's cores and class path."""
+    """Otherwise PySpark reuses it for the next session, with the first's cores and class path."""
     gateway = context._gateway  # noqa: SLF001
     context._gateway = context._jvm = None  # noqa: SLF001
     assert gateway is not None
     gateway.shutdown()
-    gateway.proc.stdin.close()  # its sign to end
+    gateway.proc.stdin.close()  # the JVM exits then
     gateway.proc.wait(60)
 
 
@@ -191,7 +191,7 @@ def cold(
 
 
 def _runs(spark: SparkSession, folder: Path, parquet: Path) -> dict[str, Callable[[], Spent]]:
-    """Each query over both, by name; the frame is created each time, as in a job."""
+    """Each query over both sources, by name; the frame is created each time, as in a job."""
     whole = lambda: cold(spark, folder)  # noqa: E731
     large = lambda: cold(spark, folder, splitBytes="128m")  # noqa: E731
     values = lambda: cold(spark, folder, "value binary")  # noqa: E731

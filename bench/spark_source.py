@@ -3,11 +3,11 @@ reads little.
 
 * One topic of one partition, 4 million records over 30 days, lz4 batches, all of it in a `file://`
   bucket, no broker.
-* Measured: the same query (all columns to the noop sink) on one core of the machine, to which the
-  whole session is bound, and on two; the target is 0.85 of twice as fast.
-* Measured: CPU of the Python workers for one more task, from runs over everything in splits of
-  64 MiB and of 8 MiB; the workers' largest resident set with splits of 64 MiB; bytes that the
-  workers read for one hour of the 30 days, of all bytes in the bucket.
+* Measured: the same query (all columns to the noop sink) with the whole session bound to one core,
+  and to two; the target is 0.85 of twice as fast.
+* Measured: CPU of the Python workers per additional task, from scans in splits of 64 MiB and of
+  8 MiB; the workers' largest resident set with splits of 64 MiB; the share of all bytes in the
+  bucket that the workers read for one hour of the 30 days.
 
 `python -m bench spark_source`; takes about two minutes, and pyspark with a Java.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROUNDS: Final = 3
 MIB: Final = 1 << 20
 RECORDS: Final = 4_000_000
-A_REQUEST: Final = 10_000
+RECORDS_PER_REQUEST: Final = 10_000
 DAYS: Final = 30
 HOUR_MS: Final = 3_600_000
 STEP_MS: Final = DAYS * 24 * HOUR_MS // RECORDS
@@ -56,8 +56,8 @@ def measure(folder: Path, *, rounds: int) -> Report:
     walls: dict[int, list[float]] = {}
     for cores in (1, 2):
         with _bound_to(cores), session(folder, cores=cores) as spark:
-            run = _whole(spark, folder)
-            wall_seconds(run)  # compiles, starts workers
+            run = _scan(spark, folder)
+            wall_seconds(run)  # loads kernels, starts workers
             walls[cores] = [wall_seconds(run) for _ in range(rounds)]
             if cores == 2:
                 _add_worker_rows(report, spark, folder, stored_bytes, rounds)
@@ -75,12 +75,12 @@ def measure(folder: Path, *, rounds: int) -> Report:
 def _add_worker_rows(
     report: Report, spark: SparkSession, folder: Path, stored_bytes: int, rounds: int
 ) -> None:
-    resident = max(_of_workers(spark, _peak_resident_bytes)) / MIB
+    resident = max(_for_each_worker(spark, _peak_resident_bytes)) / MIB
     at_most = Target(value=300, at_most=True, of_ratio=False)
     report.add("largest Python worker", "MiB", [resident], target=at_most)
-    each_ms = [_one_more_task_ms(spark, folder) for _ in range(rounds)]
+    per_task_ms = [_cpu_per_task_ms(spark, folder) for _ in range(rounds)]
     at_most = Target(value=10, at_most=True, of_ratio=False)
-    report.add("CPU of the Python workers for one more task", "ms", each_ms, target=at_most)
+    report.add("CPU of the Python workers for one more task", "ms", per_task_ms, target=at_most)
     shares = [_hour_bytes(spark, folder) / stored_bytes * 100 for _ in range(rounds)]
     at_most = Target(value=2, at_most=True, of_ratio=False)
     report.add("one hour of 30 days: bytes read", "%", shares, target=at_most)
@@ -88,7 +88,7 @@ def _add_worker_rows(
 
 @contextmanager
 def _bound_to(cores: int) -> Iterator[None]:
-    """Bind this process, and what it starts meanwhile."""
+    """Bind this process, and what it starts meanwhile, to the first `cores` cores."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(sorted(mine)[:cores]))
     try:
@@ -98,7 +98,7 @@ def _bound_to(cores: int) -> Iterator[None]:
 
 
 def _fill(folder: Path) -> int:
-    """The topic, all of it in the bucket; the bytes of its logs there."""
+    """Create the topic, all of it in the bucket; returns the bytes of its logs there."""
     settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
     broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
     try:
@@ -119,10 +119,10 @@ def _fill(folder: Path) -> int:
 
 def _requests() -> Iterator[tuple[list[bytes], list[int]]]:
     rng = random.Random(5)
-    fillings = [b"%x" % rng.getrandbits(1600) for _ in range(997)]
-    for first in range(0, RECORDS, A_REQUEST):
-        offsets = range(first, first + A_REQUEST)
-        values = [b'{"id":%d,"note":"%s"}' % (n, fillings[n % 997]) for n in offsets]
+    notes = [b"%x" % rng.getrandbits(1600) for _ in range(997)]
+    for first in range(0, RECORDS, RECORDS_PER_REQUEST):
+        offsets = range(first, first + RECORDS_PER_REQUEST)
+        values = [b'{"id":%d,"note":"%s"}' % (n, notes[n % 997]) for n in offsets]
         yield values, [START_MS + n * STEP_MS for n in offsets]
 
 
@@ -135,24 +135,24 @@ def _drain(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _whole(spark: SparkSession, folder: Path) -> Callable[[], None]:
+def _scan(spark: SparkSession, folder: Path) -> Callable[[], None]:
     return lambda: _drain(_reader(spark, folder, splitBytes=LARGE_SPLITS))
 
 
-def _hour(spark: SparkSession, folder: Path, **options: str | int) -> DataFrame:
+def _read_hour(spark: SparkSession, folder: Path, **options: str | int) -> DataFrame:
     """The records of one hour in the middle."""
     begin = START_MS + 15 * 24 * HOUR_MS
     times = {"startingTimestamp": begin, "endingTimestamp": begin + HOUR_MS}
     return _reader(spark, folder, **times, **options)
 
 
-def _one_more_task_ms(spark: SparkSession, folder: Path) -> float:
+def _cpu_per_task_ms(spark: SparkSession, folder: Path) -> float:
     spent, tasks = [], []
     for split_bytes in (LARGE_SPLITS, SMALL_SPLITS):
-        before = sum(_of_workers(spark, cpu_seconds_of))
+        before = sum(_for_each_worker(spark, cpu_seconds_of))
         frame = _reader(spark, folder, splitBytes=split_bytes)
         _drain(frame)
-        spent.append(sum(_of_workers(spark, cpu_seconds_of)) - before)
+        spent.append(sum(_for_each_worker(spark, cpu_seconds_of)) - before)
         tasks.append(frame.rdd.getNumPartitions())
     assert tasks[1] > tasks[0] + 20, tasks
     more: int = tasks[1] - tasks[0]
@@ -160,14 +160,14 @@ def _one_more_task_ms(spark: SparkSession, folder: Path) -> float:
 
 
 def _hour_bytes(spark: SparkSession, folder: Path) -> float:
-    before = sum(_of_workers(spark, _read_bytes))
-    frame = _hour(spark, folder)
+    before = sum(_for_each_worker(spark, _read_bytes))
+    frame = _read_hour(spark, folder)
     wanted = HOUR_MS // STEP_MS
     assert abs(frame.count() - wanted) <= 1
-    return sum(_of_workers(spark, _read_bytes)) - before
+    return sum(_for_each_worker(spark, _read_bytes)) - before
 
 
-def _of_workers(spark: SparkSession, figure: Callable[[int], float]) -> list[float]:
+def _for_each_worker(spark: SparkSession, figure: Callable[[int], float]) -> list[float]:
     """A figure of each Python worker of this session."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -185,9 +185,9 @@ def _peak_resident_bytes(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return float(line.split()[1]) * 1024
-    raise AssertionError("Linux tells a process's largest resident set")
+    raise AssertionError("Linux reports a process's largest resident set")
 
 
 def _read_bytes(pid: int) -> float:
-    """Bytes it got from read(2) and similar calls, from any source."""
+    """Bytes that the process received from read(2) and similar calls, from any source."""
     return float(Path(f"/proc/{pid}/io").read_text().split()[1])

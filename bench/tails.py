@@ -1,11 +1,11 @@
 """Claim: a client that waits costs next to nothing, and is woken at once.
 
 * Measured: 5,000 idle tails of one partition, each on its own connection: memory that they add to
-  the broker (proportional set size), and its CPU; then one tail of another partition is woken, from
-  the produce's first byte to the event, with the 5,000 still there.
-* Measured: produce to tail, one durable record at a time, alone.
-* Measured: one record sent to all 5,000: until the last has it, and the broker's CPU for it.
-* Peer: the answer to the produce itself, which has waited for the same disk.
+  the broker (proportional set size), and its CPU; then, with the 5,000 still there, the time from a
+  produce's first byte to the event at one tail of another partition.
+* Measured: the same from produce to tail, one durable record at a time, alone.
+* Measured: one record sent to all 5,000: the time until the last has it, and the broker's CPU.
+* Peer: the response to the produce itself, which has waited for the same disk.
 
 `python -m bench tails`; takes about a minute, and 5,000 descriptors in each of two processes.
 """
@@ -30,8 +30,8 @@ from tierlog.client import Client
 
 ROUNDS: Final = 3
 TAILS: Final = 5_000
-AT_REST_S: Final = 3
-WAKES: Final = 200
+IDLE_S: Final = 3
+WAKE_UPS: Final = 200
 MIB: Final = 1 << 20
 _PARTITION: Final = "/v1/topics/{}/partitions/0/{}"
 _TIMEOUT_S: Final = 60
@@ -46,8 +46,8 @@ def measure(folder: Path, *, rounds: int) -> Report:
     with children.broker(folder) as broker:
         with Client(broker.url) as client:
             client.create_topic("idle")
-            client.create_topic("told")
-        alone = [_wakes(broker) for _ in range(rounds + 1)][1:]
+            client.create_topic("busy")
+        alone = [_wake_latencies(broker) for _ in range(rounds + 1)][1:]
         _add_latencies(report, "produce to tail, alone", alone, (3.0, 15.0))
         before = _memory_bytes(broker)
         with _many_tails(broker) as tails:
@@ -55,12 +55,12 @@ def measure(folder: Path, *, rounds: int) -> Report:
             target = Target(value=150, at_most=True, of_ratio=False)
             report.add("memory that they add", "MiB", [grown], target=target)
             report.add("memory of one", "KiB", [grown * 1024 / TAILS])
-            report.add("CPU of the broker at rest", "%", [_rest_share(broker)])
-            beside = [_wakes(broker) for _ in range(rounds)]
+            report.add("CPU of the broker at rest", "%", [_idle_cpu_percent(broker)])
+            beside = [_wake_latencies(broker) for _ in range(rounds)]
             _add_latencies(report, "wake-up of one beside them", beside, (5.0, None))
-            told = [_tell_all(broker, tails) for _ in range(rounds)]
-        report.add("one record told to all, the last has it after", "ms", [t[0] for t in told])
-        report.add("one record told to all, CPU of the broker", "ms", [t[1] for t in told])
+            spent = [_send_to_all(broker, tails) for _ in range(rounds)]
+        report.add("one record told to all, the last has it after", "ms", [one[0] for one in spent])
+        report.add("one record told to all, CPU of the broker", "ms", [one[1] for one in spent])
     return report
 
 
@@ -75,19 +75,19 @@ def _add_latencies(
             f"{name}, p{share * 100:.0f}",
             "ms",
             [percentile(events, share) for events, _ in rounds],
-            [percentile(answers, share) for _, answers in rounds],
+            [percentile(responses, share) for _, responses in rounds],
             target=Target(value=most, at_most=True, of_ratio=False) if most else None,
         )
 
 
-def _wakes(broker: Server) -> tuple[list[float], list[float]]:
-    """Milliseconds from sending a record to its event, and to its answer."""
+def _wake_latencies(broker: Server) -> tuple[list[float], list[float]]:
+    """Milliseconds from sending a record to its event, and to its response."""
     events: list[float] = []
-    answers: list[float] = []
+    responses: list[float] = []
     with Wire(broker) as producer, Wire(broker) as tail:
-        tail.start_stream(tail.request("GET " + _PARTITION.format("told", "tail")))
-        line = "POST " + _PARTITION.format("told", "records")
-        for number in range(WAKES):
+        tail.start_stream(tail.request("GET " + _PARTITION.format("busy", "tail")))
+        line = "POST " + _PARTITION.format("busy", "records")
+        for number in range(WAKE_UPS):
             value = b"value-%d." % number
             request = producer.request(line, value, Content_Type="application/octet-stream")
             began = time.perf_counter()
@@ -101,9 +101,9 @@ def _wakes(broker: Server) -> tuple[list[float], list[float]]:
                         data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
                         if key.fileobj is producer.sock or value in data:
                             arrived[key.fileobj] = time.perf_counter()  # type: ignore[index]
-            answers.append((arrived[producer.sock] - began) * 1000)
+            responses.append((arrived[producer.sock] - began) * 1000)
             events.append((arrived[tail.sock] - began) * 1000)
-    return events, answers
+    return events, responses
 
 
 @contextlib.contextmanager
@@ -120,17 +120,17 @@ def _memory_bytes(broker: Server) -> int:
         for line in rollup:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
-    raise AssertionError("the kernel gives the set size of every process")
+    raise AssertionError("Linux reports a process's proportional set size")
 
 
-def _rest_share(broker: Server) -> float:
+def _idle_cpu_percent(broker: Server) -> float:
     before = cpu_seconds_of(broker.pid)
-    time.sleep(AT_REST_S)
-    return (cpu_seconds_of(broker.pid) - before) / AT_REST_S * 100
+    time.sleep(IDLE_S)
+    return (cpu_seconds_of(broker.pid) - before) / IDLE_S * 100
 
 
-def _tell_all(broker: Server, tails: Sequence[socket.socket]) -> tuple[float, float]:
-    """Milliseconds until the last tail has one record, and of the broker's CPU."""
+def _send_to_all(broker: Server, tails: Sequence[socket.socket]) -> tuple[float, float]:
+    """Milliseconds until the last tail has one record, and of the broker's CPU time for it."""
     cpu_before = cpu_seconds_of(broker.pid)
     with selectors.DefaultSelector() as selector, Wire(broker) as producer:
         for tail in tails:

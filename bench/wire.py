@@ -1,7 +1,7 @@
-"""One keep-alive connection that sends prepared requests: for latencies, where a client library
-would be most of what is measured.
+"""A keep-alive connection that sends prepared requests: for latencies, where a client library would
+be most of what is measured.
 
-It understands only our own server's answers: `Content-Length`, and chunks of event streams.
+It understands only our own server's responses: `Content-Length`, and chunks of event streams.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Wire:
         self.sock.close()
 
     def request(self, line: str, body: bytes = b"", **headers: str) -> bytes:
-        """The bytes of a request; `headers` with underscores for dashes."""
+        """The bytes of a request; `headers` have underscores in place of dashes."""
         lines = [f"{line} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
     def timed(self, request: bytes) -> Timed:
-        """Send it and read the whole answer. Raises RuntimeError unless it is a success."""
+        """Send it and read the whole response. Raises RuntimeError unless it succeeded."""
         began = time.perf_counter()
         self.sock.sendall(request)
-        answer = self._receive()
+        response = self._receive()
         seconds = time.perf_counter() - began
-        head, _, body = answer.partition(b"\r\n\r\n")
+        head, _, body = response.partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 2"):
-            raise RuntimeError(f"not a success: {answer[:500]!r}")
+            raise RuntimeError(f"not a success: {response[:500]!r}")
         return Timed(seconds, body)
 
     def drain(self, request: bytes, buffer: memoryview) -> tuple[bytes, int]:
-        """Send it and discard the body: the answer's head, and the body's bytes. As cheap as a
-        client can be. Raises RuntimeError unless it is a success.
+        """Send it and discard the body, as cheaply as a client can. Returns the response's head and
+        the body's size. Raises RuntimeError unless it succeeded.
         """
         self.sock.sendall(request)
         head, _, body = self._head_and_more().partition(b"\r\n\r\n")
@@ -69,7 +69,7 @@ class Wire:
         return head, size
 
     def start_stream(self, request: bytes) -> None:
-        """Send a request for events, and read up to the start of the body."""
+        """Send a request for an event stream, and read up to the start of the body."""
         self.sock.sendall(request)
         seen = b""
         while b"\r\n\r\n" not in seen or not seen.endswith(b"\n\r\n"):
@@ -84,10 +84,10 @@ class Wire:
         return data
 
     def _receive(self) -> bytes:
-        answer = self._head_and_more()
-        head, _, body = answer.partition(b"\r\n\r\n")
+        response = self._head_and_more()
+        head, _, body = response.partition(b"\r\n\r\n")
         size = _content_length(head)
-        parts, left = [answer], size - len(body)
+        parts, left = [response], size - len(body)
         while left > 0:
             part = self.read_some()
             parts.append(part)
@@ -95,10 +95,10 @@ class Wire:
         return b"".join(parts)
 
     def _head_and_more(self) -> bytes:
-        answer = self.read_some()
-        while b"\r\n\r\n" not in answer:
-            answer += self.read_some()
-        return answer
+        response = self.read_some()
+        while b"\r\n\r\n" not in response:
+            response += self.read_some()
+        return response
 
 
 def _content_length(head: bytes) -> int:

@@ -6,7 +6,7 @@ import scala.Option;
 import scala.Tuple2;
 import scala.collection.Iterator;
 
-/** A consumer's settings under way; a broker without authentication needs none added. */
+/** Collects a consumer's settings; a broker without authentication needs no others. */
 public class KafkaConfigUpdater {
   private final Map<String, Object> settings = new HashMap<>();
 

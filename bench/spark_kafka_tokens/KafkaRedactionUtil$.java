@@ -2,7 +2,7 @@ package org.apache.spark.kafka010;
 
 import scala.collection.immutable.Seq;
 
-/** What is logged of the settings: there is no secret among them. */
+/** Redacts nothing of the logged settings: none is a secret. */
 public class KafkaRedactionUtil$ {
   public static final KafkaRedactionUtil$ MODULE$ = new KafkaRedactionUtil$();
 
