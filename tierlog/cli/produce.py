@@ -40,48 +40,54 @@ app = typer.Typer(add_completion=False)
 MAX_REQUEST_BYTES = 1 << 20
 MAX_BATCHES_BYTES = 16 << 20
 
+File = Annotated[
+    Path | None,
+    typer.Argument(metavar="FILE", help="The input file; standard input by default."),
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format",
+        help="Format of the input; by default from the file's suffix, else lines.",
+        show_default=False,
+    ),
+]
+Partition = Annotated[
+    int | None,
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        help="Partition of all records; by default chosen by key, or in turn.",
+    ),
+]
+KeySeparator = Annotated[
+    str | None,
+    typer.Option(metavar="S", help="For lines: the key is the text before this separator."),
+]
+KeyColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="For csv and parquet: the column that is also the key."),
+]
+AcksOption = Annotated[str, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
+BatchRecords = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
+]
+
 
 @app.command()
 @client_command
 def produce(
     client: Client,
     topic: TopicArgument,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="The input file; standard input by default."),
-    ] = None,
+    file: File = None,
     *,
-    format_: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            help="Format of the input; by default from the file's suffix, else lines.",
-            show_default=False,
-        ),
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(
-            "--partition",
-            "-p",
-            min=0,
-            help="Partition of all records; by default chosen by key, or in turn.",
-        ),
-    ] = None,
-    key_separator: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="For lines: the key is the text before this separator."),
-    ] = None,
-    key_column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="For csv and parquet: the column that is also the key."),
-    ] = None,
-    acks: Annotated[
-        str, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")
-    ] = "all",
-    batch_records: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
-    ] = 10_000,
+    format_: FormatOption = None,
+    partition: Partition = None,
+    key_separator: KeySeparator = None,
+    key_column: KeyColumn = None,
+    acks: AcksOption = "all",
+    batch_records: BatchRecords = 10_000,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Append records from a file or a pipe.
@@ -90,48 +96,72 @@ def produce(
     line with value and, optionally, key, headers, timestamp and partition; csv and parquet, one
     JSON object per row; batches, Kafka's record batches unchanged.
     """
-    from tierlog.client import calls
-    from tierlog.client.exchange import RETRY_OVER_RESTART
-
-    if acks not in {"0", "1", "all"}:
-        raise typer.BadParameter(f"--acks must be 0, 1 or all, not {acks!r}")
-    wanted = cast("Acks", acks)
     kind = format_ or format_of(file)
     key = _key_source(kind, separator=key_separator, column=key_column)
-    summary = _Summary(topic)
-
-    def appended(response: ProduceResponse) -> None:
-        summary.add(response)
-        client.retries = RETRY_OVER_RESTART  # broker and topic exist
-
-    def send(items: list[Any]) -> None:
-        if kind is Format.ENVELOPE:
-            call = calls.produce_body(
-                topic,
-                b"\n".join(items),
-                content_type=NDJSON,
-                partition=partition,
-                acks=wanted,
-                envelope=True,
-            )
-            appended(client.call(call))
-        else:
-            appended(client.produce(topic, items, partition=partition, acks=wanted))
-
+    target = _Target(client, topic, partition, _checked_acks(acks))
+    send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
-    with summary.reported_on_failure(), _opened(file, batcher) as source:
+    with target.summary.reported_on_failure(), _opened(file, batcher) as source:
         if kind is Format.BATCHES:
-            if partition is None:
-                raise typer.BadParameter("--format batches requires --partition N")
-            for body in _whole_batches(source):
-                appended(client.produce_batches(topic, body, partition=partition, acks=wanted))
+            target.append_batches(source)
         else:
             for number, item in _read_items(kind, source, file, key=key):
                 batcher.add(number, item)
             batcher.send()
-    if not summary.records:
+    if not target.summary.records:
         client.describe_topic(topic)  # a wrong name is an error even if the input is empty
-    summary.report(as_json=output.is_json)
+    target.summary.report(as_json=output.is_json)
+
+
+class _Target:
+    """Where records are appended, and what was. Each method sends one request, except that
+    `append_batches` reads its input to the end.
+    """
+
+    def __init__(self, client: Client, topic: str, partition: int | None, acks: Acks) -> None:
+        self._client, self._topic, self._partition, self._acks = client, topic, partition, acks
+        self.summary = _Summary(topic)
+
+    def append_records(self, records: list[Any]) -> None:
+        self._appended(
+            self._client.produce(self._topic, records, partition=self._partition, acks=self._acks)
+        )
+
+    def append_envelopes(self, lines: list[Any]) -> None:
+        from tierlog.client import calls
+
+        call = calls.produce_body(
+            self._topic,
+            b"\n".join(lines),
+            content_type=NDJSON,
+            partition=self._partition,
+            acks=self._acks,
+            envelope=True,
+        )
+        self._appended(self._client.call(call))
+
+    def append_batches(self, source: IO[bytes]) -> None:
+        partition = self._partition
+        if partition is None:
+            raise typer.BadParameter("--format batches requires --partition N")
+        for body in _whole_batches(source):
+            self._appended(
+                self._client.produce_batches(
+                    self._topic, body, partition=partition, acks=self._acks
+                )
+            )
+
+    def _appended(self, response: ProduceResponse) -> None:
+        from tierlog.client.exchange import RETRY_OVER_RESTART
+
+        self.summary.add(response)
+        self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
+
+
+def _checked_acks(text: str) -> Acks:
+    if text not in {"0", "1", "all"}:
+        raise typer.BadParameter(f"--acks must be 0, 1 or all, not {text!r}")
+    return cast("Acks", text)
 
 
 def _key_source(kind: Format, *, separator: str | None, column: str | None) -> str | None:
