@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from itertools import islice
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 MAX_FETCH_BYTES = 4 << 20
+_BATCHES_ALONE = (
+    "--format batches reads up to the high watermark: it does not go with --follow, --max-records "
+    "or --group"
+)
 
 
 class Format(StrEnum):
@@ -44,92 +48,116 @@ class Isolation(StrEnum):
     READ_COMMITTED = "read_committed"
 
 
+PartitionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--partition", "-p", min=0, help="One partition; by default all, one after another."
+    ),
+]
+OffsetOption = Annotated[
+    str | None,
+    typer.Option(metavar="OFFSET", help="An offset, earliest (default), latest or earliest-local."),
+]
+TimestampOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Start at this time instead: milliseconds, or RFC 3339."),
+]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Continue from this group's last commit, and commit what was printed.",
+        autocompletion=complete_group,
+    ),
+]
+MaxRecordsOption = Annotated[
+    int | None, typer.Option("--max-records", "-n", min=0, help="Stop after this many records.")
+]
+IsolationOption = Annotated[
+    Isolation,
+    typer.Option(help="read_committed skips records of aborted and of open transactions."),
+]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Keep waiting for new records.")]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="value: one per line; json: one object per line; batches: Kafka's record batches.",
+    ),
+]
+
+
 @app.command()
 @client_command
 def consume(
     client: Client,
     topic: TopicArgument,
     *,
-    partition: Annotated[
-        int | None,
-        typer.Option(
-            "--partition", "-p", min=0, help="One partition; by default all, one after another."
-        ),
-    ] = None,
-    offset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OFFSET", help="An offset, earliest (default), latest or earliest-local."
-        ),
-    ] = None,
-    timestamp: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Start at this time instead: milliseconds, or RFC 3339."),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            "-g",
-            help="Continue from this group's last commit, and commit what was printed.",
-            autocompletion=complete_group,
-        ),
-    ] = None,
-    max_records: Annotated[
-        int | None, typer.Option("--max-records", "-n", min=0, help="Stop after this many records.")
-    ] = None,
-    isolation: Annotated[
-        Isolation,
-        typer.Option(help="read_committed skips records of aborted and of open transactions."),
-    ] = Isolation.READ_UNCOMMITTED,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep waiting for new records.")
-    ] = False,
-    format_: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            help="value: one per line; json: one object per line; batches: Kafka's record batches.",
-        ),
-    ] = Format.VALUE,
+    partition: PartitionOption = None,
+    offset: OffsetOption = None,
+    timestamp: TimestampOption = None,
+    group: GroupOption = None,
+    max_records: MaxRecordsOption = None,
+    isolation: IsolationOption = Isolation.READ_UNCOMMITTED,
+    follow: FollowOption = False,
+    format_: FormatOption = Format.VALUE,
 ) -> None:
     """Print records; stops at the high watermark unless --follow is given."""
-    from tierlog.client import Limits, OffsetCommit
+    from tierlog.client import Limits
 
+    start = _start(offset, timestamp, group)
+    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
+    if format_ is Format.BATCHES:
+        if follow or max_records is not None or group is not None:
+            raise typer.BadParameter(_BATCHES_ALONE)
+        _batches(client, topic, partition, start=start, limits=limits)
+        return
+    records = client.consume(
+        topic,
+        partitions=None if partition is None else [partition],
+        offset=start.offset,
+        timestamp=start.timestamp,
+        group=group,
+        follow=follow,
+        limits=limits,
+    )
+    if follow:
+        Thread(target=_exit_when_output_closes, name="output-watch", daemon=True).start()
+    flush = follow or group is not None  # records are printed before they are committed
+    to_line = _value if format_ is Format.VALUE else _json
+    count, last = _print(islice(records, max_records), to_line, flush=flush)
+    if group is not None and last is not None and count == max_records:
+        records.close()
+        _commit_last(client, group, last)
+
+
+class _Start(NamedTuple):
+    """Where reading starts; `timestamp`, in milliseconds, instead of `offset`."""
+
+    offset: Any
+    timestamp: int | None
+
+
+def _start(offset: str | None, timestamp: str | None, group: str | None) -> _Start:
+    """Raises BadParameter."""
     if offset is not None and timestamp is not None:
         raise typer.BadParameter("give either --offset or --timestamp")
     if group is not None and timestamp is not None:
         raise typer.BadParameter(
             "--group continues from its commits: it does not go with --timestamp"
         )
-    start, since_ms = parse_offset(offset or "earliest"), _parse_time(timestamp)
-    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
-    if format_ is Format.BATCHES:
-        if follow or max_records is not None or group is not None:
-            raise typer.BadParameter(
-                "--format batches reads up to the high watermark: it does not go with --follow, "
-                "--max-records or --group"
-            )
-        _batches(client, topic, partition, start=start, timestamp=since_ms, limits=limits)
-        return
-    records = client.consume(
-        topic,
-        partitions=None if partition is None else [partition],
-        offset=start,
-        timestamp=since_ms,
-        group=group,
-        follow=follow,
-        limits=limits,
-    )
-    to_line: Callable[[ConsumedRecord], bytes] = _value if format_ is Format.VALUE else _json
-    if follow:
-        Thread(target=_exit_when_output_closes, name="output-watch", daemon=True).start()
-    flush = follow or group is not None  # records are printed before they are committed
-    count, last = _print(islice(records, max_records), to_line, flush=flush)
-    if group is not None and last is not None and count == max_records:
-        # A record counts as consumed when the next one is requested, which does not happen here.
-        records.close()
-        client.commit_offsets(group, [OffsetCommit(topic, last.partition, last.offset + 1)])
+    return _Start(parse_offset(offset or "earliest"), _parse_time(timestamp))
+
+
+def _commit_last(client: Client, group: str, last: ConsumedRecord) -> None:
+    """Commit the last record: it counts as consumed when the next one is requested, which does not
+    happen with --max-records.
+    """
+    from tierlog.client import OffsetCommit
+
+    commit = OffsetCommit(last.topic, last.partition, last.offset + 1)
+    client.commit_offsets(group, [commit])
 
 
 def parse_offset(text: str) -> Any:
@@ -205,8 +233,7 @@ def _batches(
     topic: str,
     partition: int | None,
     *,
-    start: int | Literal["earliest", "latest", "earliest-local"],
-    timestamp: int | None,
+    start: _Start,
     limits: Limits,
 ) -> None:
     """Write whole batches as stored, up to the high watermark or the last stable offset."""
@@ -216,12 +243,13 @@ def _batches(
         raise typer.BadParameter(
             "--format batches cannot be printed on a terminal: redirect it to a file or a pipe"
         )
+    offset, timestamp = start
     at_end = False
     while not at_end:
         page = client.fetch_batches(
-            topic, partition, offset=start, timestamp=timestamp, limits=limits
+            topic, partition, offset=offset, timestamp=timestamp, limits=limits
         )
         sys.stdout.buffer.write(page.batches)
-        at_end = page.up_to_date or page.next_offset == start
-        start, timestamp = page.next_offset, None
+        at_end = page.up_to_date or page.next_offset == offset
+        offset, timestamp = page.next_offset, None
     sys.stdout.buffer.flush()
