@@ -14,11 +14,39 @@ from tierlog.cli.output import Output, note, print_json, print_members
 from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
-    from spark_reader.jobs.replay import ToTopic
+    from spark_reader.jobs.replay import ToFiles, ToTopic
 
 app = typer.Typer(add_completion=False)
 
-ONE_TARGET = "One of --to-parquet, --to-json and --to-topic."
+_ONE_TARGET = "One of --to-parquet, --to-json and --to-topic."
+
+ToParquet = Annotated[str | None, typer.Option(metavar="FOLDER", help=_ONE_TARGET)]
+ToJson = Annotated[str | None, typer.Option(metavar="FOLDER", help=_ONE_TARGET)]
+ToTopicOption = Annotated[str | None, typer.Option(metavar="NAME", help=_ONE_TARGET)]
+Notes = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="With --to-topic: a folder that records the progress."),
+]
+ToServer = Annotated[
+    str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
+]
+ByKey = Annotated[
+    bool,
+    typer.Option(
+        "--by-key",
+        help="With --to-topic: choose partitions by key, instead of keeping their numbers.",
+    ),
+]
+Base64 = Annotated[
+    bool,
+    typer.Option("--base64", help="With --to-json: write bytes as base64 instead of text."),
+]
+Headers = Annotated[
+    bool, typer.Option("--headers", help="With files: also write a column `headers`.")
+]
+FromOffset = Annotated[int | None, typer.Option(min=0, help="With --partition; inclusive.")]
+ToOffset = Annotated[int | None, typer.Option(min=0, help="With --partition; exclusive.")]
+StepBytes = Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")]
 
 
 @app.command()
@@ -27,71 +55,71 @@ def replay(
     source: SourceOptions,
     topic: TopicArgument,
     *,
-    to_parquet: Annotated[str | None, typer.Option(metavar="FOLDER", help=ONE_TARGET)] = None,
-    to_json: Annotated[str | None, typer.Option(metavar="FOLDER", help=ONE_TARGET)] = None,
-    to_topic: Annotated[str | None, typer.Option(metavar="NAME", help=ONE_TARGET)] = None,
-    notes: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="With --to-topic: a folder that records the progress."),
-    ] = None,
-    to_server: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
-    ] = None,
-    by_key: Annotated[
-        bool,
-        typer.Option(
-            "--by-key",
-            help="With --to-topic: choose partitions by key, instead of keeping their numbers.",
-        ),
-    ] = False,
-    base64: Annotated[
-        bool,
-        typer.Option("--base64", help="With --to-json: write bytes as base64 instead of text."),
-    ] = False,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="With files: also write a column `headers`.")
-    ] = False,
-    from_offset: Annotated[
-        int | None, typer.Option(min=0, help="With --partition; inclusive.")
-    ] = None,
-    to_offset: Annotated[
-        int | None, typer.Option(min=0, help="With --partition; exclusive.")
-    ] = None,
-    step_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")] = "4g",
+    to_parquet: ToParquet = None,
+    to_json: ToJson = None,
+    to_topic: ToTopicOption = None,
+    notes: Notes = None,
+    to_server: ToServer = None,
+    by_key: ByKey = False,
+    base64: Base64 = False,
+    headers: Headers = False,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    step_bytes: StepBytes = "4g",
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
-    from spark_reader.jobs.replay import ToFiles
-    from spark_reader.jobs.replay import replay as run_replay
     from spark_reader.option_values import size
 
-    target: ToFiles | ToTopic
     if [to_parquet, to_json, to_topic].count(None) != 2:
         raise typer.BadParameter("no target: give one of --to-parquet, --to-json and --to-topic")
+    target: ToFiles | ToTopic
     if to_topic is not None:
         target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
-    elif to_json is not None:
-        target = ToFiles(folder=_url(to_json), kind="json", base64=base64)
     else:
-        target = ToFiles(folder=_url(to_parquet or ""))
-    rows = source.of(
-        topic,
-        {
-            "startingOffsets": _offsets(topic, source.partition, from_offset),
-            "endingOffsets": _offsets(topic, source.partition, to_offset),
-            "includeHeaders": "true" if headers else None,
-        },
-    )
+        target = _to_files(to_parquet, to_json, base64=base64)
+    bounds = {
+        "startingOffsets": _offsets(topic, source.partition, from_offset),
+        "endingOffsets": _offsets(topic, source.partition, to_offset),
+        "includeHeaders": "true" if headers else None,
+    }
     step = size("--step-bytes", step_bytes)
+    _run(source, topic, source.of(topic, bounds), target=target, step_bytes=step, output=output)
+
+
+def _run(
+    source: SourceOptions,
+    topic: str,
+    rows: dict[str, str],
+    *,
+    target: ToFiles | ToTopic,
+    step_bytes: int,
+    output: Output,
+) -> None:
+    """`rows`: the options of the Spark source."""
+    from spark_reader.jobs.replay import replay as run_replay
+
     with (
         job("tierlog replay", master=source.master, conf=source.conf) as session,
         task_bar(f"replay {topic}") as progress,
     ):
-        report = run_replay(session, rows, target, step_bytes=step, progress=progress, log=note)
+        report = run_replay(
+            session, rows, target, step_bytes=step_bytes, progress=progress, log=note
+        )
+    members = {name: getattr(report, name) for name in report.__dataclass_fields__}
     if output.is_json:
-        print_json({name: getattr(report, name) for name in report.__dataclass_fields__})
+        print_json(members)
     else:
-        print_members([(n, getattr(report, n)) for n in report.__dataclass_fields__])
+        print_members(members.items())
+
+
+def _to_files(to_parquet: str | None, to_json: str | None, *, base64: bool) -> ToFiles:
+    """One of the two is given."""
+    from spark_reader.jobs.replay import ToFiles
+
+    if to_json is not None:
+        return ToFiles(folder=_url(to_json), kind="json", base64=base64)
+    return ToFiles(folder=_url(to_parquet or ""))
 
 
 def _to_topic(
