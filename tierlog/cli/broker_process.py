@@ -51,33 +51,20 @@ def run_broker(
     Raises ConfigurationError and OSError if it cannot start.
     """
     listening = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if not listening.is_set():
-            raise _Stopped
-
-    def on_started() -> None:
-        listening.set()
-        announce(url)
-        # numpy's OpenBLAS would start a thread per core, which nothing here needs.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
-
-    # uvicorn replaces these handlers while it serves, and raises the signal again for them when it
-    # is done: they must not end the process before the broker is closed.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal; nohup ignores it
-        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    _stop_on_signals(listening)
     gc.disable()
     try:
         tls = _tls(settings)
         if tls is None and not is_loopback(settings.host):
             log.warning("no TLS: tokens and records cross the network unencrypted")
         with _bound(settings) as sock:
-            scheme = "https" if tls else "http"
-            host, port = sock.getsockname()[:2]
-            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            url = _url(sock, tls)
+
+            def on_started() -> None:
+                listening.set()
+                announce(url)
+                _load_kernels_in_thread()
+
             broker = _open_broker(settings, verbose=verbose)
             try:
                 app = create_app(broker, settings.http)
@@ -91,6 +78,33 @@ def run_broker(
         log.info("stopped before listening")
     finally:
         gc.enable()
+
+
+def _stop_on_signals(listening: threading.Event) -> None:
+    """Until the server listens, a signal raises `_Stopped`. uvicorn replaces these handlers while
+    it serves, and raises the signal again for them when it is done: they must not end the process
+    before the broker is closed.
+    """
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if not listening.is_set():
+            raise _Stopped
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal; nohup ignores it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+def _url(sock: socket.socket, tls: Tls | None) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _load_kernels_in_thread() -> None:
+    # numpy's OpenBLAS would start a thread per core, which nothing here needs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
 
 
 def load_kernels() -> None:
