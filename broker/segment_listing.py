@@ -16,7 +16,7 @@ from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
 from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, eio_as
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import FileSlice, OpenFile
 
 
@@ -137,13 +137,12 @@ def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) 
     log = partition.log
     records, min_timestamp, max_timestamp, crc32c = known
     try:
-        with eio_as(CorruptDataError, file=str(view.path)):
-            if records is None:
-                counted = log.segment_stats(view.base_offset)
-                records, min_timestamp = counted.record_count, counted.min_timestamp
-                max_timestamp = counted.max_timestamp
-            if crc32c is None and not view.active:
-                crc32c = log.sealed.crc32c(view.base_offset)
+        if records is None:
+            counted = log.segment_stats(view.base_offset)
+            records, min_timestamp = counted.record_count, counted.min_timestamp
+            max_timestamp = counted.max_timestamp
+        if crc32c is None and not view.active:
+            crc32c = log.sealed.crc32c(view.base_offset)
     except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # deleted meanwhile, or damaged
         return known
     return _LocalFacts(records, min_timestamp, max_timestamp, crc32c)

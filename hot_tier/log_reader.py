@@ -29,6 +29,7 @@ from record_format.errors import (
     CorruptDataError,
     CorruptIndex,
     OffsetTrimmed,
+    eio_as,
 )
 from record_format.file_slice import FileSlice, OpenFile, TierRead
 from record_format.index_layouts import AbortedTxn
@@ -133,21 +134,23 @@ def with_index_rebuild(
     """The result of `look_up`; if the index is corrupt it is rebuilt and the look-up repeated.
     Callers that must not block get BlockingIOError instead.
 
-    Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError.
+    Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError, also for a `.log`
+    that the disk cannot read.
     """
     try:
-        try:
-            return look_up()
-        except CorruptIndex:
-            if segment is state.active.segment:
-                raise
-            if not blocking:
-                raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
-            with state.lock:  # so that no compaction replaces the segment meanwhile
-                if state.closed or segment not in state.segments.items:
-                    raise FileNotFoundError(segment.name(LOG)) from None
-                rebuild_for_reading(state, segment)
-            return look_up()
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            try:
+                return look_up()
+            except CorruptIndex:
+                if segment is state.active.segment:
+                    raise
+                if not blocking:
+                    raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
+                with state.lock:  # so that no compaction replaces the segment meanwhile
+                    if state.closed or segment not in state.segments.items:
+                        raise FileNotFoundError(segment.name(LOG)) from None
+                    rebuild_for_reading(state, segment)
+                return look_up()
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None
 

@@ -32,7 +32,7 @@ from hot_tier.segment_views import OpenedSegment, SegmentFiles
 from hot_tier.seqlock import read_consistently
 from record_format.batch_compaction import KeyTable
 from record_format.checkpoint_files import EpochEntry
-from record_format.errors import CorruptIndex, UnknownSegment
+from record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
 
 READ_BYTES: Final = 1 << 20
 
@@ -64,9 +64,10 @@ class SealedSegments:
         if segment.crc32c is None:
             log = log_reader_of(self._state, segment)
             value = 0
-            for position in range(0, segment.end.size_bytes, READ_BYTES):
-                size = min(READ_BYTES, segment.end.size_bytes - position)
-                value = crc32c(log.read(size, position), value)
+            with eio_as(CorruptBatch, file=log.name):
+                for position in range(0, segment.end.size_bytes, READ_BYTES):
+                    size = min(READ_BYTES, segment.end.size_bytes - position)
+                    value = crc32c(log.read(size, position), value)
             segment.crc32c = value
         return segment.crc32c
 

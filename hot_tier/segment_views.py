@@ -18,7 +18,13 @@ from hot_tier.open_files import FileReader
 from hot_tier.segment import Segment
 from record_format.batch import NO_TIMESTAMP
 from record_format.decode import min_timestamp_of
-from record_format.errors import CorruptBatch, CorruptDataError, OffsetTrimmed, UnknownSegment
+from record_format.errors import (
+    CorruptBatch,
+    CorruptDataError,
+    OffsetTrimmed,
+    UnknownSegment,
+    eio_as,
+)
 from record_format.file_slice import OpenFile
 
 
@@ -122,7 +128,8 @@ def stats_of(state: LogState, base_offset: int) -> SegmentStats:
     count, smallest = segment.record_count, segment.min_timestamp
     if count is None or (smallest is None and count):
         size_bytes = segment.end.size_bytes
-        count, smallest = _count(log_reader_of(state, segment), size_bytes=size_bytes)
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            count, smallest = _count(log_reader_of(state, segment), size_bytes=size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, smallest
     return SegmentStats(count, smallest, largest_timestamp(state, segment))

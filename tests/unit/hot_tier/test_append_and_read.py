@@ -11,6 +11,7 @@ from record_format.errors import (
 )
 from record_format.index_layouts import parse_offset_index, parse_time_index
 from record_format.produced import ProducedBatches
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import first_offset
 
@@ -293,3 +294,30 @@ def test_no_index_is_rebuilt_from_batches_out_of_order(open_log, append_values, 
         assert (refusal.value.position, refusal.value.offset) == (third.position, 3)
     assert [segment.base_offset for segment in log.segments()] == [0, end]
     assert not index.exists()
+
+
+def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
+    open_log, append_values, tmp_path, monkeypatch
+):
+    log = open_log(config={"index.interval.bytes": 100})
+    for _ in range(2):
+        for number in range(10):
+            append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+        log.roll()
+    log.close()
+    log = open_log(config={"index.interval.bytes": 100})
+    log_file = tmp_path / "t-0" / f"{0:020d}.log"
+    cannot_read(monkeypatch, log_file, kept=tmp_path / "bad sectors")
+    assert [view.max_timestamp for view in log.segments()] == [-1, NOW_MS + 9, -1]
+    for use in (
+        lambda: log.read(5, max_bytes=1),
+        lambda: log.offset_for_timestamp(NOW_MS + 5),
+        lambda: log.segment_stats(0),
+        lambda: log.sealed.crc32c(0),
+        lambda: log.sealed.files(0),
+    ):
+        with pytest.raises(CorruptBatch, match="cannot be read") as refusal:
+            use()
+        assert refusal.value.file == str(log_file)
+    assert first_offset(log.read(15, max_bytes=1)) == 15
+    assert not log.offline
