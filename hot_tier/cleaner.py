@@ -25,8 +25,9 @@ from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
 from hot_tier.cleaned_transactions import CleanedTransactions
 from hot_tier.file_names import LOG
-from hot_tier.log_reader import aborted_transactions
+from hot_tier.log_reader import aborted_transactions, with_index_rebuild
 from hot_tier.log_state import LogState
+from hot_tier.open_files import FileReader
 from hot_tier.reaper import Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
@@ -48,6 +49,7 @@ from record_format.errors import (
     CorruptBatch,
     OffsetTrimmed,
     TierlogError,
+    eio_as,
 )
 from record_format.index_layouts import AbortedTxn
 
@@ -158,28 +160,37 @@ class Cleaner:
             )
 
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
-        start = 0
-        try:
-            if from_offset > segment.base_offset:
-                found = SegmentLookup(segment, self._state.files).find_offset(from_offset)
-                start = found.position if found else segment.end.size_bytes
-            log = segment.log_reader(self._state.files)
-        except (FileNotFoundError, OffsetTrimmed):
-            if segment in self._state.segments.items:
-                raise  # nothing deleted it: the file is lost
-            raise Interrupted from None  # retention or a trim deleted it
+        log, start = self._find_start(segment, from_offset)
         size_bytes, end_offset = segment.end
         next_offset = segment.base_offset
-        for checked in checked_batches(log, start=start, end=size_bytes):
-            if self._hooks.stopping():
-                raise Interrupted
-            try:
-                check_in_order(checked.header, next_offset=next_offset, end_offset=end_offset)
-            except CorruptBatch as bad:
-                raise bad.with_location(file=log.name, offset=next_offset) from None
-            next_offset = checked.header.next_offset
-            self._read_bytes += checked.header.size_bytes
-            yield checked
+        try:
+            with eio_as(CorruptBatch, file=log.name):
+                for checked in checked_batches(log, start=start, end=size_bytes):
+                    if self._hooks.stopping():
+                        raise Interrupted
+                    header = checked.header
+                    check_in_order(header, next_offset=next_offset, end_offset=end_offset)
+                    next_offset = header.next_offset
+                    self._read_bytes += header.size_bytes
+                    yield checked
+        except CorruptBatch as bad:
+            raise bad.with_location(file=log.name, offset=next_offset) from bad.__cause__
+
+    def _find_start(self, segment: Segment, from_offset: int) -> tuple[FileReader, int]:
+        """The segment's `.log`, and the position of the batch that contains `from_offset`."""
+        files = self._state.files
+
+        def look_up() -> tuple[FileReader, int]:
+            if from_offset <= segment.base_offset:
+                return segment.log_reader(files), 0
+            lookup = SegmentLookup(segment, files)
+            found = lookup.find_offset(from_offset)
+            return lookup.log, found.position if found else segment.end.size_bytes
+
+        try:
+            return with_index_rebuild(self._state, segment, look_up)
+        except OffsetTrimmed:
+            raise Interrupted from None  # retention or a trim deleted it
 
     def _aborted(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         try:

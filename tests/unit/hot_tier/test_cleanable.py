@@ -13,6 +13,7 @@ from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import iter_headers, set_max_timestamp
 from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import NOW_MS, batch, produced
 
@@ -279,3 +280,32 @@ def test_a_flipped_bit_ends_the_round_with_an_error_and_changes_nothing(open_log
     assert str(path) in str(bad.value)
     assert path.read_bytes() == flipped
     assert not [p for p in path.parent.iterdir() if p.suffix == ".cleaned"]
+
+
+@pytest.mark.parametrize("unreadable", [0, 1])
+def test_a_segment_that_the_disk_cannot_read_ends_a_round_and_nothing_else(
+    open_log, tmp_path, monkeypatch, unreadable
+):
+    log = open_log(config=COMPACT)
+    for _ in range(2):
+        put(log, (b"a", b"v"))
+        log.roll()
+    log_file = tmp_path / "t-0" / f"{unreadable:020d}.log"
+    cannot_read(monkeypatch, log_file, kept=tmp_path / "bad sectors")
+    with pytest.raises(CorruptBatch, match="cannot be read") as refusal:
+        log.sealed.clean(log.sealed.cleanable(1), PlainKeyTable(1 << 20))
+    assert refusal.value.file == str(log_file)
+    assert put(log, (b"a", b"new")).base_offset == 2
+
+
+def test_a_round_that_begins_within_a_segment_rebuilds_its_index(open_log, tmp_path):
+    log = open_log(config=COMPACT | {"index.interval.bytes": 100})
+    for number in range(20):
+        put(log, (b"a", b"%d" % number))
+    log.roll()
+    log.trim(15)
+    index = tmp_path / "t-0" / f"{0:020d}.index"
+    index.unlink()
+    cleanable = log.sealed.cleanable(None)
+    assert cleanable.first_dirty_offset == 15
+    assert log.sealed.clean(cleanable, PlainKeyTable(1 << 20)).complete
