@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "fs.s3a."
 _SECRETS: Final = ("access.key", "secret.key", "session.token")
 _PROVIDERS: Final = "aws.credentials.provider"
+_PROVIDER_PATH: Final = "hadoop.security.credential.provider.path"
 _NAMES: Final = (
     *_SECRETS,
     _PROVIDERS,
@@ -72,17 +73,28 @@ def settings_of(session: SparkSession) -> S3ASettings:
 
 
 def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
+    if own := conf.getTrimmed(f"{_PREFIX}security.credential.provider.path", ""):
+        # S3A's own credential providers come before Hadoop's.
+        conf.set(_PROVIDER_PATH, ",".join(filter(None, (own, conf.get(_PROVIDER_PATH)))))
     found = {
         name: value
         for name, value in conf.getPropsWithPrefix(_PREFIX).items()
         if _is_wanted(name) and not _is_default(conf, name)
     }
-    for name in _SECRETS:
+    for name in (*_SECRETS, *_bucket_secrets(session, conf)):
         characters = conf.getPassword(_PREFIX + name)  # from a credential provider or the setting
         if characters is not None:
             text = session._jvm.java.lang.String.valueOf(characters)  # noqa: SLF001  py4j's
             found[name] = text
     return found
+
+
+def _bucket_secrets(session: Any, conf: Any) -> list[str]:
+    """The names of secrets for single buckets in Hadoop's credential providers."""
+    factory = session._jvm.org.apache.hadoop.security.alias.CredentialProviderFactory  # noqa: SLF001
+    aliases = [one for provider in factory.getProviders(conf) for one in provider.getAliases()]
+    names = [alias.removeprefix(_PREFIX) for alias in aliases if alias.startswith(_PREFIX)]
+    return [name for name in names if _is_of_bucket(name, _SECRETS)]
 
 
 def _is_default(conf: Any, name: str) -> bool:
@@ -101,8 +113,11 @@ def _of_spark(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_wanted(name: str) -> bool:
-    of_bucket = name.startswith("bucket.") and name.endswith(tuple(f".{one}" for one in _NAMES))
-    return name in _NAMES or of_bucket
+    return name in _NAMES or _is_of_bucket(name, _NAMES)
+
+
+def _is_of_bucket(name: str, names: Sequence[str]) -> bool:
+    return name.startswith("bucket.") and name.endswith(tuple(f".{one}" for one in names))
 
 
 def _of_bucket(values: Mapping[str, str], bucket: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from cold_tier.open import open_store
 from cold_tier.s3_options import S3Options
 from pyspark_tierlog import DefaultSource, register
 from spark_reader.jobs.verify import verify
+from spark_reader.s3a import settings_of
 from tests.fakes.named_s3 import named_s3
 from tests.fakes.two_tiers import two_tiers
 
@@ -140,6 +141,36 @@ def settings(spark, monkeypatch):
     for name in names:
         spark.conf.unset(name)
     spark.dataSource.register(DefaultSource)
+
+
+@pytest.mark.parametrize(
+    "path_setting",
+    ["hadoop.security.credential.provider.path", "fs.s3a.security.credential.provider.path"],
+)
+def test_secrets_of_a_bucket_may_be_in_a_credential_provider(spark, tmp_path, path_setting):
+    path = f"localjceks://file{tmp_path}/keys.jceks"
+    for name in ("access.key", "secret.key", "bucket.lake.access.key", "bucket.lake.secret.key"):
+        create_credential(spark, path, name=f"fs.s3a.{name}", value=f"value of {name}")
+    spark.conf.set(path_setting, path)
+    try:
+        found = settings_of(spark)
+    finally:
+        spark.conf.unset(path_setting)
+    for bucket, prefix in (("lake", "bucket.lake."), ("other", "")):
+        used = found.complete(S3Options(), f"s3://{bucket}")
+        assert used.access_key_id == f"value of {prefix}access.key"
+        assert used.secret_access_key == f"value of {prefix}secret.key"
+
+
+def create_credential(spark, path, *, name, value):
+    """As `hadoop credential create` does."""
+    jvm, given = spark._jvm, ("create", name, "-value", value, "-provider", path)
+    arguments = spark.sparkContext._gateway.new_array(jvm.java.lang.String, len(given))
+    for number, one in enumerate(given):
+        arguments[number] = one
+    shell = jvm.org.apache.hadoop.security.alias.CredentialShell()
+    configuration = jvm.org.apache.hadoop.conf.Configuration()
+    assert jvm.org.apache.hadoop.util.ToolRunner.run(configuration, shell, arguments) == 0
 
 
 @pytest.mark.parametrize("server", ["moto", pytest.param("real", marks=pytest.mark.s3)])
