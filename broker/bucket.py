@@ -132,35 +132,35 @@ class Bucket:
 
     # --- topics -----------------------------------------------------------------------------------
 
-    def publish_topics(self, registry: TopicRegistry) -> bool:
-        """Write the topic objects that the bucket lacks. Returns False if the store was refused."""
-        if not self.store_status.poll():
-            return False
+    def publish_topics(self, registry: TopicRegistry) -> None:
+        """Write the topic objects that the bucket lacks. A topic that fails does not delay the
+        others: the first error is raised at the end. Raises StoreUnavailable at once.
+        """
+        self.store_status.require_store()
+        failures: list[TierlogError] = []
         for record in registry.live():
             if record.dirty and record.topic_id not in self._foreign_topics:
-                with self._publishing:
-                    if registry.is_live(record.topic_id):
-                        self._publish_ours(record, registry)
-        return True
+                try:
+                    self._publish_if_live(record, registry)
+                except StoreUnavailable:
+                    raise
+                except TierlogError as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
-    def _publish_ours(self, record: TopicRecord, registry: TopicRegistry) -> None:
-        """Publish the topic, unless another folder owns it now.
-
-        If only the topic fails, and not the store, other topics and all uploads continue.
-        """
-        try:
-            self._publish(record)
-        except FencedError as error:
-            self._foreign_topics.add(record.topic_id)  # until a take-over, which needs a restart
-            log.error("topic not published to the bucket", topic=record.name, reason=str(error))
-        except StoreUnavailable:
-            raise
-        except TierlogError as error:  # it stays dirty: the next round tries again
-            log.warning(
-                "topic not published to the bucket yet", topic=record.name, error=str(error)
-            )
-        else:
-            registry.mark_published(record)
+    def _publish_if_live(self, record: TopicRecord, registry: TopicRegistry) -> None:
+        """Publish the topic, unless it was deleted, or another folder owns it now."""
+        with self._publishing:
+            if not registry.is_live(record.topic_id):
+                return
+            try:
+                self._publish(record)
+            except FencedError as error:
+                self._foreign_topics.add(record.topic_id)  # until a take-over: it needs a restart
+                log.error("topic not published to the bucket", topic=record.name, reason=str(error))
+            else:
+                registry.mark_published(record)
 
     def delete_topic(self, record: TopicRecord) -> None:
         """Delete all of the topic's objects. May be repeated.

@@ -164,7 +164,11 @@ class BackgroundTasks:
         self.copier.wait_until_idle(timeout_s=max(0.0, deadline_s - time.monotonic()))
 
     def copy_round(self) -> None:
-        if self._bucket is not None and self._bucket.publish_topics(self._registry):
+        if self._bucket is None or not self._bucket.store_status.poll():
+            return
+        try:
+            self._bucket.publish_topics(self._registry)
+        finally:  # a topic that cannot be published does not delay uploads
             self.copier.run_round()
 
     def deletion_round(self) -> None:

@@ -503,9 +503,21 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeyp
     monkeypatch.setattr(TopicObjects, "write", failing)
     for name in ("a-fails", "b-goes"):
         harness.broker.create_topic(name)
-    harness.claim()
+    with pytest.raises(ManifestConflict):  # which the copier's task counts and logs, once
+        harness.broker.background.copy_round()
+    assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
     assert all(partition.cold.ownership.claimed for partition in harness.broker.partitions())
     assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
+
+
+def test_a_topic_that_cannot_be_marked_as_published_blocks_no_upload(harness, monkeypatch) -> None:
+    harness.stop_copying()
+    monkeypatch.setattr(harness.broker.registry, "mark_published", no_room)
+    harness.broker.create_topic("t")
+    with pytest.raises(OSError, match="No space left"):
+        harness.broker.background.copy_round()
+    assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
+    assert harness.broker.partition("t", 0).cold.ownership.claimed
 
 
 def test_files_left_below_the_log_start_by_a_crash_are_deleted(harness) -> None:
