@@ -279,20 +279,25 @@ class Catalog:
 
     def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
         """Offset of the first readable record at or after `timestamp`; None if all are older."""
-        if self._with_broker and not facts.is_pinned:
+        offset = None
+        if facts.is_pinned or not self._with_broker:
+            offset = self._first_in_bucket(facts, timestamp)
+        reads_tail = facts.end_offset > facts.cold_end_offset
+        if offset is None and self._with_broker and (reads_tail or not facts.is_pinned):
             found = self._connections.broker.offset_for_timestamp(
                 facts.topic, facts.partition, timestamp
             )
             offset = None if found is None else found.offset
-        else:
-            offset = cold_index.offset_for_timestamp(
-                self._connections.store,
-                self._connections.indexes,
-                self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
-                timestamp=timestamp,
-                log_start_offset=facts.log_start_offset,
-            )
         return None if offset is None or offset >= facts.end_offset else offset
+
+    def _first_in_bucket(self, facts: PartitionFacts, timestamp: int) -> int | None:
+        return cold_index.offset_for_timestamp(
+            self._connections.store,
+            self._connections.indexes,
+            self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
+            timestamp=timestamp,
+            log_start_offset=facts.log_start_offset,
+        )
 
     def tail_sizes(
         self, facts: PartitionFacts, *, start: int, end: int

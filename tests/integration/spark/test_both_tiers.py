@@ -258,6 +258,26 @@ def test_the_logged_options_of_a_read_return_the_same_rows_again(tmp_path, isola
         assert cold == {partition: written[:500] for partition, written in second.rows().items()}
 
 
+def test_a_time_past_a_pinned_version_is_looked_up_in_the_tail(tmp_path):
+    """As far as a numeric ending offset extends the read past the version."""
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("again", partitions=1)
+        tiers.produce("again", 500)
+        tiers.offload("again")
+        tiers.produce("again", 50)
+        used = json.loads(Run(tiers, subscribe="again").logged[0].removeprefix("read "))
+        written = tiers.written["again", 0]
+        given = {name: json.dumps(used[name]) for name in ("manifestVersion", "endingOffsets")}
+        given |= {"subscribe": "again", "startingOffsetsByTimestampStrategy": "latest"}
+        for first in (100, 520):  # in the version, and in the tail
+            time = max(one.timestamp for one in written[:first]) + 1
+            offset = next(one.offset for one in written if one.timestamp >= time)
+            run = Run(tiers, startingTimestamp=str(time), **given)
+            assert run.rows() == {("again", 0): written[offset:]}
+        given["endingOffsets"] = '{"again": {"0": 500}}'
+        assert Run(tiers, startingTimestamp=str(time), **given).rows() == {}
+
+
 def test_the_logged_options_of_a_broker_only_read_are_valid_options(tiers):
     options = {"store": None, "startingOffsets": '{"flights": {"1": 700}}'}
     first = Run(tiers, assign='{"flights": [1, 2]}', **options)
