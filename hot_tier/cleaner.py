@@ -33,6 +33,7 @@ from hot_tier.roll import disk_error
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from hot_tier.segment_lookup import SegmentLookup
 from hot_tier.segment_swap import swap
+from hot_tier.seqlock import read_consistently
 from record_format.batch import BatchHeader
 from record_format.batch_compaction import (
     BatchRetention,
@@ -181,6 +182,8 @@ class Cleaner:
         files = self._state.files
 
         def look_up() -> tuple[FileReader, int]:
+            if segment not in self._state.segments.items:
+                raise Interrupted  # deleted, or replaced by a repair
             if from_offset <= segment.base_offset:
                 return segment.log_reader(files), 0
             lookup = SegmentLookup(segment, files)
@@ -188,9 +191,11 @@ class Cleaner:
             return lookup.log, found.position if found else segment.end.size_bytes
 
         try:
-            return with_index_rebuild(self._state, segment, look_up)
+            return read_consistently(
+                self._state, lambda: with_index_rebuild(self._state, segment, look_up)
+            )
         except OffsetTrimmed:
-            raise Interrupted from None  # retention or a trim deleted it
+            raise Interrupted from None  # deleted since
 
     def _aborted(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         try:

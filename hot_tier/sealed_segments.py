@@ -114,8 +114,12 @@ class SealedSegments:
         segment = self._find(base_offset)
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
-        self._check_indexes(segment)
-        transactions = segment.path(TRANSACTION_INDEX) if segment.has_transactions else None
+        try:
+            self._check_indexes(segment)
+            snapshot = ensure_snapshot(state, segment.end.next_offset)
+        except FileNotFoundError:
+            self._find(base_offset)  # raises if it was deleted meanwhile
+            raise
         return SegmentFiles(
             base_offset=base_offset,
             last_offset=segment.end.next_offset - 1,
@@ -125,8 +129,8 @@ class SealedSegments:
             log=segment.path(LOG),
             index=segment.path(OFFSET_INDEX),
             timeindex=segment.path(TIME_INDEX),
-            txnindex=transactions,
-            snapshot=ensure_snapshot(state, segment.end.next_offset),
+            txnindex=segment.path(TRANSACTION_INDEX) if segment.has_transactions else None,
+            snapshot=snapshot,
         )
 
     def _check_indexes(self, segment: Segment) -> None:

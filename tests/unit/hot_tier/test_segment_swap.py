@@ -5,6 +5,8 @@ from contextlib import suppress
 
 import pytest
 
+from hot_tier.cleaner import CleanerHooks, Interrupted
+from hot_tier.segment import Segment
 from hot_tier.seqlock import read_consistently, replacing_segments
 from record_format.errors import CorruptBatch, Throttled, UnknownSegment
 from record_format.key_table import PlainKeyTable
@@ -140,3 +142,49 @@ def test_a_look_up_that_a_swap_overlapped_is_retried(open_log):
         return found.pop()
 
     assert read_consistently(state, look_up) == "new"
+
+
+def test_a_round_ends_at_a_segment_that_was_repaired_meanwhile(log, append_values):
+    repair(log)
+    append_values(log, b"newest", keys=[b"0"])
+    log.roll()
+    repairs = [lambda: log.sealed.salvage(5, reaches_end=False).rewrite()]
+
+    def meanwhile():
+        while repairs:
+            repairs.pop()()
+        return False
+
+    dirty = log.sealed.cleanable(0)
+    with pytest.raises(Interrupted):
+        log.sealed.clean(dirty, PlainKeyTable(1 << 20), CleanerHooks(stopping=meanwhile))
+    assert log.sealed.clean(dirty, PlainKeyTable(1 << 20)).complete
+
+
+def test_a_round_waits_for_the_swap_of_a_repair(log, monkeypatch):
+    repair(log)
+    state, opened, first = log._state, Segment.log_reader, [0]
+
+    def in_a_swap(segment, files):
+        if first:
+            first.pop()
+            with state.lock, replacing_segments(state):
+                pass
+            raise FileNotFoundError  # its files were just being renamed
+        return opened(segment, files)
+
+    monkeypatch.setattr(Segment, "log_reader", in_a_swap)
+    compact(log)
+    assert not first
+
+
+def test_a_segment_deleted_while_its_indexes_are_checked_is_unknown(log, monkeypatch):
+    checked, end = Segment.check_index_files, log.log_end_offset
+
+    def deleted_first(segment):
+        log.delete_local(end)
+        checked(segment)
+
+    monkeypatch.setattr(Segment, "check_index_files", deleted_first)
+    with pytest.raises(UnknownSegment):
+        log.sealed.files(5)
