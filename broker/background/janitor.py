@@ -239,10 +239,11 @@ class Janitor:
             return
         limits = Limits(config.retention_ms, config.retention_bytes)
         local = local_facts(partition)
+        has_size_limit = limits.retention_bytes != UNLIMITED
         end = expired_end(
             chain(cold_facts(partition, local), local),
             limits,
-            total_bytes=total_bytes(partition, local),
+            total_bytes=total_bytes(partition, local) if has_size_limit else 0,
             now_ms=self._clock(),
         )
         if end is None:

@@ -32,9 +32,10 @@ def expired_end(
 ) -> int | None:
     """End offset of the last segment that exceeds `limits`; None if all stay.
 
-    `total_bytes`: of all segments. An empty active segment always stays. If the active segment has
-    expired too, its end is returned, and the caller has to roll it first. Segments after the first
-    that stays are not iterated: the cold tier may have a million.
+    `total_bytes`: of all segments; not used without a limit in bytes. An empty active segment
+    always stays. If the active segment has expired too, its end is returned, and the caller has to
+    roll it first. Segments after the first that stays are not iterated: the cold tier may have a
+    million.
     """
     if limits == (UNLIMITED, UNLIMITED):
         return None

@@ -327,6 +327,22 @@ def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypa
         assert partition.log.log_start_offset > before
 
 
+def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
+    """While the bucket has yet to follow a log start, their sums are too high."""
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    harness.broker.create_topic("t", config={**SMALL, "retention.ms": 1 << 60})
+    harness.fill(600)
+    harness.offload()
+    partition = harness.broker.partition("t", 0)
+    harness.broker.background.checkpoints.move_log_start(partition, 5)
+    harness.broker.background.janitor._apply_retention(partition)
+    partition.cold._manifests._cache._pages.clear()
+    harness.store.calls.clear()
+    harness.broker.background.janitor._apply_retention(partition)
+    assert not harness.store.calls
+
+
 @pytest.mark.parametrize("call", ["read", "try_read"])
 def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monkeypatch, call):
     harness.broker.create_topic("t", config=SMALL)
