@@ -96,6 +96,7 @@ def produce(
     line with value and, optionally, key, headers, timestamp and partition; csv and parquet, one
     JSON object per row; batches, Kafka's record batches unchanged.
     """
+    file = None if str(file) == "-" else file  # the usual name of standard input
     kind = format_ or format_of(file)
     key = _key_source(kind, separator=key_separator, column=key_column)
     target = _Target(client, topic, partition, _checked_acks(acks))
@@ -196,7 +197,7 @@ def _read_items(
 
 @contextlib.contextmanager
 def _opened(file: Path | None, batcher: RequestBatcher) -> Iterator[IO[bytes]]:
-    if file is None or str(file) == "-":
+    if file is None:
         with io.FileIO(sys.stdin.fileno(), closefd=False) as source:
             yield io.BufferedReader(LiveInput(source, batcher))
         return

@@ -165,6 +165,12 @@ def test_parquet_rows_become_json(tierlog, tmp_path):
     assert values == [{"n": 1, "x": 0.5, "s": "a"}, {"n": 2, "x": None, "s": None}]
 
 
+def test_parquet_from_standard_input_is_refused_under_each_of_its_names(tierlog):
+    for names in ((), ("-",)):
+        error = tierlog.fails(2, "produce", "any", *names, "--format", "parquet")
+        assert "--format parquet needs a FILE" in error
+
+
 def test_parquet_timestamps_become_iso_8601_or_a_one_line_error(tierlog, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
