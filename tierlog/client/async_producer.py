@@ -1,8 +1,13 @@
-"""`client.producer()` of the asynchronous client: see `producer`."""
+"""`client.producer()` of the asynchronous client: see `producer`.
+
+Concurrent calls of `send` for a topic take turns, in the order in which they were made: each may
+have to wait for the topic's description, for room, or for other tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, Self, TypeVar
@@ -14,6 +19,7 @@ from tierlog.client.batching import (
     Accumulator,
     Batching,
     PendingBatch,
+    PreparedRecord,
     RecordMetadata,
     check_topic_partition,
     prepare_record,
@@ -35,6 +41,14 @@ class AsyncCallRunner(Protocol):
 
     async def run(self, steps: Steps[T]) -> T: ...
     async def describe_topic(self, topic: str) -> TopicDescription: ...
+
+
+class _Turns(asyncio.Lock):
+    """Of the calls of `send` for one topic. `error`: why it cannot be described, which those that
+    waited for their turn meanwhile need not try again.
+    """
+
+    error: TierlogError | None = None
 
 
 class AsyncProducer:
@@ -60,6 +74,7 @@ class AsyncProducer:
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sender = Sender(self._batching)
         self._finished = asyncio.Condition()  # a batch was finished
+        self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending task
         self._flushing = 0
         self._yielded_ms = 0
@@ -79,34 +94,53 @@ class AsyncProducer:
     ) -> asyncio.Future[RecordMetadata]:
         """Buffer one record; waits if the buffer is full."""
         topic, partition = check_topic_partition(topic, partition)
-        now_ms = self._clock()
         written_ms = wall_clock_ms()
         record = prepare_record(
             value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms
         )
-        if partition is None and self._partitioner.claim_refresh(topic, now_ms=now_ms):
-            await self._refresh_topic(topic, now_ms)
-        if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="tierlog-producer")
-        if now_ms != self._yielded_ms:  # else a loop over `send` would starve other tasks
-            self._yielded_ms = now_ms
-            await asyncio.sleep(0)
-        if not self._accumulator.has_room(record):
-            async with self._finished:
-                await self._finished.wait_for(lambda: self._accumulator.has_room(record))
-        self._check_open()
-        if partition is None:
-            partition = self._partitioner.choose(topic, record)
-        future, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
+        turns = self._turns[topic]
+        async with turns:
+            now_ms = self._clock()
+            if partition is None:
+                await self._describe(topic, turns, now_ms)
+            if self._task is None:
+                self._task = asyncio.create_task(self._work(), name="tierlog-producer")
+            await self._wait_for_room(record, now_ms)
+            self._check_open()
+            if partition is None:
+                partition = self._partitioner.choose(topic, record)
+            future, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
         if wake_sender:
             self._wake.set()
         return future
+
+    async def _describe(self, topic: str, turns: _Turns, now_ms: int) -> None:
+        """Describe the topic to the partitioner, if it is unknown or was described long ago."""
+        if turns.error is not None:
+            raise turns.error.with_traceback(None)
+        if not self._partitioner.claim_refresh(topic, now_ms=now_ms):
+            return
+        try:
+            await self._refresh_topic(topic, now_ms)
+        except TierlogError as error:
+            turns.error = error
+            del self._turns[topic]  # later calls try again
+            raise
 
     async def _refresh_topic(self, topic: str, now_ms: int) -> None:
         try:
             self._partitioner.update(await self._client.describe_topic(topic), now_ms=now_ms)
         except TierlogError as error:
             self._partitioner.keep_or_raise(topic, error)
+
+    async def _wait_for_room(self, record: PreparedRecord, now_ms: int) -> None:
+        """Also yield once a millisecond: else a loop over `send` would starve other tasks."""
+        if now_ms != self._yielded_ms:
+            self._yielded_ms = now_ms
+            await asyncio.sleep(0)
+        if not self._accumulator.has_room(record):
+            async with self._finished:
+                await self._finished.wait_for(lambda: self._accumulator.has_room(record))
 
     async def flush(self) -> None:
         """Send everything now, and wait for the responses."""

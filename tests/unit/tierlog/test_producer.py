@@ -26,6 +26,7 @@ from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, responses
 from tierlog.client import producer as producers
+from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import (
     RECORD_OVERHEAD_BYTES,
     Accumulator,
@@ -530,6 +531,55 @@ def test_the_asynchronous_producer_behaves_the_same():
 
     assert asyncio.run(send()) == list(range(30))
     assert broker.logs[0] == [b"v%d" % n for n in range(30)]
+
+
+@pytest.mark.parametrize("batching", [Batching(), Batching(batch_bytes=500, buffer_bytes=9_000)])
+@pytest.mark.parametrize("partition", [0, None])
+def test_concurrent_sends_keep_their_order(batching, partition):
+    values = [b"v%d" % n for n in range(300)]
+
+    class OnePartition(TinyBroker):
+        described = 0
+
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if request.method != "GET":
+                return super().__call__(request)
+            self.described += 1
+            return httpx.Response(200, json=description(0))
+
+    async def send() -> None:
+        async with (
+            tierlog.AsyncClient(transport=httpx.MockTransport(broker)) as c,
+            AsyncProducer(c, batching, clock=lambda: next(calls) // 10) as producer,
+        ):
+            await asyncio.gather(*(producer.send("t", v, partition=partition) for v in values))
+
+    broker, calls = OnePartition(), itertools.count()
+    asyncio.run(send())
+    assert broker.logs[0] == values
+    assert broker.described == (partition is None)
+
+
+def test_concurrent_sends_share_the_error_of_an_unknown_topic():
+    described = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        described.append(request)
+        return refused(404, "unknown-topic")
+
+    async def send() -> list[object]:
+        async with (
+            tierlog.AsyncClient(transport=httpx.MockTransport(respond)) as c,
+            c.producer() as producer,
+        ):
+            together = [producer.send("t", "v") for _ in range(50)]
+            failed = await asyncio.gather(*together, return_exceptions=True)
+            with pytest.raises(errors.UnknownTopic):
+                await producer.send("t", "v")
+            return failed
+
+    assert {type(one) for one in asyncio.run(send())} == {errors.UnknownTopic}
+    assert len(described) == 2, "once for those that were sent together, and again later"
 
 
 def test_send_refuses_an_invalid_record_and_others_are_delivered():
