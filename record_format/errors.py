@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 # The process or the system is out of file descriptors; nothing is wrong with the file itself.
 FILE_LIMIT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -19,6 +19,14 @@ FILE_LIMIT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 class TierlogError(Exception):
     """Base of every error that tierlog raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without calling `__init__` again: it does not take what it made `args` of."""
+        return _unpickled, (type(self), self.args), vars(self)
+
+
+def _unpickled(kind: type[TierlogError], args: tuple[object, ...]) -> TierlogError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigurationError(TierlogError):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
@@ -14,7 +15,14 @@ import tierlog
 from record_format import errors
 from record_format.batch import iter_headers
 from record_format.encode import encode_batch
-from tierlog.client import AnswerLost, AppendedInPart, BrokerUnreachable, RetryPolicy, calls
+from tierlog.client import (
+    AnswerLost,
+    AppendedInPart,
+    BrokerUnreachable,
+    RetryPolicy,
+    calls,
+    problems,
+)
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Pause, exchange
 from tierlog.client.group_calls import GroupProgress
@@ -312,6 +320,19 @@ def test_problem_documents_become_typed_errors(response, kind, members):
         c.offsets("t", 4)
     for name, value in members.items():
         assert getattr(caught.value, name) == value
+
+
+@pytest.mark.parametrize("code", [*problems._BY_CODE, "teapot"])
+def test_errors_pass_between_processes(code):
+    """As from a worker of multiprocessing, which hangs if an error cannot be unpickled."""
+    members = {"results": [{"partition": 1}]} if code == "store-unavailable" else {}
+    response = problem(503, code, retry_after="3600", object_key="k", position=7, **members)
+    with client(Script(response)) as c, pytest.raises(errors.TierlogError) as caught:
+        c.offsets("t", 4)
+    error = caught.value
+    received = pickle.loads(pickle.dumps(error))
+    assert (type(received), str(received)) == (type(error), str(error))
+    assert (received.args, vars(received)) == (error.args, vars(error))
 
 
 @pytest.mark.parametrize("status", [200, 302, 307])
