@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -132,16 +133,21 @@ class Bucket:
 
     # --- topics -----------------------------------------------------------------------------------
 
-    def publish_topics(self, registry: TopicRegistry) -> None:
+    def publish_topics(
+        self, registry: TopicRegistry, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         """Write the topic objects that the bucket lacks. A topic that fails does not delay the
         others: the first error is raised at the end. Raises StoreUnavailable at once.
+
+        `meanwhile` is called often, because a change of a large topic takes minutes: its partitions
+        are checked one by one.
         """
         self.store_status.require_store()
         failures: list[TierlogError] = []
         for record in registry.live():
             if record.dirty and record.topic_id not in self._foreign_topics:
                 try:
-                    self._publish_if_live(record, registry)
+                    self._publish_if_live(record, registry, meanwhile)
                 except StoreUnavailable:
                     raise
                 except TierlogError as error:
@@ -149,13 +155,15 @@ class Bucket:
         if failures:
             raise failures[0]
 
-    def _publish_if_live(self, record: TopicRecord, registry: TopicRegistry) -> None:
+    def _publish_if_live(
+        self, record: TopicRecord, registry: TopicRegistry, meanwhile: Callable[[], None]
+    ) -> None:
         """Publish the topic, unless it was deleted, or another folder owns it now."""
         with self._publishing:
             if not registry.is_live(record.topic_id):
                 return
             try:
-                self._publish(record)
+                self._publish(record, meanwhile)
             except FencedError as error:
                 self._foreign_topics.add(record.topic_id)  # until a take-over: it needs a restart
                 log.error("topic not published to the bucket", topic=record.name, reason=str(error))
@@ -177,13 +185,15 @@ class Bucket:
             self._bucket_state_of(keys).forget()
             self._uploads.delete(keys.segments)
 
-    def _publish(self, record: TopicRecord) -> None:
-        self._topics.write(record.as_object(), check=lambda: self._check_not_foreign(record))
+    def _publish(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
+        check = partial(self._check_not_foreign, record, meanwhile)
+        self._topics.write(record.as_object(), check=check)
 
-    def _check_not_foreign(self, record: TopicRecord) -> None:
+    def _check_not_foreign(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
         """A topic object has no owner of its own: the owners of its partitions may change it."""
         for partition in self._owned_partitions(record):
             partition.check()
+            meanwhile()
 
     def _owned_partitions(self, record: TopicRecord) -> list[OwnedPartition]:
         return [self._owned_partition(record, number) for number in range(record.partitions)]

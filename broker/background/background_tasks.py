@@ -95,6 +95,7 @@ class BackgroundTasks:
             failures=self.failures,
             rehydrate=self._rehydrator(folder, bucket, clock) if bucket else None,
         )
+        self._copy_again_s = 0.0
         self.copying = PeriodicTask(
             "copier", self.copy_round, self.failures, interval_s=COPY_INTERVAL_S
         )
@@ -167,9 +168,17 @@ class BackgroundTasks:
         if self._bucket is None or not self._bucket.store_status.poll():
             return
         try:
-            self._bucket.publish_topics(self._registry)
+            self._bucket.publish_topics(self._registry, meanwhile=self._copy_if_due)
         finally:  # a topic that cannot be published does not delay uploads
-            self.copier.run_round()
+            self._copy()
+
+    def _copy_if_due(self) -> None:
+        if time.monotonic() >= self._copy_again_s:
+            self._copy()
+
+    def _copy(self) -> None:
+        self.copier.run_round()
+        self._copy_again_s = time.monotonic() + COPY_INTERVAL_S
 
     def deletion_round(self) -> None:
         with suppress(OSError):  # `finish_deletions` tries again, and raises it

@@ -10,9 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker import segment_listing, topic_deletion
+from broker.background import background_tasks
 from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
 from broker.ownership.allocated_epochs import read_epochs
+from broker.ownership.owned_partition import OwnedPartition
 from broker.segment_listing import iter_segments, open_segment
 from cold_tier.object_store import IncompleteUpload
 from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
@@ -508,6 +510,28 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeyp
     assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
     assert all(partition.cold.ownership.claimed for partition in harness.broker.partitions())
     assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
+
+
+def test_publishing_a_change_of_a_large_topic_does_not_delay_uploads(harness, monkeypatch) -> None:
+    """The owner of each partition is checked: those of a thousand take half a minute."""
+    monkeypatch.setattr(background_tasks, "COPY_INTERVAL_S", 0.0)
+    harness.broker.create_topic("large", partitions=3)
+    harness.broker.create_topic("t")
+    harness.claim()
+    harness.stop_copying()
+    harness.broker.alter_topic("large", config={"flush.ms": 5})
+    harness.fill(10)
+    partition, check = harness.broker.partition("t", 0), OwnedPartition.check
+    partition.log.roll()
+
+    def wait_for_upload(owned: OwnedPartition) -> object:
+        if str(owned.keys) == "large-2":
+            harness.wait_for(lambda: partition.cold.end_offset == 10)
+        return check(owned)
+
+    monkeypatch.setattr(OwnedPartition, "check", wait_for_upload)
+    harness.broker.background.copy_round()
+    assert not harness.broker.registry.by_name("large").dirty
 
 
 def test_a_topic_that_cannot_be_marked_as_published_blocks_no_upload(harness, monkeypatch) -> None:
