@@ -99,27 +99,33 @@ def segments(
     else:
         numbers = _partitions(client, topic, partition)
         found = {one: list(client.segments(topic, one)) for one in numbers}
+    cached = None if not cache else {n: _cached(data_dir, topic, n, found[n]) for n in found}
     if output.is_json:
-        print_json(
-            {
-                "topic": topic,
-                "partitions": [
-                    {"partition": one, "segments": listed}
-                    | ({"cached_bytes": _cached(data_dir, topic, one, listed)} if cache else {})
-                    for one, listed in found.items()
-                ],
-            }
-        )
+        print_json({"topic": topic, "partitions": _to_json(found, cached)})
+    else:
+        _print_segments(topic, found, cached)
+
+
+def _to_json(
+    found: dict[int, list[Segment]], cached: dict[int, list[int | None]] | None
+) -> list[dict[str, object]]:
+    return [
+        {"partition": number, "segments": listed}
+        | ({} if cached is None else {"cached_bytes": cached[number]})
+        for number, listed in found.items()
+    ]
+
+
+def _print_segments(
+    topic: str, found: dict[int, list[Segment]], cached: dict[int, list[int | None]] | None
+) -> None:
+    rows = [_segment_row(number, one) for number, listed in found.items() for one in listed]
+    if cached is None:
+        print_table(topic, SEGMENT_COLUMNS, rows)
         return
-    columns: tuple[str, ...] = SEGMENT_COLUMNS
-    rows = [_segment_row(one, segment) for one, listed in found.items() for segment in listed]
-    if cache:
-        columns = (*columns, "in memory")
-        in_memory = [
-            b for one, listed in found.items() for b in _cached(data_dir, topic, one, listed)
-        ]
-        rows = [(*row, format_size(b)) for row, b in zip(rows, in_memory, strict=True)]
-    print_table(topic, columns, rows)
+    sizes = [format_size(size_bytes) for number in found for size_bytes in cached[number]]
+    rows = [(*row, size) for row, size in zip(rows, sizes, strict=True)]
+    print_table(topic, (*SEGMENT_COLUMNS, "in memory"), rows)
 
 
 def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:

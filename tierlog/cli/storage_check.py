@@ -36,19 +36,23 @@ Report = dict[str, Any]  # as JSON has it
 Check = Callable[[str], Report]
 
 
+Deep = Annotated[bool, typer.Option("--deep", help="Read every byte.")]
+OnSpark = Annotated[
+    bool, typer.Option("--spark", help="With --store: read every byte, on Spark's executors.")
+]
+
+
 @app.command("verify")
 @client_command
 def verify(
     client: Client,
     topic: TopicOrAll = None,
     *,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
+    deep: Deep = False,
     store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="With --store: read every byte, on Spark's executors.")
-    ] = False,
+    spark: OnSpark = False,
     master: MasterOption = None,
     conf: ConfOption = None,
     output: OutputOption = Output.AUTO,

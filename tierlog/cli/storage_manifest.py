@@ -27,25 +27,29 @@ app = typer.Typer()
 SEGMENT_COLUMNS: Final = ("base_offset", "last_offset", "records", "size_bytes", "object_key")
 
 
+Partition = Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")]
+Version = Annotated[
+    int | None, typer.Option(min=0, help="An older version; the current one by default.")
+]
+Diff = Annotated[
+    tuple[int, int] | None,
+    typer.Option("--diff", metavar="A B", help="Show what changed from version A to version B."),
+]
+History = Annotated[
+    bool, typer.Option("--history", help="With --store: list the versions that are kept.")
+]
+
+
 @app.command("manifest")
 @client_command
 def manifest(
     client: Client,
     topic: TopicArgument,
     *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")] = 0,
-    version: Annotated[
-        int | None, typer.Option(min=0, help="An older version; the current one by default.")
-    ] = None,
-    diff: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            "--diff", metavar="A B", help="Show what changed from version A to version B."
-        ),
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="With --store: list the versions that are kept.")
-    ] = False,
+    partition: Partition = 0,
+    version: Version = None,
+    diff: Diff = None,
+    history: History = False,
     store: OfflineStoreOption = None,
     endpoint: EndpointOption = None,
     region: RegionOption = None,
@@ -70,13 +74,17 @@ def manifest(
     document = load(version)
     if output.is_json:
         print_json(document)
-        return
+    else:
+        _print_document(f"{topic}-{partition}", document)
+
+
+def _print_document(title: str, document: dict[str, Any]) -> None:
     head = [
         (name, format_member(name, value))
         for name, value in document.items()
         if not isinstance(value, (list, dict)) and name != "next_from_offset"
     ]
-    print_table(f"{topic}-{partition}", ("", ""), head)
+    print_table(title, ("", ""), head)
     _print_segments("", document["segments"])
 
 
