@@ -21,6 +21,7 @@ from tierlog.client.batching import (
     PendingBatch,
     PreparedRecord,
     RecordMetadata,
+    all_finished,
     check_topic_partition,
     prepare_record,
 )
@@ -143,12 +144,15 @@ class AsyncProducer:
                 await self._finished.wait_for(lambda: self._accumulator.has_room(record))
 
     async def flush(self) -> None:
-        """Send everything now, and wait for the responses."""
+        """Send now what was sent before, and wait for the responses. Other tasks may continue to
+        send.
+        """
         async with self._finished:
             self._flushing += 1
             self._wake.set()
+            unfinished = self._accumulator.unfinished()
             try:
-                await self._finished.wait_for(lambda: self._accumulator.is_empty)
+                await self._finished.wait_for(lambda: all_finished(unfinished))
             finally:
                 self._flushing -= 1
 

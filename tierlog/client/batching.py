@@ -173,6 +173,7 @@ class PendingBatch(Generic[FutureT]):
     headers: list[Headers] = field(default_factory=list)
     futures: list[FutureT] = field(default_factory=list)
     size_bytes: int = HEADER_SIZE
+    is_finished: bool = False  # all futures are resolved, and its memory is released
 
     def __len__(self) -> int:
         return len(self.values)
@@ -277,6 +278,7 @@ class Accumulator(Generic[FutureT]):
 
     def finish(self, pending: PendingBatch[FutureT]) -> None:
         """Release the batch's memory and its partition, once its futures are resolved."""
+        pending.is_finished = True
         del self._in_flight[pending.topic_partition]
         if not self._queues[pending.topic_partition]:
             del self._queues[pending.topic_partition]
@@ -288,15 +290,16 @@ class Accumulator(Generic[FutureT]):
         """Fail everything that is pending or in flight, when nothing can be sent any more: nobody
         may wait for ever.
         """
-        pending = (*self._in_flight.values(), *itertools.chain(*self._queues.values()))
-        failed = sum([batch.fail(error) for batch in pending])
+        failed = sum([pending.fail(error) for pending in self.unfinished()])
         if failed:
             log.warning(
                 "%d records of a producer were not sent, or not confirmed: %r", failed, error
             )
         for queue in self._queues.values():
             while queue:
-                self.buffered_bytes -= queue.popleft().buffered_bytes
+                pending = queue.popleft()
+                pending.is_finished = True
+                self.buffered_bytes -= pending.buffered_bytes
 
     def next_due_ms(self) -> int | None:
         """When the next batch's linger time ends; None if none is pending."""
@@ -307,9 +310,19 @@ class Accumulator(Generic[FutureT]):
         ]
         return min(waiting, default=None)
 
+    def unfinished(self) -> list[PendingBatch[FutureT]]:
+        """The batches of all records that were added so far and are not resolved: what a flush
+        waits for. Later ones do not concern it, or it would not end while others send.
+        """
+        return [*self._in_flight.values(), *itertools.chain(*self._queues.values())]
+
     @property
     def is_empty(self) -> bool:
         return not self._in_flight and not any(self._queues.values())
+
+
+def all_finished(batches: list[PendingBatch[Any]]) -> bool:
+    return all(pending.is_finished for pending in batches)
 
 
 def check_topic_partition(topic: str, partition: int | None) -> tuple[str, int | None]:

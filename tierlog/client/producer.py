@@ -22,6 +22,7 @@ from tierlog.client.batching import (
     InterruptSafeCondition,
     PendingBatch,
     PreparedRecord,
+    all_finished,
     check_topic_partition,
     prepare_record,
 )
@@ -139,7 +140,8 @@ class Producer:
             self._partitioner.keep_or_raise(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send everything now and wait for the responses; False if `timeout_s` was not enough.
+        """Send now what was sent before, and wait for the responses; False if `timeout_s` was not
+        enough. Other threads may continue to send.
 
         Raises RuntimeError in a future's callback: it runs in the thread that sends.
         """
@@ -153,28 +155,30 @@ class Producer:
             self._flushing += 1
             try:
                 self._condition.notify_all()
+                unfinished = self._accumulator.unfinished()
                 self._condition.wait_for(
-                    lambda: self._accumulator.is_empty or not self._is_working, timeout_s
+                    lambda: all_finished(unfinished) or not self._is_working, timeout_s
                 )
-                return self._accumulator.is_empty
+                return all_finished(unfinished)
             finally:
                 self._flushing -= 1
 
     def close(self) -> None:
         """Flush, and end the thread. The futures have the records' results."""
         self.flush()
-        _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
         if self._is_working:
             with self._condition:
                 self._closed = True
                 self._condition.notify_all()
         if self._process == os.getpid():
             self._thread.join()  # also a thread that failed and is about to raise
+        _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
 
     def flush_at_exit(self) -> None:
         """Send what is buffered, or report it as not sent."""
-        if self._is_working and not self.flush(FLUSH_AT_EXIT_S):
-            with self._condition:
+        if self._is_working:
+            self.flush(FLUSH_AT_EXIT_S)
+            with self._condition:  # also what other threads have sent since
                 self._accumulator.fail_all(RuntimeError("the interpreter exited"))
 
     def __repr__(self) -> str:

@@ -582,6 +582,57 @@ def test_concurrent_sends_share_the_error_of_an_unknown_topic():
     assert len(described) == 2, "once for those that were sent together, and again later"
 
 
+@pytest.mark.parametrize("end", [Producer.flush, Producer.close])
+def test_flush_and_close_return_while_others_send(end):
+    broker, ended = TinyBroker(), threading.Event()
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        if not ended.is_set():
+            with suppress(RuntimeError):  # closed
+                sent.append(producer.send("t", f"{len(sent)}", partition=0))
+        return broker(request)
+
+    with client(busy) as c:
+        producer, sent = c.producer(), []
+        first = producer.send("t", "first", partition=1)
+        ending = threading.Thread(target=end, args=(producer,), daemon=True)
+        ending.start()
+        ending.join(10)
+        returned, placed = not ending.is_alive(), first.done()
+        ended.set()
+        producer.close()
+    assert returned
+    assert placed
+    assert [delivery.result(0).offset for delivery in sent] == list(range(len(sent)))
+
+
+@pytest.mark.parametrize("end", [AsyncProducer.flush, AsyncProducer.aclose])
+def test_asynchronous_flush_and_aclose_return_while_others_send(end):
+    broker = TinyBroker()
+
+    async def send() -> None:
+        async def busy(request: httpx.Request) -> httpx.Response:
+            if not ended.is_set():
+                with suppress(RuntimeError):  # closed
+                    sent.append(await producer.send("t", f"{len(sent)}", partition=0))
+            return broker(request)
+
+        ended, sent = asyncio.Event(), []
+        async with tierlog.AsyncClient(transport=httpx.MockTransport(busy)) as c:
+            producer = c.producer()
+            first = await producer.send("t", "first", partition=1)
+            try:
+                async with asyncio.timeout(10):
+                    await end(producer)
+                assert first.done()
+            finally:
+                ended.set()
+                await producer.aclose()
+        assert [delivery.result().offset for delivery in sent] == list(range(len(sent)))
+
+    asyncio.run(send())
+
+
 def test_send_refuses_an_invalid_record_and_others_are_delivered():
     broker = TinyBroker()
     with client(broker) as c, c.producer() as producer:
