@@ -21,7 +21,9 @@ from record_format.errors import TierlogError
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
-    """Create the files of an empty segment. Raises OSError and leaves nothing behind."""
+    """Create the files of an empty segment. Raises OSError and leaves nothing behind, or
+    LogOfflineError.
+    """
     segment = Segment(state.folder, base_offset, SegmentEnd(0, base_offset))
     # Set here: a concurrent look-up would store what it found before the first append.
     segment.largest = LargestTimestamp(NO_TIMESTAMP, base_offset)
@@ -84,8 +86,14 @@ def _modified_ms(path: Path) -> int:
 
 
 def _remove(state: LogState, segment: Segment) -> None:
-    for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-        state.disk.unlink(segment.path(suffix))
+    """Unlink the files of a segment that was not used. If that fails, the log goes offline: with
+    more records in the old segment, the next open would find two that overlap.
+    """
+    try:
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            state.disk.unlink(segment.path(suffix))
+    except OSError as error:
+        raise state.go_offline(error) from error
 
 
 def roll(state: LogState) -> None:

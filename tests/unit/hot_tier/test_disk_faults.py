@@ -182,6 +182,32 @@ def test_a_failed_roll_leaves_no_file_open(open_log, append_values, disk, suffix
     ]
 
 
+@pytest.mark.parametrize("failing", ["create", "snapshot"])
+@pytest.mark.parametrize("how", ["append", "roll"])
+def test_a_log_with_a_new_segment_that_cannot_be_removed_goes_offline(
+    open_log, append_values, records_of, disk, failing, how
+):
+    # A file system that copies on write needs space to unlink a file too.
+    log = open_log(config={"segment.bytes": 1024}, disk=disk)
+    append_values(log, b"v" * 600)
+    log.flush()
+    if failing == "create":
+        disk.fail("open", errno.ENOSPC, suffix=".timeindex")
+    else:
+        disk.fail("rename", errno.ENOSPC, suffix=".snapshot")
+    disk.fail("unlink", errno.ENOSPC)
+    with pytest.raises(LogOfflineError):
+        append_values(log, b"w" * 600) if how == "append" else log.roll()
+    disk.heal()
+    with pytest.raises(LogOfflineError):
+        append_values(log, b"x")
+    log.close()
+    log = open_log(clean=False, recovery_point=1)
+    assert append_values(log, b"y").base_offset == 1
+    log.flush()
+    assert [record.value for record in records_of(log)] == [b"v" * 600, b"y"]
+
+
 def test_a_file_that_cannot_be_unlinked_blocks_no_other_and_is_retried(
     open_log, append_values, tmp_path
 ):
