@@ -108,12 +108,12 @@ class Copier:
                     self._changed.notify_all()
             for partition in live:
                 work = self._work.setdefault(partition, _Work())
-                if work.running is not None or self._stopping:
+                if work.running is not None or now < work.not_before or self._stopping:
                     continue
-                if not _has_work(partition):
-                    self._forget_failure(partition, work)
-                elif now >= work.not_before:
+                if _has_work(partition):
                     work.running = self._pool.submit(self._copy, partition, work)
+                else:
+                    self._forget_failure(partition, work)
 
     def _forget_failure(self, partition: Partition, work: _Work) -> None:
         """What could not be uploaded need not be any more: it was trimmed, or has expired."""
