@@ -7,6 +7,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -123,7 +124,8 @@ def consume(
         limits=limits,
     )
     if follow:
-        Thread(target=_exit_when_output_closes, name="output-watch", daemon=True).start()
+        watch = partial(_exit_when_output_closes, client)
+        Thread(target=watch, name="output-watch", daemon=True).start()
     flush = follow or group is not None  # records are printed before they are committed
     to_line = _value if format_ is Format.VALUE else _json
     count, last = _print(islice(records, max_records), to_line, flush=flush)
@@ -198,7 +200,7 @@ def _print(
     return count, record
 
 
-def _exit_when_output_closes() -> None:
+def _exit_when_output_closes(client: Client) -> None:
     """Exit when the reader of a pipe, such as `head`, has ended: a write would fail, but there may
     be nothing to write for days. Like `tail -f`, watch the pipe.
     """
@@ -206,7 +208,11 @@ def _exit_when_output_closes() -> None:
     watched.register(sys.stdout.fileno(), 0)  # POLLERR and POLLHUP are always reported
     # POLLNVAL is ignored: it says nothing about a reader.
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in watched.poll()):
-        os._exit(0)  # an interrupt of the main thread might wait for a long poll
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the main thread may fail on the way
+            client.close()  # commits what was printed for a group
+        finally:
+            os._exit(0)  # an interrupt of the main thread might wait for a long poll
 
 
 def _value(record: ConsumedRecord) -> bytes:

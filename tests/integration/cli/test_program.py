@@ -102,18 +102,22 @@ def test_an_unreachable_broker_is_one_line():
         assert "`tierlog dev` starts a broker" in error
 
 
-def test_consume_follow_ends_when_its_pipe_is_closed(tmp_path):
+@pytest.mark.parametrize("group", [(), ("--group", "g")])
+def test_consume_follow_ends_when_its_pipe_is_closed(tmp_path, group):
     broker = RunningBroker("dev", "--port", "0", cwd=tmp_path)
     program = Program(broker.server)
     program.ok("topic", "create", "t")
     program.ok("produce", "t", stdin=b"a\nb\n")
     reading, writing = os.pipe()
-    command = ("consume", "t", "--follow", "--server", broker.server)
+    command = ("consume", "t", "--follow", "--server", broker.server, *group)
     follower = Forked(command, stdout=writing, stderr=writing, env=ENVIRONMENT)
     os.close(writing)
     with os.fdopen(reading, "rb") as lines:
         assert [lines.readline(), lines.readline()] == [b"a\n", b"b\n"]
     assert follower.wait(20) == 0, "without another write"
+    if group:
+        (committed,) = json.loads(program.ok("group", "describe", "g"))["offsets"]
+        assert committed["offset"] >= 1, "the first line was printed before the second"
     assert broker.stop() == 0
 
 
