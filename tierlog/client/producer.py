@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -41,8 +42,19 @@ _open_producers: Final[WeakSet[Producer]] = WeakSet()
 
 @atexit.register
 def _flush_open_producers() -> None:
-    for producer in list(_open_producers):
-        producer.flush_at_exit()
+    flush_at_exit(list(_open_producers))
+
+
+def flush_at_exit(
+    producers: Iterable[Producer], *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Send what is buffered, or report it as not sent. `FLUSH_AT_EXIT_S` limits all of them
+    together, so they send at the same time.
+    """
+    deadline_s = clock() + FLUSH_AT_EXIT_S
+    working = [producer for producer in producers if producer.stop_lingering()]
+    for producer in working:
+        producer.flush_or_fail(max(0.0, deadline_s - clock()))
 
 
 class CallRunner(Protocol):
@@ -96,7 +108,8 @@ class Producer:
         headers: HeadersLike = NO_HEADERS,
         partition: int | None = None,
     ) -> Delivery:
-        """Buffer one record. Waits if the buffer is full, then raises Throttled.
+        """Buffer one record. Waits if the buffer is full, then raises Throttled; in a future's
+        callback, which runs in the thread that sends, at once.
 
         The future's result is a `RecordMetadata`, or the error. Raises TypeError for what is not a
         record, UnknownTopic, and RuntimeError after `close`.
@@ -128,6 +141,8 @@ class Producer:
         return delivery
 
     def _wait_for_room(self, record: PreparedRecord) -> None:
+        if threading.current_thread() is self._thread:
+            raise Throttled("the buffer is full, and a future's callback cannot wait for room")
         if not self._condition.wait_for(
             lambda: self._accumulator.has_room(record), self._room_timeout_s
         ):
@@ -174,12 +189,20 @@ class Producer:
             self._thread.join()  # also a thread that failed and is about to raise
         _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
 
-    def flush_at_exit(self) -> None:
-        """Send what is buffered, or report it as not sent."""
-        if self._is_working:
-            self.flush(FLUSH_AT_EXIT_S)
-            with self._condition:  # also what other threads have sent since
-                self._accumulator.fail_all(RuntimeError("the interpreter exited"))
+    def stop_lingering(self) -> bool:
+        """From now on, send every record at once; False if the producer cannot send any more."""
+        if not self._is_working:
+            return False
+        with self._condition:
+            self._flushing += 1
+            self._condition.notify_all()
+        return True
+
+    def flush_or_fail(self, timeout_s: float) -> None:
+        """Flush, then fail what is left, and what other threads have sent since."""
+        self.flush(timeout_s)
+        with self._condition:
+            self._accumulator.fail_all(RuntimeError("the interpreter exited"))
 
     def __repr__(self) -> str:
         return f"<Producer of {self._client!r}>"

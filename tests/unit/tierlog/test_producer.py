@@ -24,6 +24,7 @@ import tierlog
 from record_format import errors
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
+from tests.fakes.waiting import until
 from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy, responses
 from tierlog.client import producer as producers
 from tierlog.client.async_producer import AsyncProducer
@@ -405,6 +406,44 @@ def test_a_callback_may_send_but_not_wait():
     assert results[0].result(10).partition == 1
     assert results[1:] == [producer.flush, producer.close, True], "it is still flushed at exit"
     assert producer not in producers._open_producers
+
+
+def test_a_callback_does_not_wait_for_room_that_only_its_own_thread_makes():
+    broker, refusals = TinyBroker(refused(403, "forbidden")), []
+
+    def send_again(_) -> None:
+        with pytest.raises(errors.Throttled, match="callback") as caught:
+            producer.send("t", "again", partition=0)
+        refusals.append(caught.value)
+
+    with client(broker) as c:
+        batching = Batching(linger_ms=60_000, buffer_bytes=4 * RECORD_OVERHEAD_BYTES)
+        producer = Producer(c, batching, room_timeout_s=10)
+        for _ in range(3):
+            producer.send("t", "v", partition=0).add_done_callback(send_again)
+        assert producer.flush(5)
+        producer.close()
+    assert len(refusals) == 3
+
+
+def test_at_exit_producers_are_flushed_together_within_one_limit():
+    class TakesSixSeconds(Producer):
+        def flush_or_fail(self, timeout_s: float) -> None:
+            until(lambda: all(broker.logs[0] for broker in brokers))
+            limits.append(timeout_s)
+            now_s[0] += 6
+            super().flush_or_fail(timeout_s)
+
+    brokers, limits, now_s = [TinyBroker() for _ in range(3)], [], [100.0]
+    clients = [client(broker) for broker in brokers]
+    lingering = [TakesSixSeconds(c, Batching(linger_ms=600_000)) for c in clients]
+    for producer in lingering:
+        producer.send("t", "v", partition=0)
+    producers.flush_at_exit(lingering, clock=lambda: now_s[0])
+    assert limits == [10, 4, 0]
+    for producer, c in zip(lingering, clients, strict=True):
+        producer.close()
+        c.close()
 
 
 class ObservedCondition(threading.Condition):
