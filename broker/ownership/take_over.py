@@ -66,14 +66,7 @@ class PendingTakeOvers:
     def __init__(self, folder: DataFolder) -> None:
         self._path = marker_path(folder.path)
         self._lock = threading.Lock()
-        self._pending: dict[str, PendingTakeOver] = {}
-        if self._path.exists():
-            self._pending = sealed_json.decode(
-                self._path.read_bytes(),
-                kind=KIND,
-                file=str(self._path),
-                document=dict[str, PendingTakeOver],
-            )
+        self._pending = read_marker(folder.path)
 
     def get(self, name: str) -> PendingTakeOver | None:
         return self._pending.get(name)
@@ -95,6 +88,16 @@ class PendingTakeOvers:
 
 def marker_path(data_dir: Path) -> Path:
     return data_dir / "tierlog" / "take-over.json"
+
+
+def read_marker(data_dir: Path) -> dict[str, PendingTakeOver]:
+    """The take-overs that are not complete, by topic id and partition. Raises CorruptDataError."""
+    path = marker_path(data_dir)
+    if not path.exists():
+        return {}
+    return sealed_json.decode(
+        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, PendingTakeOver]
+    )
 
 
 def write_marker(path: Path, pending: Mapping[str, PendingTakeOver]) -> None:

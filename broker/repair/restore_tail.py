@@ -9,6 +9,8 @@
 |                                                             | repaired after the first start     |
 | ends below the bucket's end or its own checkpoints, or was  | copy, with a gap above: more may   |
 | truncated at a corrupt byte                                 | have been acknowledged             |
+| is still to be continued above a gap: the folder was itself | copy, with the gap above           |
+| restored, and never started                                 |                                    |
 | is complete                                                 | copy from the bucket's end on; no  |
 |                                                             | gap is needed                      |
 
@@ -47,6 +49,7 @@ from broker.data_folder import (
     read_checkpoint,
 )
 from broker.ownership.allocated_epochs import read_epochs
+from broker.ownership.take_over import read_marker
 from broker.topic_registry import TopicRegistry
 from hot_tier import closed_log
 from hot_tier.durable_file import write_durably
@@ -104,6 +107,7 @@ class OldFolder:
         self._open = ExitStack()
         self._open.enter_context(folder_lock(path))
         self._epochs = read_epochs(path)
+        self._take_overs = read_marker(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
         self._log_starts = read_checkpoint(path / LOG_STARTS)
         marks = (read_checkpoint(path / name) for name in (CLEANER_CHECKPOINT, COMPACTION_REACHED))
@@ -153,6 +157,11 @@ class OldFolder:
 
     def bucket_state(self, keys: PartitionKeys) -> BucketState:
         return BucketState(self.path, keys)
+
+    def owes_gap(self, keys: PartitionKeys, manifest: Manifest | None) -> bool:
+        """Whether the folder was still to skip offsets, because others may have been assigned."""
+        pending = self._take_overs.get(format_topic_id_partition(keys.topic_id, keys.partition))
+        return pending is not None and pending.gap_over(manifest) > 0
 
     def recovery_point(self, keys: PartitionKeys) -> int:
         return self._recovery_points.get((keys.topic, keys.partition), 0)
@@ -209,6 +218,8 @@ def take_tail(
     missing = copied.recovery.truncate_reason or _ends_too_soon(ends, reached)
     if manifest is not None and manifests.is_stale_copy(state.manifest, manifest):
         missing = missing or "it is an older copy: the bucket has been written to since"
+    if old.owes_gap(target.keys, manifest):
+        missing = missing or "it was restored itself with a gap to follow, and not started since"
     taken = f"{copied.log_end_offset - end_offset} offsets copied"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
     return Tail(

@@ -330,6 +330,19 @@ def test_an_incomplete_tail_is_followed_by_a_gap(lost, tmp_path, to_close, damag
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
+def test_a_gap_is_kept_if_a_restored_folder_is_the_tail(lost, tmp_path, to_close, is_whole):
+    if not is_whole:
+        flip_a_byte_past_the_checkpoints(lost.root / "data")
+    unstarted = Restored(tmp_path / "unstarted", lost, tail=lost.root / "data", start=False)
+    end = unstarted.report.partitions[0].tail.end_offset
+    assert end == (100 if is_whole else 90)
+    new = Restored(tmp_path / "new", lost, tail=unstarted.root / "data")
+    to_close.append(new)
+    assert new.report.partitions[0].tail.whole is is_whole
+    assert new.produce("t", [b"x"]).base_offset == (end if is_whole else end + GAP)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
 def test_a_tail_corrupted_before_the_first_start_is_truncated_only_with_accept_loss(
     lost, tmp_path, to_close, is_whole
 ):
