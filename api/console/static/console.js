@@ -8,12 +8,14 @@
 (() => {
   const TOKEN = "tierlog.token";
   const TICK_MS = 5000;
+  const HOLD_MS = 60_000;
   const START = "/overview";
   const view = document.getElementById("view");
   const notice = document.getElementById("notice");
   const askToken = document.getElementById("ask-token");
   const help = document.getElementById("help");
   let shown = null; // the path whose fragment is requested or shown
+  let isMissing = false; // its request got no response
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
@@ -32,18 +34,27 @@
     const path = wanted();
     if (path === shown && !again) return;
     const isFirst = shown === null;
+    const left = again ? null : history.state; // an entry that Back returns to
     shown = path;
+    isMissing = false;
     view.setAttribute("aria-busy", "true");
     mark(path);
+    htmx.trigger(document.body, "htmx:abort"); // a slow page that was left delays no other
     htmx.ajax("GET", path, { target: "#view", swap: "innerHTML" }).then(() => {
       if (shown !== path) return;
       view.removeAttribute("aria-busy");
       const heading = view.querySelector("h1");
       const name = heading ? heading.textContent.replace(/\s+/g, " ").trim() : "";
       document.title = name ? `${name} · tierlog` : "tierlog";
-      if (heading && !isFirst && document.activeElement === document.body) heading.focus({ preventScroll: true });
-      if (!isFirst && !again) window.scrollTo(0, 0);
+      const focused = (left && document.getElementById(left.focused)) ?? heading;
+      if (!isFirst && document.activeElement === document.body) focused?.focus({ preventScroll: true });
+      if (!again) window.scrollTo(0, left ? left.y : 0);
     }, () => {}); // reported by the listeners below
+  }
+
+  // Back, and a reload, return to the same place of the page.
+  function leave() {
+    history.replaceState({ y: window.scrollY, focused: document.activeElement?.id }, "");
   }
 
   function mark(path) {
@@ -71,17 +82,34 @@
     const { xhr, target, pathInfo } = event.detail;
     const isOurs = xhr.getResponseHeader("Tierlog-Console") === "fragment";
     const isStale = target === view && pathInfo.requestPath !== shown;
-    if (!isOurs || isStale) event.detail.shouldSwap = false;
-    else say("");
+    if (!isOurs || isStale) return void (event.detail.shouldSwap = false);
+    say("");
+    if (target === view) return;
+    if (isSelecting(target)) return void (event.detail.shouldSwap = false);
+    const scrolled = tables().map((table) => table.scrollLeft);
+    document.addEventListener("htmx:afterSwap", () => tables().forEach((table, at) => (table.scrollLeft = scrolled[at] ?? 0)), { once: true });
   });
+
+  const tables = () => [...view.querySelectorAll(".scroll")];
+
+  // Text that is being copied is not replaced, but figures are never older than HOLD_MS for it.
+  let selectedAt = 0;
+  document.addEventListener("selectionchange", () => (selectedAt = performance.now()));
+
+  function isSelecting(target) {
+    const selection = getSelection();
+    return selection.type === "Range" && selection.getRangeAt(0).intersectsNode(target) && performance.now() - selectedAt < HOLD_MS;
+  }
 
   document.addEventListener("htmx:responseError", (event) => {
     const { xhr, target } = event.detail;
     refused(xhr.status, xhr.responseText, target === view);
   });
   for (const name of ["htmx:sendError", "htmx:timeout"]) {
-    document.addEventListener(name, () => {
+    document.addEventListener(name, ({ detail: { target, pathInfo } }) => {
       say("The broker does not respond; this page retries automatically.");
+      if (target !== view || pathInfo.requestPath !== shown) return;
+      isMissing = true;
       view.removeAttribute("aria-busy");
     });
   }
@@ -98,6 +126,7 @@
     }
     if (!isWholeView) return say(detail);
     const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
+    if (view.querySelector(":scope > .refusal")?.textContent === detail) return void view.removeAttribute("aria-busy");
     const back = make("p", "");
     const topic = /^\/console\/topics\/([\w.-]+)\/partitions\//.exec(shown)?.[1];
     back.append(topic ? make("a", `Topic ${topic}`, { href: `#/topics/${topic}` }) : make("a", "All topics", { href: "#/overview" }));
@@ -149,8 +178,16 @@
     event.preventDefault();
     const given = new URLSearchParams(new FormData(event.target));
     const address = `#${route}?${given}`;
-    if (address === location.hash) show({ again: true });
-    else location.hash = address;
+    if (address === location.hash) return show({ again: true });
+    leave();
+    location.hash = address;
+  });
+
+  // What is typed into the filter is part of the address: Back and a reload keep it.
+  document.addEventListener("input", ({ target }) => {
+    if (target.id !== "filter") return;
+    history.replaceState(history.state, "", `#${START}${target.value ? `?filter=${encodeURIComponent(target.value)}` : ""}`);
+    shown = wanted();
   });
 
   function move(step) {
@@ -197,10 +234,13 @@
   // Fragments with figures are refreshed, but not in a hidden tab, or while a token is requested.
   setInterval(() => {
     if (document.hidden || askToken.open || view.hasAttribute("aria-busy")) return;
-    if (!view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });
+    if (isMissing || !view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });
     else document.body.dispatchEvent(new CustomEvent("tick"));
   }, TICK_MS);
 
+  history.scrollRestoration = "manual";
+  document.addEventListener("click", (event) => event.target.closest("a[href]") && leave());
+  window.addEventListener("pagehide", leave);
   window.addEventListener("hashchange", () => show());
   showForget();
   show();

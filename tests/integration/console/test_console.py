@@ -1,4 +1,5 @@
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,11 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api.console import topic_pages
 from api.http.access.grants import Scope
 from api.http.access.tokens import create_token
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from cold_tier.store_ledger import FREE, PriceTable
+from record_format.errors import StoreUnavailable
 from tests.fakes.damage import flip
 from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
@@ -175,6 +178,56 @@ def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -
         browser.run(TICK)
         browser.until("document.activeElement.id === 'filter'")
         assert browser.run(rows) == 10
+
+
+# --- from page to page ---------------------------------------------------------------------------
+
+
+def test_back_returns_to_the_filter_the_row_and_the_scroll_position(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    with open_console(tmp_path, bucket=False) as console:
+        for number in range(60):
+            console.topic(f"team-{number % 2}.service-{number:03}")
+        open_page(browser, console, "", heading="Topics")
+        browser.press("/")
+        browser.type("team-1")
+        browser.until("document.querySelectorAll('#topics tbody tr').length === 30")
+        browser.press("Escape")
+        browser.run("document.querySelector('[id=\"topic-team-1.service-041\"]').focus()")
+        scrolled = browser.run("window.scrollY")
+        assert scrolled > 0
+        browser.press("Enter")
+        browser.until(f"{HEADING}.textContent === 'team-1.service-041'")
+        browser.until(SETTLED)
+        assert browser.run("window.scrollY") == 0
+        browser.run("history.back()")
+        browser.until("document.activeElement.id === 'topic-team-1.service-041'")
+        browser.until(f"window.scrollY === {scrolled}")
+        assert browser.run("document.querySelector('#filter').value") == "team-1"
+        assert browser.run("document.querySelectorAll('#topics tbody tr').length") == 30
+
+
+def test_a_slow_page_that_was_left_delays_no_other(
+    browser: Chromium, console: Console, flights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answerable = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> None:
+        asked.set()
+        answerable.wait(60)
+        raise StoreUnavailable("slow")
+
+    monkeypatch.setattr(topic_pages, "segment_page", slow)
+    browser.expected += ("htmx:",)
+    open_page(browser, console, f"#/topics/{flights}/partitions/0/tail", heading=flights)
+    browser.run(f"location.hash = '#/topics/{flights}/partitions/0/segments'")
+    assert asked.wait(30)
+    try:
+        browser.run("location.hash = '#/store'")
+        browser.until(f"{HEADING}.textContent === 'Store'")
+    finally:
+        answerable.set()
 
 
 # --- live ---------------------------------------------------------------------------------------
@@ -528,6 +581,39 @@ def test_figures_are_refreshed_without_taking_the_focus(
     assert browser.run("document.activeElement.id") == "partition-0"
 
 
+def test_a_refresh_keeps_the_focus_the_scroll_position_and_the_selection(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    offsets = [{"topic": flights, "partition": 0, "offset": 10}]
+    assert console.put("/v1/groups/reader/offsets", json={"offsets": offsets}).is_success
+
+    def refresh(part: str) -> None:
+        browser.run(f"document.querySelector('{part}').isOld = true")
+        browser.run(TICK)
+        browser.until(f"!document.querySelector('{part}').isOld")
+
+    open_page(browser, console, "#/groups", heading="Groups")
+    browser.run("document.querySelector('#lag-reader-flights-0').focus()")
+    refresh("#groups")
+    assert browser.run("document.activeElement.id") == "lag-reader-flights-0"
+
+    browser.run("getSelection().selectAllChildren(document.querySelector('#groups td'))")
+    responses = browser.run("performance.getEntriesByType('resource').length")
+    browser.run(TICK)
+    browser.until(f"performance.getEntriesByType('resource').length > {responses}")
+    assert browser.run("getSelection().toString()") == flights
+    browser.run("getSelection().empty()")
+    refresh("#groups")
+
+    browser.emulate(width=720)
+    open_page(browser, console, f"#/topics/{flights}", heading=flights)
+    scrolled = "document.querySelector('#partitions .scroll').scrollLeft"
+    browser.run(f"{scrolled} = 7")
+    assert browser.run(scrolled) == 7
+    refresh("#partitions")
+    assert browser.run(scrolled) == 7
+
+
 # --- faults -------------------------------------------------------------------------------------
 
 
@@ -664,6 +750,20 @@ def test_a_broker_that_is_down_is_reported_until_it_is_back(
     browser.run(TICK)
     browser.until("document.querySelector('#notice').innerText.includes('does not respond')")
     assert "hello" in browser.text()
+
+
+def test_a_page_that_got_no_response_is_requested_again(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    """Not only the parts of the page that is still shown, under the address of another."""
+    browser.expected += ["ERR_", "htmx:"]
+    open_page(browser, console, "#/overview", heading="Topics")
+    browser.call("Network.setBlockedURLs", urls=["*/console/*"])
+    browser.run(f"location.hash = '#/topics/{flights}'")
+    browser.until("document.querySelector('#notice').innerText.includes('does not respond')")
+    browser.call("Network.setBlockedURLs", urls=[])
+    browser.until(f"{HEADING}.textContent === '{flights}'")
+    assert browser.run("document.querySelector('#notice').hidden")
 
 
 def restored_flights(tmp_path: Path) -> Path:
