@@ -2,6 +2,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -159,6 +160,29 @@ def test_throughput_is_drawn_over_time(browser: Chromium, console: Console, flig
     measured = console.get("/console/samples").json()
     assert max(measured["produced_records_per_s"]) > 0
     assert len({len(column) for column in measured.values()}) == 1
+
+
+def test_a_chart_shows_the_values_under_the_pointer_and_their_time_in_utc(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    browser.call("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
+    open_page(browser, console, "", heading="Topics")
+    chart = "document.querySelector('[data-chart=lag] canvas')"
+    browser.until(chart)
+    caption = f"{chart}.closest('figure').querySelector('[data-at]').textContent"
+    assert browser.run(caption) == "UTC"
+    right, middle = browser.run(
+        f"(({{ right, top, height }}) => [right, top + height / 2])"
+        f"({chart}.parentElement.querySelector('.u-over').getBoundingClientRect())"
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=right - 2, y=middle)
+    browser.until(f"{caption}.endsWith(' UTC')")
+    browser.call("Emulation.setTimezoneOverride", timezoneId="")
+    samples = console.get("/console/samples").json()["at_ms"]
+    times = {f"{datetime.fromtimestamp(ms // 1000, UTC):%H:%M:%S} UTC" for ms in samples}
+    assert browser.run(caption) in times
+    value = browser.run(f"{chart}.closest('figure').querySelector('[data-value]').textContent")
+    assert value.endswith("B")
 
 
 def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -> None:
