@@ -18,16 +18,20 @@
     constructor(root) {
       this.root = root;
       this.rows = root.querySelector("[data-tail-rows]");
-      this.state = root.querySelector("[data-tail-state]");
+      this.state = root.querySelector("[data-tail-state]"); // read out by screen readers, unlike the count
+      this.count = root.querySelector("[data-tail-count]");
+      this.empty = root.querySelector("[data-tail-empty]");
       this.filter = root.querySelector("[data-tail-filter]");
       this.pause = root.querySelector("[data-tail-pause]");
       this.waiting = []; // newest last
       this.held = 0; // characters in there
       this.seen = 0;
+      this.seenAtPause = 0;
       this.paused = false;
       this.lastId = null;
       this.stop = new AbortController();
       this.pause.addEventListener("click", () => this.toggle());
+      this.filter.addEventListener("input", () => this.sift());
       root.querySelector("[data-tail-clear]").addEventListener("click", () => this.clear());
       this.run();
     }
@@ -52,15 +56,15 @@
     async read() {
       const headers = { Accept: "text/event-stream", ...window.tierlog.headers() };
       if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
-      const answer = await fetch(this.root.dataset.tail, { headers, signal: this.stop.signal });
-      if (!answer.ok) {
-        const body = await answer.text();
-        window.tierlog.refused(answer.status, body);
-        this.say(answer.status === 401 ? "waits for a token" : "stopped");
-        return answer.status >= 500 || answer.status === 429;
+      const response = await fetch(this.root.dataset.tail, { headers, signal: this.stop.signal });
+      if (!response.ok) {
+        const body = await response.text();
+        window.tierlog.refused(response.status, body);
+        this.say(response.status === 401 ? "waits for a token" : "stopped");
+        return response.status >= 500 || response.status === 429;
       }
       this.say(this.paused ? "paused" : "live");
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
@@ -93,7 +97,7 @@
       this.waiting.push(data);
       this.held += data.length;
       while (this.waiting.length > KEEP || (this.held > KEEP_CHARS && this.waiting.length > 1)) this.held -= this.waiting.shift().length;
-      if (!this.paused) this.schedule();
+      this.schedule();
       return true;
     }
 
@@ -101,39 +105,60 @@
       if (this.frame) return;
       this.frame = requestAnimationFrame(() => {
         this.frame = 0;
-        this.draw();
+        if (!this.paused) this.draw();
+        const since = this.paused ? `, ${(this.seen - this.seenAtPause).toLocaleString("en")} since the pause` : "";
+        this.count.textContent = this.seen ? `${this.seen.toLocaleString("en")} received${since}` : "";
       });
     }
 
+    // Records without the text in the filter are not kept, so that a rare one is not pushed out by the rest.
     draw() {
-      const filter = this.filter.value;
       const made = document.createDocumentFragment();
       this.held = 0;
       for (const data of this.waiting.splice(0).reverse()) {
         const record = JSON.parse(data);
         const key = text(record, "key"), value = text(record, "value");
-        if (filter && !`${key.shown}\n${value.shown}`.includes(filter)) continue;
-        made.append(this.row(record, key, value));
+        if (this.passes(key.whole, value.whole)) made.append(this.row(record, key, value));
       }
       this.rows.prepend(made);
       while (this.rows.childElementCount > KEEP) this.rows.lastElementChild.remove();
-      this.root.querySelector("[data-tail-empty]").hidden = this.rows.childElementCount > 0;
-      if (!this.paused) this.say("live");
+      this.tellEmpty();
+    }
+
+    passes(...texts) {
+      const wanted = this.filter.value.toLowerCase();
+      return !wanted || texts.some((one) => one.toLowerCase().includes(wanted));
+    }
+
+    // The filter changed: hide and show rows by the text in them.
+    sift() {
+      for (const row of this.rows.children) {
+        row.hidden = !this.passes(...[...row.querySelectorAll(".text")].map((cell) => cell.textContent));
+      }
+      this.tellEmpty();
+    }
+
+    tellEmpty() {
+      this.empty.hidden = this.rows.querySelector("tr:not([hidden])") !== null;
+      this.empty.textContent = this.filter.value ? "No record with this text so far." : "Nothing yet: records show here as they are produced, the newest on top.";
     }
 
     row(record, key, value) {
       const row = document.createElement("tr");
-      const cell = (content, kind) => {
+      const cell = (content, kind, wrapper = "bdi") => {
         const made = document.createElement("td");
         made.className = kind;
-        const inner = document.createElement("bdi");
+        const inner = document.createElement(wrapper);
         inner.textContent = content;
         made.append(inner);
         row.append(made);
-        return made;
+        return inner;
       };
-      if (this.root.hasAttribute("data-topic-wide")) cell(record.partition, "number");
-      cell(record.offset, "number");
+      const { topic, partition = Number(record.partition) } = this.root.dataset;
+      if (this.root.dataset.partition === undefined) cell(partition, "number");
+      const link = cell(record.offset, "number", "a");
+      link.href = `#/topics/${topic}/partitions/${partition}/records?at=${Number(record.offset)}`;
+      link.dataset.row = "";
       cell(when(record.timestamp), "time");
       cell(key.shown, `text${key.isNull ? " null" : ""}`);
       cell(value.shown, `text${value.isNull ? " null" : ""}`);
@@ -142,31 +167,31 @@
 
     toggle() {
       this.paused = !this.paused;
-      this.pause.textContent = this.paused ? "Go on" : "Pause";
-      this.pause.setAttribute("aria-pressed", String(this.paused));
+      this.seenAtPause = this.seen;
+      this.pause.textContent = this.paused ? "Resume" : "Pause";
       this.say(this.paused ? "paused" : "live");
-      if (!this.paused) this.schedule();
+      this.schedule();
     }
 
     clear() {
       this.waiting = [];
       this.held = 0;
       this.rows.replaceChildren();
-      this.root.querySelector("[data-tail-empty]").hidden = false;
+      this.tellEmpty();
     }
 
     say(state) {
-      this.state.textContent = this.seen ? `${state}, ${this.seen.toLocaleString("en")} received` : state;
+      this.state.textContent = state;
     }
   }
 
   function text(record, name) {
     const isBytes = record[`${name}_base64`] !== undefined;
     const found = isBytes ? record[`${name}_base64`] : record[name];
-    if (found === null || found === undefined) return { shown: "null", isNull: true };
-    if (!found) return { shown: "empty", isNull: true };
+    if (found === null || found === undefined) return { whole: "", shown: "null", isNull: true };
+    if (!found) return { whole: "", shown: "empty", isNull: true };
     const cut = found.length > MAX_TEXT ? `${found.slice(0, MAX_TEXT)} …` : found;
-    return { shown: isBytes ? `base64 ${cut}` : visible(cut), isNull: false };
+    return { whole: found, shown: isBytes ? `base64 ${cut}` : visible(cut), isNull: false };
   }
 
   function when(ms) {

@@ -269,11 +269,38 @@ def test_the_tail_shows_records_as_they_arrive(browser: Chromium, console: Conso
     browser.run("document.querySelector('[data-tail-pause]').click()")
     console.produce(topic, {"value": "while paused"})
     browser.until("document.querySelector('[data-tail]').tail.seen === 3")
-    browser.run("new Promise(requestAnimationFrame)")  # it would be drawn in this frame
+    browser.until("document.body.innerText.includes('3 received, 1 since the pause')")
     assert browser.run(rows) == 2
     browser.run("document.querySelector('[data-tail-pause]').click()")
     browser.until(f"{rows} === 3")
     assert "while paused" in browser.text()
+
+
+def test_the_filter_of_a_tail_finds_what_is_shown_and_what_arrives(
+    browser: Chromium, console: Console
+) -> None:
+    topic = console.topic("sifted")
+    open_page(browser, console, f"#/topics/{topic}/tail", heading=topic)
+    browser.until("document.querySelector('[data-tail-state]').textContent === 'live'")
+    console.produce(topic, {"key": "k", "value": "an Error"}, {"value": "all well"})
+    received = "document.querySelector('[data-tail-count]').textContent"
+    browser.until(f"{received} === '2 received'")
+    shown = """[...document.querySelectorAll('[data-tail-rows] tr:not([hidden]) a')]
+        .map(one => one.textContent).join()"""
+    browser.press("/")
+    browser.type("error")
+    browser.until(f"{shown} === '0'")
+    console.produce(topic, {"value": "fine"}, {"key": "ERRORS"}, {"value": "x" * 5000 + "error"})
+    browser.until(f"{received} === '5 received'")
+    assert browser.run(shown) == "4,3,0"
+    browser.type("s none has")
+    browser.until("document.body.innerText.includes('No record with this text so far')")
+    browser.run("document.querySelector('[data-tail-filter]').select()")
+    browser.type("x")
+    browser.press("Escape")
+    browser.press("j")
+    browser.press("Enter")
+    browser.until("document.querySelector('summary')?.id === 'record-4'")
 
 
 def test_a_flood_keeps_only_the_newest_rows(browser: Chromium, console: Console) -> None:
@@ -365,7 +392,7 @@ def test_tailed_records_never_become_markup(browser: Chromium, console: Console)
     for attack in ATTACKS[:-1]:
         assert attack in shown
     assert "\u202e" not in shown
-    inside = "document.querySelectorAll('[data-tail-rows] :not(tr, td, bdi)').length"
+    inside = "document.querySelectorAll('[data-tail-rows] :not(tr, td, bdi, td.number > a)').length"
     assert browser.run(inside) == 0
     assert browser.run("window.owned") is None
 
