@@ -8,8 +8,8 @@
 * If a request is refused before its body was read, the rest of the body is drained, within limits,
   so that the client sees the response; then the connection is closed. Before any close the sending
   side is shut down first.
-* Of pipelined requests only the next few are parsed: a client that sends them faster than they are
-  served waits, and costs no memory.
+* Of pipelined requests only the next few are parsed, and little is read of the last one's body: a
+  client that sends faster than it is served waits, and costs no memory.
 * Above `connections_max` connections `busy_app` responds; above twice that, connections are
   aborted.
 """
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.protocol.deadline import Deadline
@@ -110,8 +111,8 @@ class LimitedProtocol(NoUpgradeProtocol):
             self.flow.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on, unless enough requests are waiting already."""
-        if not self._unparsed:
+        """Read on, unless enough is waiting: requests, or the body of the last of them."""
+        if not self._unparsed and (not self.pipeline or len(self.cycle.body) <= HIGH_WATER_LIMIT):
             self.flow.resume_reading()
 
     def _parse_piece(self, data: bytes) -> None:

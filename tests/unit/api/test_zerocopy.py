@@ -246,6 +246,26 @@ def test_pipelined_requests_wait_unparsed(
     assert max(waiting) < 1000, "not all of a read, and more for each response"
 
 
+def test_the_body_of_a_pipelined_request_waits_unread(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, body = [], b"x" * 8_000_000
+    complete = ZeroCopyProtocol.on_response_complete
+
+    def completes(protocol: ZeroCopyProtocol) -> None:
+        if protocol.pipeline:
+            waiting.append(len(protocol.cycle.body))
+        complete(protocol)
+
+    monkeypatch.setattr(ZeroCopyProtocol, "on_response_complete", completes)
+    first = b"GET /file?0-400000 HTTP/1.1\r\nHost: x\r\n\r\n" * 20
+    last = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with running.connect() as sock, ThreadPoolExecutor(1) as sender:
+        sender.submit(sock.sendall, first + last % len(body) + body)
+        assert read_all(sock).endswith(body)
+    assert max(waiting) < 1 << 20, "not one read more for each response before it"
+
+
 def test_a_half_closed_client_still_gets_its_response(running: Running) -> None:
     with running.connect() as sock:
         sock.sendall(f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
