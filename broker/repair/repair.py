@@ -55,7 +55,7 @@ from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest, SegmentEntry
 from manifest.transitions import record_gap
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, eio_as
 from record_format.file_slice import FileSlice
 from record_format.findings import Problem, ProblemKind
 
@@ -305,8 +305,9 @@ class Repair:
     def _is_local(self, entry: SegmentEntry) -> bool:
         """Whether the local log has exactly the bytes of the manifest's CRC-32C."""
         try:
-            for _ in self._local_pieces(entry):
-                pass
+            with eio_as(CorruptDataError, file=str(self._partition.log.folder)):
+                for _ in self._local_pieces(entry):
+                    pass
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return False
         return True

@@ -14,6 +14,7 @@ from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
 from record_format.errors import CorruptDataError
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
     COMPACT,
@@ -268,6 +269,16 @@ def test_a_local_segment_with_different_bytes_does_not_replace_a_lost_object(fil
     path_of(filled, entry.log_key).unlink()
     corrupt_local_copy(filled, entry)
     assert steps(filled) == [("drop", entry.base_offset)]
+
+
+def test_a_local_segment_in_a_bad_sector_does_not_replace_a_lost_object(filled, monkeypatch):
+    entry = covered_locally(filled)
+    path_of(filled, entry.log_key).unlink()
+    local = filled.root / "data" / "t-0" / f"{entry.base_offset:020d}.log"
+    with monkeypatch.context() as disk:
+        bad = range(local.stat().st_size // 2, local.stat().st_size // 2 + 1)
+        cannot_read(disk, local, kept=filled.root / "kept", where=bad)
+        assert steps(filled) == [("drop", entry.base_offset)]
 
 
 def test_an_index_is_not_rebuilt_from_a_corrupt_log_object(filled):
