@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from hot_tier.open_files import FileReader
+from hot_tier.open_files import FileReader, Pread
 from record_format.batch import (
     HEADER_SIZE,
     BatchHeader,
@@ -85,9 +86,9 @@ def check_in_order(header: BatchHeader, *, next_offset: int, end_offset: int) ->
         )
 
 
-def headers_of(log: Path) -> Iterator[BatchHeader]:
+def headers_of(log: Path, *, pread: Pread = os.pread) -> Iterator[BatchHeader]:
     """Every batch header of a closed log's `.log`. Raises CorruptBatch."""
-    return headers_from(FileReader(OpenFile(log)), 0, end=log.stat().st_size)
+    return headers_from(FileReader(OpenFile(log), pread), 0, end=log.stat().st_size)
 
 
 def batch_of(log: Path, header: BatchHeader) -> bytes:
@@ -95,7 +96,7 @@ def batch_of(log: Path, header: BatchHeader) -> bytes:
     return FileReader(OpenFile(log)).read(header.size_bytes, header.position)
 
 
-def end_offset_of(log: Path, base_offset: int) -> int:
+def end_offset_of(log: Path, base_offset: int, *, pread: Pread = os.pread) -> int:
     """Next offset after the last whole batch of a closed log's `.log`; `base_offset` if there is
     none.
 
@@ -103,7 +104,7 @@ def end_offset_of(log: Path, base_offset: int) -> int:
     """
     end = base_offset
     try:
-        for header in headers_of(log):
+        for header in headers_of(log, pread=pread):
             end = header.next_offset
     except CorruptBatch:
         return end

@@ -16,6 +16,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.batch_walk import end_offset_of, headers_of
 from hot_tier.disk import write_all
 from hot_tier.durable_file import REAL_DISK, write_durably
@@ -31,7 +32,7 @@ from hot_tier.file_names import (
     path_of,
 )
 from hot_tier.log_config import LONG_MAX
-from hot_tier.open_files import FileReader
+from hot_tier.open_files import FileReader, Pread
 from hot_tier.salvage import LostRange, SalvageScan
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
@@ -61,7 +62,7 @@ def split_at(folder: Path, offset: int) -> int:
     if first is None or first.position == 0:
         return offset
     begins = min(first.base_offset, offset)  # compaction may have removed the batch at `offset`
-    copy_tail(old, first.position, path_of(folder, begins, LOG))
+    copy_tail(old, first.position, path_of(folder, begins, LOG), pread=os.pread)
     _cut(folder, bases[-1], first.position)
     return bases[-1]
 
@@ -71,12 +72,16 @@ def end_offset(folder: Path) -> int:
     one.
     """
     bases = base_offsets(folder)
-    return end_offset_of(path_of(folder, bases[-1], LOG), bases[-1]) if bases else 0
+    if not bases:
+        return 0
+    log = path_of(folder, bases[-1], LOG)
+    return end_offset_of(log, bases[-1], pread=zero_filling_pread(os.pread))
 
 
-def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
+def first_batch_at(log: Path, offset: int, *, pread: Pread = os.pread) -> BatchHeader | None:
     """The batch of a `.log` that contains `offset`, or the first above it. Raises CorruptBatch."""
-    return next((header for header in headers_of(log) if header.last_offset >= offset), None)
+    headers = headers_of(log, pread=pread)
+    return next((header for header in headers if header.last_offset >= offset), None)
 
 
 def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
@@ -88,7 +93,7 @@ def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
     belong to the part after the cut; whoever opens it deals with them.
     """
     try:
-        first = first_batch_at(log, offset)
+        first = first_batch_at(log, offset, pread=zero_filling_pread(os.pread))
         position = first.position if first is not None else log.stat().st_size
     except CorruptBatch:
         first, position = _first_batch_skipping_corruption(log, offset, base_offset=base_offset)
@@ -103,7 +108,7 @@ def _first_batch_skipping_corruption(
     """As `first_batch_at`; also returns the position where the batches below `offset` end."""
     position = 0
     pieces = SalvageScan(
-        FileReader(OpenFile(log)),
+        FileReader(OpenFile(log), zero_filling_pread(os.pread)),
         size_bytes=log.stat().st_size,
         start_offset=base_offset,
         end_offset=LONG_MAX,
@@ -162,17 +167,16 @@ def replace_with_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> 
     write_durably(path_of(folder, offset, LOG), b"")
 
 
-def copy_tail(source: Path, position: int, target: Path) -> None:
-    """Copy the bytes from `position` on to the file `target`, which appears complete or not
-    at all.
+def copy_tail(source: Path, position: int, target: Path, *, pread: Pread) -> None:
+    """Copy the bytes from `position` on, read by `pread`, to the file `target`, which appears
+    complete or not at all.
     """
     temporary = target.with_name(target.name + ".tmp")
     out = REAL_DISK.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with source.open("rb", buffering=0) as file:
-            file.seek(position)
             written = 0
-            while data := file.read(COPY_BYTES):
+            while data := pread(file.fileno(), COPY_BYTES, position + written):
                 write_all(REAL_DISK, out, [data], written)
                 written += len(data)
         REAL_DISK.sync_bytes(out)

@@ -24,11 +24,13 @@
   next start would clean up, such as an interrupted compaction, is cleaned up in an overlay.
 * The copy is recovered as after a crash: every batch is checked (CRC, order, length), and the log
   is truncated at the first corrupt one above the recovery point. Corruption below it is left to a
-  repair, which needs the new folder, and does not keep other partitions from being restored.
+  repair, which needs the new folder, and does not keep other partitions from being restored. What
+  the old disk cannot read is copied as zeros, and so counts as corrupt.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -52,6 +54,7 @@ from broker.ownership.allocated_epochs import read_epochs
 from broker.ownership.take_over import read_marker
 from broker.topic_registry import TopicRegistry
 from hot_tier import closed_log
+from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.durable_file import write_durably
 from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
@@ -249,7 +252,8 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
         position, begins = 0, base
         if base < end_offset:
             position, begins = closed_log.locate_cut(log, end_offset, base_offset=base)
-        closed_log.copy_tail(log, position, path_of(target.folder, begins, LOG))
+        to = path_of(target.folder, begins, LOG)
+        closed_log.copy_tail(log, position, to, pread=zero_filling_pread(os.pread))
     begins = closed_log.base_offsets(target.folder)[0]
     if not snapshot or begins > end_offset:  # trims, and retention, leave the bucket empty
         with suppress(CorruptDataError):

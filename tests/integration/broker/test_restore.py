@@ -18,7 +18,7 @@ from broker.repair import restore_tail
 from broker.repair.restore import RestoreOptions, restore
 from broker.repair.verify import verify_bucket
 from cold_tier.open import open_store
-from hot_tier import closed_log
+from hot_tier import bad_sectors, closed_log
 from hot_tier.closed_log import first_batch_at
 from hot_tier.disk import Disk
 from hot_tier.file_names import LOG, path_of
@@ -26,6 +26,7 @@ from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
@@ -575,6 +576,31 @@ def test_a_corrupt_tail_blocks_no_other_partition(lost, tmp_path, to_close):
     assert new.broker.verify("t", deep=True).ok
 
 
+@pytest.mark.parametrize("place", ["tail", "segment of the end", "below the end"])
+def test_what_the_old_disk_cannot_read_counts_as_corrupt(
+    lost, tmp_path, to_close, monkeypatch, place
+):
+    if place == "tail":
+        (log,) = (lost.root / "data" / "t-0").glob("*80.log")
+        bad = first_batch_at(log, 90)
+    else:
+        log = merge_segments(lost)
+        bad = first_batch_at(log, 90 if place == "segment of the end" else 20)
+    where = range(bad.position + 8, bad.position + 12)  # its length
+    monkeypatch.setattr(bad_sectors, "SECTOR_BYTES", 1)
+    cannot_read(monkeypatch, log, kept=tmp_path / "kept", where=where)
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    to_close.append(new)
+    first, second = new.report.partitions
+    assert (first.is_damaged, second.is_damaged) == (place != "below the end", False)
+    if place == "below the end":
+        assert (first.tail.whole, len(new.records("t"))) == (True, 100)
+        return
+    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert step.action == "cut"
+    assert [record.offset for record in new.records("t")] == list(range(90))
+
+
 def test_a_zeroed_unflushed_segment_of_a_tail_is_ignored(lost, tmp_path, to_close):
     """A segment that was not flushed yet is zeroed."""
     (lost.root / "data" / "t-0" / f"{100:020d}.log").write_bytes(bytes(200))
@@ -1027,9 +1053,9 @@ def test_a_restore_that_fills_the_disk_during_the_tail_can_be_repeated(lost, tmp
         options = RestoreOptions(disk.path / "new", GAP, lambda: 0, lost.root / "data")
         copy_tail = closed_log.copy_tail
 
-        def fill_and_copy(*args):
+        def fill_and_copy(*args, **options):
             disk.fill()
-            copy_tail(*args)
+            copy_tail(*args, **options)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(closed_log, "copy_tail", fill_and_copy)
