@@ -152,6 +152,8 @@ class Broker:
                 broker._abandon()
             elif bucket is not None:
                 bucket.close()
+            if broker is None or not broker._opener.has_opened_logs:
+                folder.put_back_clean_marker()
             folder.close()
             if isinstance(error, OSError):
                 raise unusable(folder.path, error) from error

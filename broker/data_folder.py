@@ -23,8 +23,8 @@
 
 * Files that Kafka has too are byte for byte Kafka's; our own are below `tierlog/`.
 * Whatever a later step relies on is fsynced before that step, and so is its directory entry.
-* The clean-shutdown marker is removed, durably, before the first log is opened: a crash in between
-  only costs a recovery that was not needed.
+* The clean-shutdown marker is removed, durably, before the first log is opened. A start that is
+  refused before that puts it back; a crash in between only costs a recovery that was not needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -152,6 +152,12 @@ class DataFolder:
         """Record that every log is closed and the checkpoints are current. Raises OSError."""
         # Kafka 4 reads JSON here; -1 means that no broker epoch is known.
         write_durably(self.path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+
+    def put_back_clean_marker(self) -> None:
+        """The start ended before it opened a log: the next one may rely on the last clean stop."""
+        if self.was_clean:
+            with suppress(OSError):  # then the next start checks everything
+                self.mark_clean_shutdown()
 
     def close(self) -> None:
         """Release the folder to another broker. Threads that still wait for the store can no longer

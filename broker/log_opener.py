@@ -88,6 +88,7 @@ class LogOpener:
         self.commit_times = CommitTimes()
         self._take_overs = PendingTakeOvers(folder)
         self._committed_take_overs: list[str] = []
+        self.has_opened_logs = False
 
     def forget_checkpoints(self) -> None:
         """Drop the rows that startup did not use: they belong to topics that no longer exist, and
@@ -113,6 +114,7 @@ class LogOpener:
         At the start of a broker, partitions of another owner are taken over if `--take-over` was
         given. An existing log that cannot be opened yields a DamagedPartition; the others proceed.
         """
+        self.has_opened_logs = True
         opened = self._open_in_parallel(wanted, at_start=at_start)
         sound = [one for one in opened if isinstance(one, OpenedLog)]
         with _closed_on_failure(sound):

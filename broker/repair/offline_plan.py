@@ -124,6 +124,5 @@ def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> N
             probed_ms=wall_clock_ms(),
         )
         write_probe(folder, believed)
-    if folder.was_clean:
-        folder.mark_clean_shutdown()
+    folder.put_back_clean_marker()
     folder.close()

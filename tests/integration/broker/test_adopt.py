@@ -5,6 +5,8 @@ import shutil
 import pytest
 from structlog.testing import capture_logs
 
+from cold_tier.open import open_store
+from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError
 from tests.fakes.broker_harness import BrokerHarness
 from tests.unit.record_format import golden
@@ -77,6 +79,26 @@ def test_an_unclean_compacted_folder_is_refused_not_truncated(tmp_path):
         BrokerHarness(root)
     after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     assert after == before
+
+
+@pytest.mark.parametrize("refused_for", ["a folder", "the bucket"])
+def test_a_refused_start_keeps_the_mark_of_a_clean_stop(tmp_path, refused_for):
+    root = copy_of_kafka(tmp_path, "compacted-keep-0", clean=True)
+    in_the_way = root / "data" / "backup-20261122"
+    if refused_for == "a folder":
+        in_the_way.mkdir()
+    else:
+        bucket = open_store(f"file://{root / 'bucket'}")
+        create_cluster(bucket, Cluster(cluster_id="another", created_ms=0))
+    with pytest.raises(ConfigurationError, match=r"20261122|another"):
+        BrokerHarness(root)
+    if refused_for == "a folder":
+        in_the_way.rmdir()
+    else:
+        shutil.rmtree(root / "bucket")
+    harness = BrokerHarness(root)
+    harness.broker.close()
+    assert [topic.name for topic in harness.broker.list_topics()] == ["compacted-keep"]
 
 
 def test_a_folder_with_unexplained_offset_gaps_is_refused(tmp_path):
