@@ -32,7 +32,7 @@ from record_format.errors import InvalidRequest, RequestError
 
 _CLOSE_TIMEOUT_S: Final = 1.0
 _PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no more are parsed
-_PIECE_BYTES: Final = 16 << 10  # parsed at once: at most some hundred requests
+_PIECE_BYTES: Final = 16 << 10  # parsed at once, but for a body: at most some hundred requests
 
 
 class ConnectionLimits(NamedTuple):
@@ -59,6 +59,7 @@ class LimitedProtocol(NoUpgradeProtocol):
     _in_head = True
     _head_bytes = 0
     _framing_bytes = 0  # since the last byte of a body
+    _body_bytes = 0  # received of the last request's body
     _final_response = b""  # to be sent after the responses in progress
     _closes_after_response = False  # though the body of its request may still be arriving
     _discards_input = False
@@ -102,20 +103,28 @@ class LimitedProtocol(NoUpgradeProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        data, self._unparsed, position = self._unparsed, b"", 0
-        while position < len(data) and len(self.pipeline) < _PIPELINE_MAX:
-            self._parse_piece(data[position : position + _PIECE_BYTES])
-            position += _PIECE_BYTES
-        self._unparsed = data[position:]
-        if self._unparsed:
+        data, self._unparsed = memoryview(self._unparsed), b""
+        while data and len(self.pipeline) < _PIPELINE_MAX:
+            size = max(_PIECE_BYTES, self._body_bytes_left())
+            self._parse_piece(data[:size])
+            data = data[size:]
+        if data:
+            self._unparsed = bytes(data)
             self.flow.pause_reading()
+
+    def _body_bytes_left(self) -> int:
+        """Of the body that is arriving; 0 if none is, or if its length is unknown."""
+        if self._in_head or self.cycle is None or not self.cycle.more_body:
+            return 0
+        sizes = (int(value) for name, value in self.scope["headers"] if name == b"content-length")
+        return next(sizes, self._body_bytes) - self._body_bytes
 
     def resume_reading(self) -> None:
         """Read on, unless enough is waiting: requests, or the body of the last of them."""
         if not self._unparsed and (not self.pipeline or len(self.cycle.body) <= HIGH_WATER_LIMIT):
             self.flow.resume_reading()
 
-    def _parse_piece(self, data: bytes) -> None:
+    def _parse_piece(self, data: memoryview) -> None:
         if self._discards_input:
             self._count_discarded(len(data))
             return
@@ -123,7 +132,7 @@ class LimitedProtocol(NoUpgradeProtocol):
             self._head_bytes += len(data)
         else:
             self._framing_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]  # the parser takes any buffer
         self._after_piece()
 
     def _after_piece(self) -> None:
@@ -172,7 +181,7 @@ class LimitedProtocol(NoUpgradeProtocol):
             self.transport.abort()
 
     def _end_head(self) -> None:
-        self._in_head, self._framing_bytes = False, 0
+        self._in_head, self._framing_bytes, self._body_bytes = False, 0, 0
         self._head_deadline.clear()
 
     def _head_too_large(self, size_bytes: int) -> HeaderTooLarge:
@@ -286,6 +295,7 @@ class LimitedProtocol(NoUpgradeProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
         if self._drain_timer is not None:
             self._count_discarded(len(body))

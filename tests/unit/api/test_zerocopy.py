@@ -226,8 +226,9 @@ def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
     assert bodies == running.data[:1_000_000] + running.data[7:12] + running.data[3:400_003]
 
 
+@pytest.mark.parametrize("body", [b"", b"x" * 100_000], ids=["first", "behind a body"])
 def test_pipelined_requests_wait_unparsed(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     count, waiting = 8_000, []
     complete = ZeroCopyProtocol.on_response_complete
@@ -238,12 +239,30 @@ def test_pipelined_requests_wait_unparsed(
 
     monkeypatch.setattr(ZeroCopyProtocol, "on_response_complete", completes)
     requests = b"".join(b"GET /file?%d-1 HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in range(count))
+    first = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with running.connect() as sock, ThreadPoolExecutor(1) as sender:
-        sent = sender.submit(sock.sendall, requests + b"end")
+        sent = sender.submit(sock.sendall, first + requests + b"end")
         sent.add_done_callback(lambda _: sock.shutdown(socket.SHUT_WR))
-        bodies = [part[:1] for part in read_all(sock).split(b"\r\n\r\n")[1:]]
-    assert b"".join(bodies) == running.data[:count]
+        parts = read_all(sock).split(b"\r\n\r\n")[1:]
+    assert parts[0][: len(body)] == body
+    assert b"".join(part[:1] for part in parts[1:]) == running.data[:count]
     assert max(waiting) < 1000, "not all of a read, and more for each response"
+
+
+def test_a_body_of_known_length_is_parsed_in_the_pieces_that_were_read(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, body = [], b"x" * 3_000_000
+    on_body = ZeroCopyProtocol.on_body
+
+    def on_piece(protocol: ZeroCopyProtocol, piece: bytes) -> None:
+        pieces.append(len(piece))
+        on_body(protocol, piece)
+
+    monkeypatch.setattr(ZeroCopyProtocol, "on_body", on_piece)
+    with httpx.Client(base_url=running.url) as client:
+        assert client.post("/echo", content=body).content == body
+    assert max(pieces) > 16 << 10, "not cut up as pipelined requests are"
 
 
 def test_the_body_of_a_pipelined_request_waits_unread(
