@@ -2,6 +2,8 @@
 
 * Kafka's internal folders are ignored: its internal topics, and folders that are being deleted or
   moved (`-delete`, `-future`, `-stray`). So are folders of diverged records.
+* A log starts at its first segment if Kafka's checkpoint has an older start, as it does where older
+  segments were moved to Kafka's remote storage (KIP-405): nothing else can be served.
 * A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail. If
   nothing distinguishes the two, the start is refused.
 """
@@ -18,6 +20,7 @@ import structlog
 from broker.data_folder import (
     CLEANER_CHECKPOINT,
     DIVERGED,
+    LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
     new_id,
@@ -25,6 +28,7 @@ from broker.data_folder import (
 )
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import MAX_PARTITIONS
+from hot_tier.log_folder import first_base_offset
 from hot_tier.segment_gaps import first_gap
 from record_format.errors import ConfigurationError
 
@@ -45,6 +49,7 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     if not folder.was_clean:
         _refuse_unclean_compacted(folder, found)
+    _start_at_first_segments(folder, found)
     for topic, folders in found.items():
         registry.put(_record(topic, folders, created_ms=clock()))
         log.info("topic adopted", topic=topic, partitions=sorted(folders))
@@ -92,6 +97,25 @@ def _refuse_gap(folder: Path) -> None:
             f"{RECOVERY_POINTS} and .kafka_cleanshutdown distinguish them: copy Kafka's whole "
             "folder"
         )
+
+
+def _start_at_first_segments(folder: DataFolder, found: Found) -> None:
+    """Kafka does the same (UnifiedLog), unless remote storage has the offsets in between."""
+    starts = folder.read_checkpoint(LOG_STARTS)
+    raised = {}
+    for (topic, partition), start in starts.items():
+        path = found.get(topic, {}).get(partition)
+        first = first_base_offset(path) if path is not None else None
+        if first is not None and start < first:
+            raised[topic, partition] = first
+            log.warning(
+                "older offsets are not in Kafka's folder: the log starts at its first segment",
+                partition=f"{topic}-{partition}",
+                kafkas_log_start=start,
+                log_start_offset=first,
+            )
+    if raised:
+        folder.write_checkpoint(LOG_STARTS, {**starts, **raised})
 
 
 def _record(topic: str, folders: Mapping[int, Path], *, created_ms: int) -> TopicRecord:

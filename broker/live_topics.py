@@ -76,6 +76,7 @@ class LiveTopics:
         """At the start: adopt Kafka's folders, set deleted topics aside, open the others."""
         self._opener = opener
         adopt(self._folder, self._registry, clock=self._clock)
+        opener.read_checkpoints()  # afterwards: adoption may correct them
         for record in self._registry.deleted():
             self._set_aside(record)
         if take_over:  # the new owner writes a version of each topic object (`topic_deletion`)

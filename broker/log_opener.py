@@ -25,6 +25,7 @@ from broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
+    TopicPartition,
     format_topic_id_partition,
 )
 from broker.holes import lost_before
@@ -82,13 +83,18 @@ class LogOpener:
         self._check_room = check_room
         self._timer = FlushTimer()
         self._files = OpenFiles()
-        self._recovery_points = folder.read_checkpoint(RECOVERY_POINTS)
-        self._log_starts = folder.read_checkpoint(LOG_STARTS)
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
         self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
         self._take_overs = PendingTakeOvers(folder)
         self._committed_take_overs: list[str] = []
         self.has_opened_logs = False
+
+    def read_checkpoints(self) -> None:
+        """Read the rows of all logs, before the start opens them. Raises CorruptSnapshot."""
+        self._recovery_points = self._folder.read_checkpoint(RECOVERY_POINTS)
+        self._log_starts = self._folder.read_checkpoint(LOG_STARTS)
 
     def forget_checkpoints(self) -> None:
         """Drop the rows that startup did not use: they belong to topics that no longer exist, and

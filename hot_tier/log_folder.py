@@ -45,12 +45,18 @@ from record_format.checkpoint_files import (
 from record_format.errors import ConfigurationError
 
 
-def has_segments(path: Path) -> bool:
-    """Whether the folder of a closed log holds a segment, even one whose swap is unfinished. Raises
-    OSError.
+def first_base_offset(path: Path) -> int | None:
+    """The lowest base offset in the folder of a closed log, even of a segment whose swap is
+    unfinished; None without a segment, or a folder. Raises OSError.
     """
     names = (parse_file_name(found.name) for found in path.iterdir()) if path.is_dir() else ()
-    return any(name.suffix == LOG and name.stage in ("", SWAP) for name in names if name)
+    logs = (name for name in names if name and name.suffix == LOG and name.stage in ("", SWAP))
+    return min((name.offset for name in logs), default=None)
+
+
+def has_segments(path: Path) -> bool:
+    """Whether the folder of a closed log holds a segment. Raises OSError."""
+    return first_base_offset(path) is not None
 
 
 class LogFolder:

@@ -5,7 +5,9 @@ import shutil
 import pytest
 from structlog.testing import capture_logs
 
+from broker.data_folder import LOG_STARTS
 from cold_tier.open import open_store
+from hot_tier import closed_log
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.errors import ConfigurationError
 from tests.fakes.broker_harness import BrokerHarness
@@ -79,6 +81,30 @@ def test_an_unclean_compacted_folder_is_refused_not_truncated(tmp_path):
         BrokerHarness(root)
     after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
     assert after == before
+
+
+def test_a_log_whose_older_segments_are_in_kafkas_remote_storage_starts_at_its_first(tmp_path):
+    root = copy_of_kafka(tmp_path, "many-segments-0", clean=True)
+    folder, starts = root / "data" / "many-segments-0", root / "data" / LOG_STARTS
+    first, second, *_ = closed_log.base_offsets(folder)
+    for path in folder.glob(f"{first:020d}*"):
+        path.unlink()
+    starts.write_text("0\n1\nmany-segments 0 0\n")  # Kafka has a row for every such log
+    with capture_logs() as lines:
+        harness = BrokerHarness(root)
+    try:
+        assert (second, 0) in [
+            (line["log_start_offset"], line["kafkas_log_start"])
+            for line in lines
+            if "kafkas_log_start" in line
+        ]
+        assert harness.records("many-segments", offset=second)[0].offset == second
+        harness.offload("many-segments")
+        assert harness.broker.verify("many-segments", deep=True).ok
+        harness.restart()
+        assert harness.broker.partition("many-segments", 0).offsets().log_start_offset == second
+    finally:
+        harness.broker.close()
 
 
 @pytest.mark.parametrize("refused_for", ["a folder", "the bucket"])
