@@ -269,7 +269,7 @@ class LiveTopics:
         self._registry.forget(record.topic_id)
         self._deleting.pop(record.topic_id, None)
         with self._lock:  # a new topic is in the registry before it is allocated an epoch
-            self._opener.epochs.forget_all_but(self._registry.ids())
+            self._opener.forget_topics_but(self._registry.ids())
 
     def _find_owned(self, name: str) -> Topic:
         """Raises FencedError if another folder now owns one of its partitions."""

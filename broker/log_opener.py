@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -107,6 +107,11 @@ class LogOpener:
         """Drop the completed take-overs, once the checkpoints describe the logs as they now are."""
         self._take_overs.remove(self._committed_take_overs)
         self._committed_take_overs.clear()
+
+    def forget_topics_but(self, topic_ids: Collection[str]) -> None:
+        """Forget the epochs and take-overs of topics that no longer exist."""
+        self.epochs.forget_all_but(topic_ids)
+        self._take_overs.forget_all_but(topic_ids)
 
     def close_timer(self) -> None:
         self._timer.close()

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, topic_id_of
+from broker.data_folder import DataFolder, parse_topic_id_partition, topic_id_of
 from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
 from hot_tier.durable_file import sync_folder, write_durably
@@ -80,6 +80,13 @@ class PendingTakeOvers:
             kept = {name: one for name, one in self._pending.items() if name not in names}
             if kept != self._pending:
                 self._save(kept)
+
+    def forget_all_but(self, topic_ids: Collection[str]) -> None:
+        """Forget topics that no longer exist, such as one that was deleted while damaged."""
+        gone = [
+            name for name in self._pending if parse_topic_id_partition(name)[0] not in topic_ids
+        ]
+        self.remove(gone)
 
     def _save(self, pending: dict[str, PendingTakeOver]) -> None:
         write_marker(self._path, pending)

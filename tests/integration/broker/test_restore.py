@@ -27,7 +27,7 @@ from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
 from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
 from tests.fakes.bad_sectors import cannot_read
-from tests.fakes.broker_harness import BrokerHarness, run_janitor
+from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.small_disk import no_room, read_only, small_disk
@@ -574,6 +574,17 @@ def test_a_corrupt_tail_blocks_no_other_partition(lost, tmp_path, to_close):
     assert new.produce("t", [b"next"]).base_offset == 90 + GAP
     new.offload()
     assert new.broker.verify("t", deep=True).ok
+
+
+def test_a_damaged_tail_of_a_deleted_topic_does_not_prevent_plans(lost, tmp_path, to_close):
+    corrupt_tail(lost.root / "data")
+    new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
+    to_close.append(new)
+    marker = take_over.marker_path(new.root / "data")
+    assert marker.exists()  # until the partition is repaired
+    new.broker.delete_topic("t")
+    run_copier(new.broker)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("place", ["tail", "segment of the end", "below the end"])
