@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta
 from api.console.record_text import DisplayText, full_text, summary, visible
 from api.http.context import Context
 from api.http.fetch import record_json
-from api.http.fetch.positions import EARLIEST, LATEST, parse_position, resolve
+from api.http.fetch.positions import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
 from api.http.fetch.reading import read
 from api.http.fetch.single import FetchQuery
 from api.http.settings import MIB
@@ -73,7 +73,7 @@ async def record_page(context: Context, partition: Partition, query: RecordsQuer
 
 async def _first_offset(context: Context, partition: Partition, query: RecordsQuery) -> int:
     at = query.at.strip() or EARLIEST
-    if query.by == "timestamp":
+    if query.by == "timestamp" and at not in KEYWORDS:
         position = parse_position(UNSET, in_utc(at), default=EARLIEST)
     else:
         position = parse_position(at, UNSET, default=EARLIEST)

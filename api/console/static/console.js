@@ -10,6 +10,12 @@
   const TICK_MS = 5000;
   const HOLD_MS = 60_000;
   const START = "/overview";
+  // Addresses from which someone removed the end, to go up.
+  const SHORTER = [
+    [/^\/topics\/?$/, START],
+    [/^(\/topics\/[^/?]+)\/(partitions\/?)?$/, "$1"],
+    [/^(\/topics\/[^/?]+\/partitions\/\d+)\/?$/, "$1/records"],
+  ];
   const view = document.getElementById("view");
   const notice = document.getElementById("notice");
   const askToken = document.getElementById("ask-token");
@@ -24,7 +30,8 @@
   // --- which fragment ---------------------------------------------------------------------------
 
   function wanted() {
-    const path = location.hash.startsWith("#/") ? location.hash.slice(1) : START;
+    let path = location.hash.startsWith("#/") ? location.hash.slice(1) : START;
+    for (const [shorter, whole] of SHORTER) path = path.replace(shorter, whole);
     const url = new URL("/console" + path, location.origin);
     const within = url.origin === location.origin && url.pathname.startsWith("/console/") && !/%2f|%5c/i.test(url.pathname);
     return within ? url.pathname + url.search : "/console" + START;
@@ -45,7 +52,8 @@
       view.removeAttribute("aria-busy");
       const heading = view.querySelector("h1");
       const name = heading ? heading.textContent.replace(/\s+/g, " ").trim() : "";
-      document.title = name ? `${name} · tierlog` : "tierlog";
+      const tab = view.querySelector(".tabs [aria-current]")?.textContent;
+      document.title = [name, tab, "tierlog"].filter(Boolean).join(" · ");
       const focused = (left && document.getElementById(left.focused)) ?? heading;
       if (!isFirst && document.activeElement === document.body) focused?.focus({ preventScroll: true });
       if (!again) window.scrollTo(0, left ? left.y : 0);

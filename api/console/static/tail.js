@@ -1,6 +1,6 @@
 // Live tail. Uses fetch, since an EventSource cannot send a token; resumes by the last event's id.
 //
-// Bounded: the newest KEEP records are kept, and at most KEEP rows are created per frame; of records
+// Bounded: the newest KEEP records are kept, and at most KEEP rows are created at once; of records
 // that are not drawn yet (paused, or in a hidden tab) at most KEEP_CHARS characters.
 // Records are inserted as text.
 "use strict";
@@ -9,6 +9,7 @@
   const KEEP_CHARS = 8 << 20;
   const MAX_TEXT = 2000;
   const RETRY_MS = 2000;
+  const DRAW_MS = 150;
   // Characters that are invisible or reorder the text around them; as the server shows them.
   const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
@@ -103,12 +104,13 @@
 
     schedule() {
       if (this.frame) return;
-      this.frame = requestAnimationFrame(() => {
+      // A flood is drawn a few times a second: nobody reads faster, and the page stays responsive.
+      this.frame = setTimeout(() => requestAnimationFrame(() => {
         this.frame = 0;
         if (!this.paused) this.draw();
         const since = this.paused ? `, ${(this.seen - this.seenAtPause).toLocaleString("en")} since the pause` : "";
         this.count.textContent = this.seen ? `${this.seen.toLocaleString("en")} received${since}` : "";
-      });
+      }), DRAW_MS);
     }
 
     // Records without the text in the filter are not kept, so that a rare one is not pushed out by the rest.

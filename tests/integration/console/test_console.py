@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -92,6 +93,19 @@ def test_records_of_both_tiers_are_read_by_offset_and_by_time(
     assert "key 100" in browser.text()
 
 
+def test_a_page_of_records_can_begin_at_a_keyword_and_have_any_length(
+    console: Console, flights: str
+) -> None:
+    page = f"/console/topics/{flights}/partitions/0/records"
+    by_time = console.get(page, params={"by": "timestamp", "at": "earliest", "limit": 7}).text
+    assert (by_time.count("<summary"), 'id="record-0"' in by_time) == (7, True)
+    assert "<option selected>7</option>" in by_time
+    assert console.get(page, params={"by": "timestamp", "at": " "}).text.count("<summary") == 50
+    newest = console.get(page, params={"by": "timestamp", "at": "latest"}).text
+    assert newest.count("<summary") == 50
+    assert "expected milliseconds" in console.get(page, params={"by": "timestamp", "at": "x"}).text
+
+
 def test_an_offset_out_of_range_is_an_error_next_to_the_form(
     browser: Chromium, console: Console, flights: str
 ) -> None:
@@ -118,6 +132,17 @@ def test_segments_and_manifest_versions_are_listed(
     browser.until("location.hash.includes('version=')")
     browser.until("document.querySelector('.versions tr.chosen a')?.hash.includes('version=')")
     assert "Against version" in browser.text()
+
+
+def test_the_settings_of_a_topic_have_units(console: Console, flights: str) -> None:
+    page = re.sub(r"<[^>]*>", " ", console.get(f"/console/topics/{flights}").text)
+    settings = " ".join(page.split()).split("Key Value ")[1]
+    assert "preallocate false" in settings
+    assert "delete.retention.ms 86400000 24 h" in settings
+    assert "max.message.bytes 1048588 1.00 MiB" in settings
+    assert "segment.bytes 2048 2.00 KiB set" in settings
+    assert "retention.ms -1 set" in settings
+    assert "max.compaction.lag.ms 9223372036854775807 message" in settings
 
 
 def test_store_requests_and_their_cost_are_shown(
@@ -207,6 +232,24 @@ def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -
 # --- from page to page ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("address", "title"),
+    [
+        ("#/topics", "Topics · tierlog"),
+        ("#/topics/", "Topics · tierlog"),
+        ("#/topics/flights/", "flights · Partitions · tierlog"),
+        ("#/topics/flights/partitions", "flights · Partitions · tierlog"),
+        ("#/topics/flights/partitions/0", "flights partition 0 · Records · tierlog"),
+        ("#/topics/flights/partitions/0/segments", "flights partition 0 · Segments · tierlog"),
+    ],
+)
+def test_an_address_without_its_end_shows_the_page_above(
+    browser: Chromium, console: Console, flights: str, address: str, title: str
+) -> None:
+    browser.open(f"{console.url}/{address}")
+    browser.until(f"document.title === '{title}'")
+
+
 def test_back_returns_to_the_filter_the_row_and_the_scroll_position(
     browser: Chromium, tmp_path: Path
 ) -> None:
@@ -247,9 +290,14 @@ def test_a_slow_page_that_was_left_delays_no_other(
     open_page(browser, console, f"#/topics/{flights}/partitions/0/tail", heading=flights)
     browser.run(f"location.hash = '#/topics/{flights}/partitions/0/segments'")
     assert asked.wait(30)
+    loading = (
+        "getComputedStyle(document.querySelector('#view'), '::after').content.includes('Load')"
+    )
+    assert browser.run(loading)
     try:
         browser.run("location.hash = '#/store'")
         browser.until(f"{HEADING}.textContent === 'Store'")
+        assert not browser.run(loading)
     finally:
         answerable.set()
 
@@ -784,9 +832,15 @@ def test_the_header_of_a_partition_is_refreshed_during_its_tail(
 def test_a_long_key_takes_one_line(browser: Chromium, console: Console) -> None:
     topic = console.topic("long")
     console.produce(topic, {"key": "k", "value": ""}, {"key": "k" * 5000, "value": ""})
+    wide = {"value": "", "headers": [{"name": "n", "value": "v" * 5000}]}
+    console.produce(topic, wide)
     open_page(browser, console, f"#/topics/{topic}/partitions/0/records", heading=topic)
+    browser.run("document.querySelector('#record-2').click()")
+    header = "[...document.querySelectorAll('.headers bdi')].map(one => one.offsetTop)"
+    name, value = browser.run(header)
+    assert name - value < 8, "the name of a header stands beside the first line of its value"
     heights = "[...document.querySelectorAll('summary.line')].map(one => one.offsetHeight)"
-    short, long = browser.run(heights)
+    short, long, _ = browser.run(heights)
     assert long < short + 8
     assert "empty" in browser.text()
 
