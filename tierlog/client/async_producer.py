@@ -73,7 +73,7 @@ class AsyncProducer:
             self._batching, lambda: asyncio.get_running_loop().create_future
         )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching)
+        self._sender = Sender(self._batching, self._partitioner)
         self._finished = asyncio.Condition()  # a batch was finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending task

@@ -47,6 +47,13 @@ class Partitioner:
             topic.partition_count, topic.available_partitions, now_ms + METADATA_MAX_AGE_MS
         )
 
+    def expire(self, topic: str) -> None:
+        """Describe the topic again for its next record, since the broker does not know it, or one
+        of its partitions: it was deleted, or re-created with fewer.
+        """
+        if (known := self._topics.get(topic)) is not None:
+            self._topics[topic] = known._replace(refresh_ms=0)
+
     def keep_or_raise(self, topic: str, error: TierlogError) -> None:
         """The topic could not be described: keep what is known of it, else raise `error`."""
         if topic not in self._topics or isinstance(error, RequestError):

@@ -87,7 +87,7 @@ class Producer:
         self._clock = clock
         self._accumulator = Accumulator(self._batching, Delivery.factory_for_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching)
+        self._sender = Sender(self._batching, self._partitioner)
         self._condition = InterruptSafeCondition()
         self._flushing = 0
         self._closed = False

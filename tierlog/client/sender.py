@@ -24,6 +24,7 @@ from record_format.errors import (
     RequestError,
     TierlogError,
     TooLarge,
+    UnknownTopicOrPartition,
 )
 from tierlog.client import calls
 from tierlog.client.batching import Batching, FutureT, PendingBatch, TopicPartition
@@ -35,6 +36,7 @@ from tierlog.client.exchange import (
     Steps,
     exchange,
 )
+from tierlog.client.partitioner import Partitioner
 from tierlog.client.responses import ProduceResponse, ProducerIdentity
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ log = logging.getLogger(__name__)
 class Sender:
     """Sends a producer's batches, and tracks the next sequence of each partition."""
 
-    def __init__(self, batching: Batching) -> None:
-        self._batching = batching
+    def __init__(self, batching: Batching, partitioner: Partitioner) -> None:
+        self._batching, self._partitioner = batching, partitioner
         self._identity: ProducerIdentity | None = None
         self._next_sequences: dict[TopicPartition, int] = {}
         self._last_got_response: bool | None = None  # of the last batch; None before the first
@@ -93,6 +95,8 @@ class Sender:
 
     def _fail(self, pending: PendingBatch[Any], error: TierlogError) -> None:
         self._last_got_response = isinstance(error, RequestError)
+        if isinstance(error, UnknownTopicOrPartition):
+            self._partitioner.expire(pending.topic_partition[0])
         was_sent = self._identity is not None
         if not _leaves_sequence_valid(error):
             self._identity = None

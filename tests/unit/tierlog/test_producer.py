@@ -311,6 +311,30 @@ def test_new_partitions_are_found_after_a_refresh(fault):
         assert partitions_used() == {0, 1}
 
 
+def test_a_topic_with_fewer_partitions_is_described_again_once_one_is_unknown():
+    broker = GrowingBroker()
+    broker.partitions = (0, 1)
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if "/partitions/1/" in request.url.path and broker.partitions == (0,):
+            return refused(404, "unknown-partition")
+        return broker(request)
+
+    def send_keys() -> list[Delivery]:
+        sent = [producer.send("t", "v", key=str(n)) for n in range(20)]
+        producer.flush()
+        return sent
+
+    with client(respond) as c, c.producer() as producer:
+        assert {delivery.result(0).partition for delivery in send_keys()} == {0, 1}
+        broker.partitions = (0,)  # the topic is deleted, and created again
+        assert {type(delivery.exception(0)) for delivery in send_keys()} == {
+            type(None),
+            errors.UnknownPartition,
+        }
+        assert {delivery.result(0).partition for delivery in send_keys()} == {0}
+
+
 def test_only_one_of_many_senders_refreshes_a_topic():
     partitioner = Partitioner(batch_bytes=100)
     assert all(partitioner.claim_refresh("t", now_ms=0) for _ in range(2))
