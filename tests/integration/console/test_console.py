@@ -142,7 +142,8 @@ def test_the_settings_of_a_topic_have_units(console: Console, flights: str) -> N
     assert "max.message.bytes 1048588 1.00 MiB" in settings
     assert "segment.bytes 2048 2.00 KiB set" in settings
     assert "retention.ms -1 set" in settings
-    assert "max.compaction.lag.ms 9223372036854775807 message" in settings
+    assert "flush.ms 100 index" in settings
+    assert "max.compaction.lag.ms 9223372036854775807 max.message" in settings
 
 
 def test_store_requests_and_their_cost_are_shown(
