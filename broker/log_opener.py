@@ -85,6 +85,7 @@ class LogOpener:
         self._files = OpenFiles()
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
+        self._flushed_ends: dict[TopicPartition, int] = {}  # of logs that a repair truncates
         self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
         self._take_overs = PendingTakeOvers(folder)
@@ -155,6 +156,7 @@ class LogOpener:
     ) -> Partition | DamagedPartition:
         """Try again after a repair. What is at or above `end_offset` may be truncated."""
         place = (record.name, damaged.number)
+        self._flushed_ends[place] = end_offset
         self._recovery_points[place] = min(damaged.recovery_point or 0, end_offset)
         if damaged.log_start_offset is not None:
             self._log_starts[place] = damaged.log_start_offset
@@ -195,6 +197,9 @@ class LogOpener:
             self._log_starts.pop(place, None),
             manifest.log_start_offset if manifest else None,
         )
+        cold_end = cold.end_offset if cold else 0
+        # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
+        flushed_end = self._flushed_ends.pop(place, max(checkpoint, cold_end))
         # During a take-over, files may have been cut since the checkpoint: everything is checked.
         name = format_topic_id_partition(record.topic_id, number)
         is_taken_over = self._take_overs.get(name) is not None
@@ -203,9 +208,10 @@ class LogOpener:
             record=record,
             number=number,
             cold=cold,
-            cold_end=cold.end_offset if cold else 0,
+            cold_end=cold_end,
             was_clean=self._folder.was_clean,
             checkpoint=checkpoint,
+            flushed_end=flushed_end,
             recovery_point=0 if is_taken_over else checkpoint,
             log_start_offset=max((at for at in starts if at is not None), default=None),
             clock=self._clock,
@@ -217,8 +223,7 @@ class LogOpener:
         """Open a log of which this folder is the owner, or is to become the first."""
         if at_start:
             self._check_exists(spec)
-        # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
-        opened = spec.open(flushed_end=max(spec.checkpoint, spec.cold_end))
+        opened = spec.open()
         _log_recovery(opened)
         if at_start:  # otherwise the log is new, or its loss was accepted
             _check_reaches(opened, spec)

@@ -18,8 +18,9 @@ from hot_tier.open_files import OpenFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSpec:
-    """`checkpoint`: the recovery point as it was saved. `recovery_point`: from there on every batch
-    is checked. `log_start_offset`: None if neither the checkpoint nor the bucket has one.
+    """`checkpoint`: the recovery point as it was saved. `flushed_end`: below it everything is known
+    to have been flushed. `recovery_point`: from there on every batch is checked.
+    `log_start_offset`: None if neither the checkpoint nor the bucket has one.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class LogSpec:
     cold_end: int
     was_clean: bool
     checkpoint: int
+    flushed_end: int
     recovery_point: int
     log_start_offset: int | None
     clock: Callable[[], int]
@@ -43,10 +45,11 @@ class LogSpec:
         """Topic id and partition, as files below `tierlog/` name the partition."""
         return format_topic_id_partition(self.record.topic_id, self.number)
 
-    def open(self, *, flushed_end: int) -> PartitionLog:
-        """Open the log; below `flushed_end` everything is known to have been flushed."""
+    def open(self) -> PartitionLog:
         return self._open(
-            clean=self.was_clean, flushed_end=flushed_end, log_start_offset=self.log_start_offset
+            clean=self.was_clean,
+            flushed_end=self.flushed_end,
+            log_start_offset=self.log_start_offset,
         )
 
     def open_for_take_over(self, log_start_offset: int | None) -> PartitionLog:

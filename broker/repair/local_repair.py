@@ -42,13 +42,14 @@ class LocalRepair:
     ) -> None:
         self._log_folder = folder.partition_folder(damaged.topic, damaged.number)
         self._damaged, self._fault = damaged, locate(damaged)
+        self._cold_end_offset = cold_end_offset
         self._aside = folder.damaged
         if self._fault is not None:
             self._aside = unused_path(self._aside / f"{damaged}-{self._fault.bad_offset}")
-        self.step = self._plan(cold_end_offset)
+        self.step = self._plan()
 
-    def _plan(self, cold_end_offset: int) -> RepairStep:
-        fault, reason = self._fault, self._damaged.reason
+    def _plan(self) -> RepairStep:
+        fault, reason, cold_end_offset = self._fault, self._damaged.reason, self._cold_end_offset
         action, detail = Action.NONE, str(reason)
         aside = f"set aside in {self._aside.name}"
         if fault is not None and is_covered(fault, cold_end_offset=cold_end_offset):
@@ -84,7 +85,7 @@ class LocalRepair:
         assert self._fault is not None, "only a located fault is repaired"
         if self.step.action is Action.SET_ASIDE:
             set_aside_from_start(self._log_folder, self._fault, self._aside)
-            return self._damaged.recovery_point or 0
+            return max(self._damaged.recovery_point or 0, self._cold_end_offset)
         if self._log_folder.is_dir():  # otherwise nothing is left
             copy_to_end(self._log_folder, self._fault, self._aside)
         return self._fault.bad_offset

@@ -283,6 +283,23 @@ def test_a_log_that_lost_flushed_records_is_refused_and_reuses_no_offset(
     assert [record.offset for record in offloaded.records("t")] == list(range(end + 1))
 
 
+def test_a_log_corrupt_below_the_buckets_end_and_without_its_end_continues_there(offloaded):
+    offloaded.broker.background.checkpoints.save()
+    crash(offloaded)
+    _, second, *lost = sorted((offloaded.root / "data" / "t-0").glob("*.log"))
+    for path in lost:
+        path.unlink()
+    flip(second, second.stat().st_size - 1)
+    offloaded.broker = offloaded.open()
+    (step,) = [
+        one for one in offloaded.broker.repair("t", apply=True, accept_loss=True) if one.done
+    ]
+    assert "offsets from the bucket's end 20 on are lost" in step.detail
+    assert offloaded.produce("t", [b"next"]).base_offset == 20
+    offloaded.restart()
+    assert [record.offset for record in offloaded.records("t")] == list(range(21))
+
+
 def test_a_log_whose_folder_was_lost_in_a_crash_reuses_no_offset(harness):
     """The last checkpoint was written before the records that only the disk had."""
     harness.broker.create_topic("t", config={"retention.ms": -1})
