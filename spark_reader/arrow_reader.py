@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from operator import index
 from os import PathLike
 from pathlib import Path
 
@@ -65,6 +66,8 @@ def read_arrow(
         raise InvalidOption(
             f"unknown columns {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}"
         )
+    if len(set(wanted)) < len(wanted):
+        raise InvalidOption(f"a column is requested twice: {', '.join(wanted)}")
     warn = on_data_loss or _to_stderr
     splits = Planner(parsed, report=_ignore, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
@@ -97,7 +100,20 @@ def _text(name: str, value: Option) -> str:
         return os.fspath(value)
     if isinstance(value, datetime):
         return _time(name, value)
-    return json.dumps(value, default=partial(_time, name))
+    return json.dumps(value, default=partial(_member, name))
+
+
+def _member(name: str, value: object) -> int | str:
+    """What JSON does not have: times, and other integer types, such as numpy's."""
+    if isinstance(value, datetime):
+        return _time(name, value)
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(value).__name__
+        raise InvalidOption(
+            f"option {name}: {value!r} is a {kind}, which no option takes"
+        ) from None
 
 
 def _time(name: str, value: datetime) -> str:

@@ -1,8 +1,9 @@
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cold_tier.open import open_store
@@ -67,6 +68,25 @@ def test_accepts_the_options_of_the_spark_source(url):
     read_arrow("many", store=url, tier="cold", **{"kafka.group.id": "a", "groupIdPrefix": "b"})
     with pytest.raises(InvalidOption, match="columns offsets; the columns are key"):
         read_arrow("many", store=url, tier="cold", columns="offsets")
+
+
+def test_options_may_have_numpys_numbers(url):
+    starts = {"many": {"0": np.int64(100), "1": np.int32(250)}}
+    bounds = {"startingOffsets": starts, "splitBytes": np.int64(4096)}
+    assert read_arrow("many", store=url, tier="cold", **bounds).read_all().num_rows == 87
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"startingTimestamp": date(2020, 1, 1)}, "option startingTimestamp: .* is a date"),
+        ({"startingOffsets": {"many": {1, 2}}}, "option startingOffsets: .* is a set"),
+        ({"columns": ["value", "offset", "value"]}, "requested twice: value, offset, value"),
+    ],
+)
+def test_unusable_arguments_are_refused_by_name(url, arguments, message):
+    with pytest.raises(InvalidOption, match=message):
+        read_arrow("many", store=url, tier="cold", **arguments)
 
 
 def test_store_may_be_a_path_and_columns_one_name(url):
