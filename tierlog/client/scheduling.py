@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from operator import index
 from typing import Any, Final, NamedTuple
 
 from record_format.errors import OffsetOutOfRange, UnknownGroup
@@ -41,7 +42,11 @@ def schedule_fetches(
 ) -> Steps[FetchSchedule]:
     """A schedule of the partitions (None: all), each with a cursor like `template`. With `progress`
     they begin at the group's commits, where there are any.
+
+    Raises TypeError for a mapping by anything but numbers, whose offsets would not be found.
     """
+    if isinstance(offset, Mapping):
+        offset = {_partition(key): start for key, start in offset.items()}
     numbers = partitions
     if numbers is None or progress is not None:
         topic = yield from exchange(calls.describe_topic(template.topic), retries)
@@ -56,6 +61,13 @@ def schedule_fetches(
             offset = progress.start_offsets(committed, topic, offset)
     cursors = template.for_partitions(numbers, offset)
     return FetchSchedule(cursors, retries, whole_topic=partitions is None)
+
+
+def _partition(key: int) -> int:
+    try:
+        return index(key)
+    except TypeError:
+        raise TypeError(f"offset: expected partitions as in {{0: 5}}, not {key!r}") from None
 
 
 class ScheduledCall(NamedTuple):

@@ -428,6 +428,17 @@ def test_an_offset_may_be_any_integer_type_or_text(number):
             c.fetch("t", 0, offset=5.0)
 
 
+def test_offsets_by_partition_need_numbers():
+    """Text, as from JSON, would not be found, and everything be read from the beginning."""
+    script = Script(fetched(b"", next_offset=7, high_watermark=7))
+    with client(script) as c:
+        with pytest.raises(TypeError, match=r"offset: expected partitions as in .*, not '0'"):
+            list(c.consume("t", partitions=[0], offset={"0": 5}))
+        assert not script.requests
+        list(c.consume("t", partitions=[0], offset={NumpyNumber(0): 5}))
+    assert script.requests[0].url.params["offset"] == "5"
+
+
 def test_consume_ends_at_the_high_watermark_of_its_start():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(4)]
     script = Script(
