@@ -64,6 +64,7 @@ from manifest.topic_objects import (
     restorable,
 )
 from record_format import checkpoint_files
+from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -200,18 +201,18 @@ class _Restore:
         chosen, others = restorable(self._topics())
         of_unreadable = {bad.name for bad in self._unreadable}  # which may be newer
         older = [topic for topic in chosen.values() if topic.name in of_unreadable]
-        restored: list[TopicObject] = []
+        restored: list[TopicRecord] = []
         partitions: list[RestoredPartition] = []
         for topic in chosen.values():
             if topic.name in of_unreadable:
                 continue
             try:
-                whole, of_topic = self._restored(topic)
+                record, of_topic = self._restored(topic)
                 partitions += of_topic
-                restored.append(whole)
+                restored.append(record)
             except (CorruptManifest, MissingObject) as bad:
                 self._skip(topic.name, topic.topic_id, bad)
-        self._write_folder(cluster_id, [*map(_record, restored), *self._deletions])
+        self._write_folder(cluster_id, [*restored, *self._deletions])
         left = [
             OtherTopic(name=one.name, topic_id=one.topic_id, deleted=one.deleted)
             for one in (*others, *older)
@@ -262,7 +263,7 @@ class _Restore:
         log.error("topic not restored", topic=name, topic_id=topic_id, error=str(bad))
         self._unreadable.append(OtherTopic(name=name, topic_id=topic_id, unreadable=str(bad)))
 
-    def _restored(self, topic: TopicObject) -> tuple[TopicObject, list[RestoredPartition]]:
+    def _restored(self, topic: TopicObject) -> tuple[TopicRecord, list[RestoredPartition]]:
         """Restore all partitions; none if one cannot be read."""
         loaded = self._loaded(topic, range(topic.partitions))
         unpublished = self._unpublished(topic, loaded)
@@ -272,7 +273,25 @@ class _Restore:
         for manifests, manifest in loaded:
             if manifest is None:
                 manifests.check_never_existed()
-        return topic, [self._partition(topic, *one) for one in loaded]
+        record = _record(topic, absent=self._absent(topic, loaded))
+        numbers = record.partition_numbers()
+        return record, [self._partition(topic, *loaded[number]) for number in numbers]
+
+    def _absent(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> tuple[int, ...]:
+        """Partitions of the groups' offsets that an adopted folder lacked. If they were created
+        now, groups would move to them (`home_partition`), and a start would read older offsets of
+        theirs after the newer ones.
+        """
+        if topic.name != OFFSETS_TOPIC:
+            return ()
+        without = [manifests.keys for manifests, manifest in loaded if manifest is None]
+        if len(without) == len(loaded):
+            return ()
+        return tuple(
+            keys.partition
+            for keys in without
+            if self._old is None or self._old.why_ignored(keys, None)
+        )
 
     def _loaded(self, topic: TopicObject, numbers: range) -> list[_Loaded]:
         keys = [PartitionKeys(topic.name, topic.topic_id, number) for number in numbers]
@@ -383,7 +402,7 @@ class _Restore:
         )
 
 
-def _record(topic: TopicObject) -> TopicRecord:
+def _record(topic: TopicObject, *, absent: tuple[int, ...]) -> TopicRecord:
     """Dirty, because a take-over writes a version of the topic object (`topic_deletion`)."""
     return TopicRecord(
         name=topic.name,
@@ -392,4 +411,5 @@ def _record(topic: TopicObject) -> TopicRecord:
         config=dict(topic.config),
         created_ms=topic.created_ms,
         dirty=True,
+        absent=absent,
     )

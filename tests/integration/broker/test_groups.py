@@ -7,12 +7,21 @@ from broker.groups.groups import Groups, OffsetState
 from broker.groups.requests import NewOffset
 from broker.groups.truncations import Truncations
 from broker.groups.view import GroupView
+from broker.ownership.take_over import marker_path
 from broker.partition import Partition
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from hot_tier.append import Acks
+from hot_tier.file_names import LOG, path_of
 from record_format.checkpoint_files import parse_topic_id
-from record_format.consumer_offsets import TOPIC, Commit, CommitKey, encode_key, encode_value
+from record_format.consumer_offsets import (
+    TOPIC,
+    Commit,
+    CommitKey,
+    encode_key,
+    encode_value,
+    partition_for_group,
+)
 from record_format.errors import (
     FencedError,
     InvalidPartitionCount,
@@ -335,6 +344,34 @@ def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(harness, topic
     commit(harness, "g", t0=1_000_011)
     harness.restart()
     assert harness.broker.groups.group("g")[0].lag == 2
+
+
+@pytest.mark.parametrize("has_tail", [True, False])
+def test_groups_of_an_adopted_folder_stay_in_their_partition_after_a_restore(
+    harness, topic, tmp_path, has_tail
+):
+    """The folder of one of Kafka's brokers lacks the group's own partition."""
+    harness.broker.close()
+    for number in (1, 3):
+        folder = harness.root / "data" / f"{TOPIC}-{number}"
+        folder.mkdir()
+        path_of(folder, 0, LOG).touch()
+    harness.broker = harness.open()
+    group = next(name for name in "abcdefgh" if partition_for_group(name, 4) == 0)
+    commit(harness, group, t0=5)
+    harness.offload(TOPIC)
+    harness.claim()
+    harness.broker.close()
+    (harness.root / "data").rename(harness.root / "lost")
+    tail = harness.root / "lost" if has_tail else None
+    options = RestoreOptions(data_dir=harness.root / "data", gap=10, clock=lambda: 0, tail=tail)
+    restore(open_store(f"file://{harness.root / 'bucket'}"), options)
+    harness.broker = harness.open()
+    assert offsets_of(harness, group) == {("t", 0): 5}
+    commit(harness, group, t0=7)
+    harness.restart()
+    assert offsets_of(harness, group) == {("t", 0): 7}
+    assert not marker_path(harness.root / "data").exists()
 
 
 def test_commits_beyond_group_commits_max_are_throttled(harness, topic):
