@@ -139,7 +139,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
         502, "cold-object-corrupt", "A manifest fails its checksum", _object_key
     ),
     errors.RetriableError: Kind(503, "store-unavailable", "Try again later"),
-    errors.StoreUnavailable: Kind(503, "store-unavailable", "The object store does not answer"),
+    errors.StoreUnavailable: Kind(503, "store-unavailable", "The object store does not respond"),
     errors.OutcomeUnknownError: Kind(503, "store-unavailable", "The store did not confirm a write"),
     errors.ConfigurationError: Kind(
         503, "store-unavailable", "The object store refuses this broker"
