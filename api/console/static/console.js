@@ -87,9 +87,9 @@
   });
 
   document.addEventListener("htmx:beforeSwap", (event) => {
-    const { xhr, target, pathInfo } = event.detail;
+    const { xhr, target, pathInfo, requestConfig } = event.detail;
     const isOurs = xhr.getResponseHeader("Tierlog-Console") === "fragment";
-    const isStale = target === view && pathInfo.requestPath !== shown;
+    const isStale = target === view ? pathInfo.requestPath !== shown : !requestConfig.elt.isConnected;
     if (!isOurs || isStale) return void (event.detail.shouldSwap = false);
     say("");
     if (target === view) return;
@@ -125,14 +125,14 @@
   // The body of an error: a problem document, or anything else.
   function refused(status, body, isWholeView = false) {
     if (status === 401) return askForToken();
-    let detail = `The broker responded with status ${status}.`;
+    let title = "Error", detail = `The broker responded with status ${status}.`;
     try {
       const problem = JSON.parse(body);
-      if (problem.detail) detail = `${problem.title}: ${problem.detail}`;
+      if (problem.detail) ({ title, detail } = problem);
     } catch {
       // not a problem document
     }
-    if (!isWholeView) return say(detail);
+    if (!isWholeView) return say(`${title}: ${detail}`);
     const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
     if (view.querySelector(":scope > .refusal")?.textContent === detail) return void view.removeAttribute("aria-busy");
     const back = make("p", "");
@@ -140,9 +140,9 @@
     back.append(topic ? make("a", `Topic ${topic}`, { href: `#/topics/${topic}` }) : make("a", "All topics", { href: "#/overview" }));
     back.firstChild.dataset.up = "";
     const why = make("p", detail, { className: "refusal", role: "alert" });
-    view.replaceChildren(make("h1", "Not shown", { tabIndex: -1 }), why, back);
+    view.replaceChildren(make("h1", title, { tabIndex: -1 }), why, back);
     view.removeAttribute("aria-busy");
-    document.title = "tierlog";
+    document.title = `${title} · tierlog`;
   }
 
   // --- the token --------------------------------------------------------------------------------

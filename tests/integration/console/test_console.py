@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -301,6 +302,40 @@ def test_a_slow_page_that_was_left_delays_no_other(
         assert not browser.run(loading)
     finally:
         answerable.set()
+
+
+def test_a_late_refresh_does_not_undo_the_filter(
+    browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answerable = threading.Event(), threading.Event()
+    unpatched = topic_pages.topic_page
+
+    def slow_without_filter(topics: Any, *, wanted: str, page: int) -> topic_pages.TopicPage:
+        if not wanted:
+            asked.set()
+            answerable.wait(60)
+        return unpatched(topics, wanted=wanted, page=page)
+
+    with open_console(tmp_path, bucket=False) as console:
+        for name in ("apples", "pears"):
+            console.topic(name)
+        open_page(browser, console, "", heading="Topics")
+        monkeypatch.setattr(topic_pages, "topic_page", slow_without_filter)
+        browser.run(TICK)
+        assert asked.wait(30)
+        rows = (
+            "[...document.querySelectorAll('#topics tbody a')].map(one => one.textContent).join()"
+        )
+        browser.press("/")
+        browser.type("pea")
+        browser.until(f"{rows} === 'pears'")
+        url = f"{console.url}/console/topics?filter=&page=1"
+        ended = f"performance.getEntriesByName('{url}').length"
+        before = browser.run(ended)
+        answerable.set()
+        browser.until(f"{ended} > {before}")
+        browser.run("new Promise(requestAnimationFrame)")
+        assert browser.run(rows) == "pears"
 
 
 # --- live ---------------------------------------------------------------------------------------
@@ -758,6 +793,7 @@ def test_a_damaged_partition_is_reported_beside_the_others(
         browser.expected += ("htmx:", "status of 5", "Error Code 5")
         browser.run("location.hash = '#/topics/t/partitions/1/records'")
         browser.until("document.querySelector('#view > .refusal')")
+        assert browser.run("document.title") == "A local file fails its check · tierlog"
         assert "t-1/00000000000000000000.log" in browser.text()
         browser.run("document.querySelector('#view [data-up]').click()")
         browser.until(f"{HEADING}.textContent.trim() === 't'")
