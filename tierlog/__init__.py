@@ -73,4 +73,12 @@ def _read_arrow() -> Any:
 
         if (hint := how_to_install(error)) is None:
             raise
-        raise ModuleNotFoundError(f"tierlog.read_arrow: {hint}", name=error.name) from error
+        missing = ModuleNotFoundError(f"tierlog.read_arrow: {hint}", name=error.name)
+
+    def read_arrow(*_: Any, **__: Any) -> Any:
+        """Needs the extra `arrow`. Raises when it is called: `help`, `from tierlog import *` and
+        whatever else looks at all names of a module must work without it.
+        """
+        raise missing
+
+    return read_arrow

@@ -49,10 +49,18 @@ def test_a_command_names_the_missing_extra(arguments, hint):
 
 
 def test_read_arrow_names_the_missing_extra():
-    completed = run_without(set(OPTIONAL_PACKAGES), "import tierlog\ntierlog.read_arrow")
+    completed = run_without(set(OPTIONAL_PACKAGES), "import tierlog\ntierlog.read_arrow('t')")
     assert completed.stderr.splitlines()[-1].startswith(
         "ModuleNotFoundError: tierlog.read_arrow: pyarrow is not installed: pip install"
     )
+
+
+@pytest.mark.parametrize(
+    "code", ["from tierlog import *", "import pydoc; pydoc.render_doc('tierlog')"]
+)
+def test_all_names_can_be_looked_at_without_an_extra(code):
+    completed = run_without(set(OPTIONAL_PACKAGES), code)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_every_optional_package_is_in_its_extra():
