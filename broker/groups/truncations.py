@@ -1,4 +1,5 @@
-"""Logs that a repair truncated, until the groups that had read further are set back.
+"""Logs that a repair truncated, or of which a restore found nothing, until the groups that had read
+further are set back.
 
 `<data>/tierlog/cuts.json` maps topic id and partition to the log's new end; null until it is known.
 
@@ -14,7 +15,8 @@ Thread-safe; each change is durable when the call returns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from broker.data_folder import (
@@ -24,6 +26,7 @@ from broker.data_folder import (
     parse_topic_id_partition,
 )
 from broker.partition import Partition
+from hot_tier.durable_file import write_durably
 from record_format import sealed_json
 
 KIND: Final = "cuts"
@@ -31,16 +34,9 @@ KIND: Final = "cuts"
 
 class Truncations:
     def __init__(self, folder: DataFolder) -> None:
-        self._folder, self._path = folder, folder.path / "tierlog" / "cuts.json"
+        self._folder = folder
         self._lock = threading.Lock()
-        self._ends: dict[str, int | None] = {}
-        if self._path.exists():
-            self._ends = sealed_json.decode(
-                self._path.read_bytes(),
-                kind=KIND,
-                file=str(self._path),
-                document=dict[str, int | None],
-            )
+        self._ends = read_truncations(folder.path)
 
     @property
     def ends(self) -> dict[TopicIdPartition, int]:
@@ -92,5 +88,28 @@ class Truncations:
 
     def _save(self, ends: dict[str, int | None]) -> None:
         if ends != self._ends:
-            self._folder.write(self._path, sealed_json.encode(ends, kind=KIND))
+            write_truncations(self._folder.path, ends, write=self._folder.write)
             self._ends = ends
+
+
+def read_truncations(data_dir: Path) -> dict[str, int | None]:
+    """By topic id and partition. Raises CorruptDataError."""
+    path = _path(data_dir)
+    if not path.exists():
+        return {}
+    return sealed_json.decode(
+        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, int | None]
+    )
+
+
+def write_truncations(
+    data_dir: Path,
+    ends: Mapping[str, int | None],
+    *,
+    write: Callable[[Path, bytes], None] = write_durably,
+) -> None:
+    write(_path(data_dir), sealed_json.encode(ends, kind=KIND))
+
+
+def _path(data_dir: Path) -> Path:
+    return data_dir / "tierlog" / "cuts.json"

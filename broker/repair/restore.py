@@ -7,6 +7,8 @@
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
     <new>/recovery-point-offset-checkpoint, log-start-offset-checkpoint, tierlog/compaction-reached
                                          with `--tail`: the old folder's rows for these logs
+    <new>/tierlog/cuts.json              logs of which nothing is left: their offsets begin again,
+                                         and groups are set back
     <new>/tierlog/restoring              exists until the restore is complete: no broker starts on
                                          the folder, and an interrupted restore may be repeated
     <new>/<topic>-<partition>/           with `--tail`: the old folder's records above the bucket's
@@ -45,6 +47,7 @@ from broker.data_folder import (
     unusable,
     write_checkpoint,
 )
+from broker.groups.truncations import write_truncations
 from broker.ownership.allocated_epochs import write_epochs
 from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, marker_path, write_marker
 from broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
@@ -192,6 +195,7 @@ class _Restore:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
         self._cleaned_before: dict[TopicPartition, int] = {}
+        self._truncations: dict[str, int | None] = {}
         self._unreadable: list[OtherTopic] = []
         self._nameless: list[OtherTopic] = []  # these do not prevent restoring others of the name
         self._deletions: list[TopicRecord] = []  # to be completed by the first start
@@ -366,14 +370,20 @@ class _Restore:
             self._log_starts[place] = log_start
         if cleaned_before := old.cleaned_before(keys):
             self._cleaned_before[place] = cleaned_before
+        name = format_topic_id_partition(keys.topic_id, keys.partition)
+        if name in old.truncations:
+            self._truncations[name] = old.truncations[name]
 
     def _plan(
         self, topic: TopicObject, number: int, manifest: Manifest | None, tail: Tail | None
     ) -> None:
         """Record what the first start is to do with the partition."""
-        if not uses_bucket(LogConfig.parse(topic.config), manifest):
-            return  # it has nothing in the bucket, and never will: there is no owner to fence
         name = format_topic_id_partition(topic.topic_id, number)
+        if not uses_bucket(LogConfig.parse(topic.config), manifest):
+            # It has nothing in the bucket, and never will: there is no owner to fence, and no gap.
+            if tail is None or not tail.end_offset:
+                self._truncations[name] = None
+            return
         whole = None
         if tail is not None and tail.epochs:
             self._epochs[name] = tail.epochs
@@ -387,6 +397,7 @@ class _Restore:
         registry.unlink(missing_ok=True)
         TopicRegistry(registry).put(*records)
         write_epochs(self._data_dir, self._epochs)
+        write_truncations(self._data_dir, self._truncations)
         write_checkpoint(self._data_dir / RECOVERY_POINTS, self._recovery_points)
         write_checkpoint(self._data_dir / LOG_STARTS, self._log_starts)
         write_checkpoint(self._data_dir / COMPACTION_REACHED, self._cleaned_before)

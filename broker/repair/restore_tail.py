@@ -50,6 +50,7 @@ from broker.data_folder import (
     format_topic_id_partition,
     read_checkpoint,
 )
+from broker.groups.truncations import read_truncations
 from broker.ownership.allocated_epochs import read_epochs
 from broker.ownership.take_over import read_marker
 from broker.topic_registry import TopicRegistry
@@ -93,6 +94,8 @@ class TailTarget(NamedTuple):
 class OldFolder:
     """The data folder of a lost broker; locked until `close`.
 
+    `truncations`: those that groups have not followed yet.
+
     By topic id, `unpublished`: topics whose present state is not in the bucket yet; `deleted`:
     topics whose deletion is incomplete.
     """
@@ -111,6 +114,7 @@ class OldFolder:
         self._open.enter_context(folder_lock(path))
         self._epochs = read_epochs(path)
         self._take_overs = read_marker(path)
+        self.truncations = read_truncations(path)
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
         self._log_starts = read_checkpoint(path / LOG_STARTS)
         marks = (read_checkpoint(path / name) for name in (CLEANER_CHECKPOINT, COMPACTION_REACHED))

@@ -1,11 +1,13 @@
+import shutil
 import threading
 from contextlib import nullcontext, suppress
 
 import pytest
 
+from broker.data_folder import format_topic_id_partition
 from broker.groups.groups import Groups, OffsetState
 from broker.groups.requests import NewOffset
-from broker.groups.truncations import Truncations
+from broker.groups.truncations import Truncations, write_truncations
 from broker.groups.view import GroupView
 from broker.ownership.take_over import marker_path
 from broker.partition import Partition
@@ -372,6 +374,33 @@ def test_groups_of_an_adopted_folder_stay_in_their_partition_after_a_restore(
     harness.restart()
     assert offsets_of(harness, group) == {("t", 0): 7}
     assert not marker_path(harness.root / "data").exists()
+
+
+@pytest.mark.parametrize("has_tail", [True, False])
+def test_groups_are_reset_if_a_restore_finds_nothing_of_a_log(harness, tmp_path, has_tail):
+    """Its offsets begin again at 0. With a tail, another log was truncated, and the groups had not
+    followed yet.
+    """
+    for name in ("local", "cut"):
+        harness.broker.create_topic(name, config={"remote.storage.enable": False})
+        harness.produce(name, [b"x"] * 10)
+    commit(harness, "g", local0=10, cut0=15)
+    harness.offload(TOPIC)
+    cut = format_topic_id_partition(harness.broker.topic("cut").record.topic_id, 0)
+    harness.broker.close()
+    data, lost = harness.root / "data", harness.root / "lost"
+    data.rename(lost)
+    write_truncations(lost, {cut: 10})
+    shutil.rmtree(lost / "local-0")
+    tail = lost if has_tail else None
+    options = RestoreOptions(data_dir=data, gap=10, clock=lambda: 0, tail=tail)
+    restore(open_store(f"file://{harness.root / 'bucket'}"), options)
+    for _ in range(2):
+        harness.broker = harness.open()
+        harness.produce("local", [b"new"])
+        assert offsets_of(harness, "g") == {("local", 0): 0, ("cut", 0): 10 if has_tail else 0}
+        harness.broker.close()
+    harness.broker = harness.open()
 
 
 def test_commits_beyond_group_commits_max_are_throttled(harness, topic):
