@@ -48,13 +48,14 @@ class PartitionLine(NamedTuple):
 
 class TopicLine(NamedTuple):
     """`maps`: of the first partitions, on one axis; `more`: the number of the others. `marks`: why
-    partitions are not served, and how many.
+    partitions are not served, and how many. `offset_count`: as many records, or fewer if compacted.
     """
 
     name: str
     partitions: int
     marks: list[tuple[str, int]]
     offset_count: int
+    is_compacted: bool
     hot_bytes: int
     cold_bytes: int
     lag_bytes: int
@@ -119,6 +120,7 @@ def _topic_line(topic: Topic) -> TopicLine:
         partitions=len(partitions) + len(topic.damaged),
         marks=_marks(topic),
         offset_count=sum(_offset_count(partition) for partition in partitions),
+        is_compacted=topic.config.compacts,
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),
         lag_bytes=sum(size.offload_lag_bytes for size in sizes),

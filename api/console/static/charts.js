@@ -2,7 +2,8 @@
 "use strict";
 (() => {
   const KEEP = 720;
-  // Of each line: the column of samples, and the colour. The template has a key for each, in this order.
+  // Of each line: the column of samples, and the colour; of each value beside them: the column, and its unit.
+  // The template has a key for each, in this order.
   const CHARTS = {
     bytes: {
       binary: true,
@@ -14,7 +15,7 @@
       ],
     },
     records: { unit: (value) => `${short(value)}/s`, lines: [["produced_records_per_s", "--text"]] },
-    lag: { binary: true, unit: bytes, lines: [["lag_bytes", "--hot"]] },
+    lag: { binary: true, unit: bytes, lines: [["lag_bytes", "--hot"]], beside: [["lag_ms", duration]] },
   };
   const TIMES = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600];
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
@@ -35,6 +36,14 @@
     return `${+value.toPrecision(3)} B`;
   }
 
+  // One unit, rounded down, as the server does.
+  function duration(ms) {
+    for (const [seconds, unit] of [[86_400, "d"], [3600, "h"], [60, "min"]]) {
+      if (ms >= 2000 * seconds) return `${Math.floor(ms / 1000 / seconds)} ${unit}`;
+    }
+    return `${Math.floor(ms / 1000)} s`;
+  }
+
   // UTC, as everywhere in the console.
   const clock = (s) => new Date(s * 1000).toISOString().slice(11, 19);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -48,7 +57,7 @@
       height: box.clientHeight,
       legend: { show: false },
       cursor: { y: false },
-      hooks: { setCursor: [(drawn) => tell(box.parentElement, chart, drawn.data, drawn.cursor.idx)] },
+      hooks: { setCursor: [(drawn) => showValues(box.parentElement, chart, drawn.cursor.idx)] },
       scales: {
         x: { range: (_, min, max) => [Math.min(min, max - LEAST_SPAN_S), max] },
         y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] },
@@ -64,11 +73,13 @@
   }
 
   // Write the values under the pointer, or else the newest, beside the lines' names.
-  function tell(figure, chart, [times, ...lines], at) {
-    figure.querySelector("[data-at]").textContent = at == null ? "UTC" : `${clock(times[at])} UTC`;
-    figure.querySelectorAll("[data-value]").forEach((place, line) => {
-      const value = at == null ? lines[line].at(-1) : lines[line][at];
-      place.textContent = value == null ? "" : chart.unit(value);
+  function showValues(figure, chart, at) {
+    const { columns } = running;
+    figure.querySelector("[data-at]").textContent = at == null ? "UTC" : `${clock(columns.at_ms[at] / 1000)} UTC`;
+    const shown = [...chart.lines.map(([name]) => [name, chart.unit]), ...(chart.beside ?? [])];
+    figure.querySelectorAll("[data-value]").forEach((place, index) => {
+      const [name, unit] = shown[index];
+      place.textContent = unit(columns[name].at(at ?? -1));
     });
   }
 
@@ -80,7 +91,7 @@
       if (anew) plots[name]?.destroy();
       if (anew || !plots[name]) plots[name] = plot(box, chart);
       else plots[name].setData(of(chart, columns));
-      tell(box.parentElement, chart, plots[name].data, plots[name].cursor.idx);
+      showValues(box.parentElement, chart, plots[name].cursor.idx);
     }
   }
 

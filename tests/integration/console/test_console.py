@@ -208,8 +208,9 @@ def test_a_chart_shows_the_values_under_the_pointer_and_their_time_in_utc(
     samples = console.get("/console/samples").json()["at_ms"]
     times = {f"{datetime.fromtimestamp(ms // 1000, UTC):%H:%M:%S} UTC" for ms in samples}
     assert browser.run(caption) in times
-    value = browser.run(f"{chart}.closest('figure').querySelector('[data-value]').textContent")
-    assert value.endswith("B")
+    values = f"[...{chart}.closest('figure').querySelectorAll('[data-value]')]"
+    lag, waiting = browser.run(f"{values}.map(one => one.textContent)")
+    assert (lag[-1], waiting[-2:]) == ("B", " s"), "how much is not in the bucket, and for how long"
 
 
 def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -> None:
@@ -930,6 +931,15 @@ def test_the_newest_page_after_a_restore_is_below_the_gap(tmp_path: Path) -> Non
         console.produce("flights", {"key": "after"})
         newest = console.get("/console/topics/flights/partitions/0/records?limit=20").text
         assert (">after<" in newest, "?at=180&amp;" in newest) == (True, True)
+
+
+def test_the_records_of_a_compacted_topic_are_at_most_its_offsets(console: Console) -> None:
+    for name, policy in (("kept", "delete"), ("compacted", "compact,delete")):
+        console.produce(console.topic(name, cleanup_policy=policy), *[{"key": "k"}] * 30)
+    listed = console.get("/console/topics", params={"filter": "compacted"}).text
+    assert '<td class="number" data-label="Records">up to 30</td>' in listed
+    listed = console.get("/console/topics", params={"filter": "kept"}).text
+    assert '<td class="number" data-label="Records">30</td>' in listed
 
 
 def test_records_are_counted_without_the_gap_of_a_restore(tmp_path: Path) -> None:
