@@ -1,0 +1,89 @@
+"""A broker in memory for tests of producers, and what its responses are made of."""
+
+from functools import partial
+
+import httpx
+import msgspec
+
+import tierlog
+from record_format.batch import iter_headers
+from record_format.decode import decode_batch
+from tierlog.client import RetryPolicy, responses
+from tierlog.client.batching import prepare_record
+
+record = partial(prepare_record, key=None, timestamp=None, headers=(), now_ms=1)
+QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
+
+
+class TinyBroker:
+    """Two partitions; recognises duplicates by producer and sequence, like the real one.
+
+    `faults`: for each produce in turn, None, a response to return instead of it, or "lost" or
+    "shutdown": the batch is appended, but the connection breaks or the broker stops.
+    """
+
+    def __init__(self, *faults) -> None:
+        self.faults, self.logs, self.seen = list(faults), {0: [], 1: []}, {}
+        self.identities = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/producers":
+            self.identities += 1
+            return httpx.Response(
+                200, json={"producer_id": 2**33 + self.identities, "producer_epoch": 0}
+            )
+        if request.method == "GET":
+            return httpx.Response(200, json=description())
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, httpx.Response):
+            return fault
+        response = self.append(int(request.url.path.split("/")[5]), request.content)
+        if fault == "lost":
+            raise httpx.ReadError("gone", request=request)
+        if fault == "shutdown":
+            return httpx.Response(503, json={"code": "shutting-down", "outcome": "unknown"})
+        return response
+
+    def append(self, partition: int, body: bytes) -> httpx.Response:
+        (header,) = iter_headers(body)
+        key = (partition, header.producer_id, header.base_sequence)
+        duplicate = key in self.seen
+        if not duplicate:
+            expected = sum(1 for p, i, _ in self.seen if (p, i) == key[:2])
+            self.seen[key] = len(self.logs[partition])
+            self.logs[partition] += [r.value for r in decode_batch(body, header)]
+            assert header.base_sequence >= expected
+        base = self.seen[key]
+        result = {
+            "partition": partition,
+            "base_offset": base,
+            "last_offset": base + header.record_count - 1,
+            "records": header.record_count,
+            "duplicate": duplicate,
+        }
+        return httpx.Response(200, json={"topic": "t", "results": [result], "warnings": []})
+
+
+def description(*numbers, damaged=(), name="t"):
+    zeros = dict.fromkeys(responses.PartitionDescription.__struct_fields__, 0)
+    return {
+        "name": name,
+        "topic_id": "x",
+        "config": {},
+        "effective_config": {},
+        "partitions": [{**zeros, "partition": number} for number in numbers or (0, 1)],
+        "damaged_partitions": [{"partition": number, "detail": "bad"} for number in damaged],
+    }
+
+
+def topic(name, count):
+    return msgspec.convert(description(*range(count), name=name), responses.TopicDescription)
+
+
+def refused(status: int, code: str) -> httpx.Response:
+    """A problem document, or without a `code` a gateway's response."""
+    return httpx.Response(status, json={"code": code, "detail": code} if code else {})
+
+
+def client(broker: TinyBroker) -> tierlog.Client:
+    return tierlog.Client(retries=QUICK, transport=httpx.MockTransport(broker))
