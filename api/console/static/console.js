@@ -25,7 +25,7 @@
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
-  window.tierlog = { headers, refused, say };
+  window.tierlog = { headers, showError };
 
   // --- which fragment ---------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@
     }
   }
 
-  function say(text) {
+  function notify(text) {
     notice.textContent = text;
     notice.hidden = !text;
   }
@@ -91,7 +91,7 @@
     const isOurs = xhr.getResponseHeader("Tierlog-Console") === "fragment";
     const isStale = target === view ? pathInfo.requestPath !== shown : !requestConfig.elt.isConnected;
     if (!isOurs || isStale) return void (event.detail.shouldSwap = false);
-    say("");
+    notify("");
     if (target === view) return;
     if (isSelecting(target)) return void (event.detail.shouldSwap = false);
     const scrolled = tables().map((table) => table.scrollLeft);
@@ -111,11 +111,11 @@
 
   document.addEventListener("htmx:responseError", (event) => {
     const { xhr, target } = event.detail;
-    refused(xhr.status, xhr.responseText, target === view);
+    showError(xhr.status, xhr.responseText, target === view);
   });
   for (const name of ["htmx:sendError", "htmx:timeout"]) {
     document.addEventListener(name, ({ detail: { target, pathInfo } }) => {
-      say("The broker does not respond; this page retries automatically.");
+      notify("The broker does not respond; this page retries automatically.");
       if (target !== view || pathInfo.requestPath !== shown) return;
       isMissing = true;
       view.removeAttribute("aria-busy");
@@ -123,7 +123,7 @@
   }
 
   // The body of an error: a problem document, or anything else.
-  function refused(status, body, isWholeView = false) {
+  function showError(status, body, isWholeView = false) {
     if (status === 401) return askForToken();
     let title = "Error", detail = `The broker responded with status ${status}.`;
     try {
@@ -132,7 +132,7 @@
     } catch {
       // not a problem document
     }
-    if (!isWholeView) return say(`${title}: ${detail}`);
+    if (!isWholeView) return notify(`${title}: ${detail}`);
     const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
     if (view.querySelector(":scope > .refusal")?.textContent === detail) return void view.removeAttribute("aria-busy");
     const back = make("p", "");

@@ -10,6 +10,8 @@
   const MAX_TEXT = 2000;
   const RETRY_MS = 2000;
   const DRAW_MS = 150;
+  const RECONNECTING = "the broker does not respond; reconnecting";
+  const STOPPED = "stopped"; // by an error that a retry does not mend
   // Characters that are invisible or reorder the text around them; as the server shows them.
   const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
@@ -26,13 +28,14 @@
       this.pause = root.querySelector("[data-tail-pause]");
       this.waiting = []; // newest last
       this.held = 0; // characters in there
-      this.seen = 0;
-      this.seenAtPause = 0;
+      this.received = 0;
+      this.receivedAtPause = 0;
       this.paused = false;
+      this.status = "connecting";
       this.lastId = null;
       this.stop = new AbortController();
       this.pause.addEventListener("click", () => this.toggle());
-      this.filter.addEventListener("input", () => this.sift());
+      this.filter.addEventListener("input", () => this.applyFilter());
       root.querySelector("[data-tail-clear]").addEventListener("click", () => this.clear());
       this.run();
     }
@@ -47,7 +50,7 @@
           if (!(await this.read())) return;
         } catch {
           if (!this.isShown) return;
-          this.say("the broker does not respond; reconnecting");
+          this.setStatus(RECONNECTING);
         }
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       }
@@ -60,11 +63,12 @@
       const response = await fetch(this.root.dataset.tail, { headers, signal: this.stop.signal });
       if (!response.ok) {
         const body = await response.text();
-        window.tierlog.refused(response.status, body);
-        this.say(response.status === 401 ? "waits for a token" : "stopped");
-        return response.status >= 500 || response.status === 429;
+        window.tierlog.showError(response.status, body);
+        const isTemporary = response.status >= 500 || response.status === 429;
+        this.setStatus(response.status === 401 ? "waits for a token" : isTemporary ? RECONNECTING : STOPPED);
+        return isTemporary;
       }
-      this.say(this.paused ? "paused" : "live");
+      this.setStatus("live");
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
@@ -72,7 +76,7 @@
         if (done) return true;
         const events = (rest + value).split("\n\n");
         rest = events.pop();
-        for (const event of events) if (!this.take(event)) return false;
+        for (const event of events) if (!this.handle(event)) return false;
         if (!this.isShown) {
           this.stop.abort();
           return false;
@@ -80,7 +84,7 @@
       }
     }
 
-    take(event) {
+    handle(event) {
       let id = null, name = "", data = "";
       for (const line of event.split("\n")) {
         if (line.startsWith("id: ")) id = line.slice(4);
@@ -88,13 +92,13 @@
         else if (line.startsWith("data: ")) data += line.slice(6);
       }
       if (name === "error") {
-        window.tierlog.refused(0, data);
-        this.say("stopped");
+        window.tierlog.showError(0, data);
+        this.setStatus(STOPPED);
         return false;
       }
       if (!data) return true;
       this.lastId = id;
-      this.seen += 1;
+      this.received += 1;
       this.waiting.push(data);
       this.held += data.length;
       while (this.waiting.length > KEEP || (this.held > KEEP_CHARS && this.waiting.length > 1)) this.held -= this.waiting.shift().length;
@@ -108,8 +112,8 @@
       this.frame = setTimeout(() => requestAnimationFrame(() => {
         this.frame = 0;
         if (!this.paused) this.draw();
-        const since = this.paused ? `, ${(this.seen - this.seenAtPause).toLocaleString("en")} since the pause` : "";
-        this.count.textContent = this.seen ? `${this.seen.toLocaleString("en")} received${since}` : "";
+        const since = this.paused ? `, ${(this.received - this.receivedAtPause).toLocaleString("en")} since the pause` : "";
+        this.count.textContent = this.received ? `${this.received.toLocaleString("en")} received${since}` : "";
       }), DRAW_MS);
     }
 
@@ -124,7 +128,7 @@
       }
       this.rows.prepend(made);
       while (this.rows.childElementCount > KEEP) this.rows.lastElementChild.remove();
-      this.tellEmpty();
+      this.showEmpty();
     }
 
     passes(...texts) {
@@ -133,14 +137,14 @@
     }
 
     // The filter changed: hide and show rows by the text in them.
-    sift() {
+    applyFilter() {
       for (const row of this.rows.children) {
         row.hidden = !this.passes(...[...row.querySelectorAll(".text")].map((cell) => cell.textContent));
       }
-      this.tellEmpty();
+      this.showEmpty();
     }
 
-    tellEmpty() {
+    showEmpty() {
       this.empty.hidden = this.rows.querySelector("tr:not([hidden])") !== null;
       this.empty.textContent = this.filter.value ? "No record with this text so far." : "Nothing yet: records show here as they are produced, the newest on top.";
     }
@@ -168,10 +172,13 @@
     }
 
     toggle() {
+      if (this.status === STOPPED) {
+        this.lastId = null;
+        return void this.run();
+      }
       this.paused = !this.paused;
-      this.seenAtPause = this.seen;
-      this.pause.textContent = this.paused ? "Resume" : "Pause";
-      this.say(this.paused ? "paused" : "live");
+      this.receivedAtPause = this.received;
+      this.setStatus(this.status);
       this.schedule();
     }
 
@@ -179,11 +186,13 @@
       this.waiting = [];
       this.held = 0;
       this.rows.replaceChildren();
-      this.tellEmpty();
+      this.showEmpty();
     }
 
-    say(state) {
-      this.state.textContent = state;
+    setStatus(status) {
+      this.status = status;
+      this.state.textContent = this.paused && status === "live" ? "paused" : status;
+      this.pause.textContent = status === STOPPED ? "Reconnect" : this.paused ? "Resume" : "Pause";
     }
   }
 

@@ -353,7 +353,7 @@ def test_the_tail_shows_records_as_they_arrive(browser: Chromium, console: Conso
     assert "base64 /wA=" in browser.text()
     browser.run("document.querySelector('[data-tail-pause]').click()")
     console.produce(topic, {"value": "while paused"})
-    browser.until("document.querySelector('[data-tail]').tail.seen === 3")
+    browser.until("document.querySelector('[data-tail]').tail.received === 3")
     browser.until("document.body.innerText.includes('3 received, 1 since the pause')")
     assert browser.run(rows) == 2
     browser.run("document.querySelector('[data-tail-pause]').click()")
@@ -388,6 +388,25 @@ def test_the_filter_of_a_tail_finds_what_is_shown_and_what_arrives(
     browser.until("document.querySelector('summary')?.id === 'record-4'")
 
 
+def test_a_tail_that_an_error_stopped_can_be_connected_again(
+    browser: Chromium, console: Console
+) -> None:
+    browser.expected += ("status of 404",)
+    topic = console.topic("interrupted")
+    open_page(browser, console, f"#/topics/{topic}/tail", heading=topic)
+    state = "document.querySelector('[data-tail-state]').textContent"
+    button = "document.querySelector('[data-tail-pause]')"
+    browser.until(f"{state} === 'live'")
+    console.delete(f"/v1/topics/{topic}")
+    browser.until(f"{state} === 'stopped'")
+    console.topic(topic)
+    assert browser.run(f"{button}.textContent") == "Reconnect"
+    browser.run(f"{button}.click()")
+    browser.until(f"{state} === 'live' && {button}.textContent === 'Pause'")
+    console.produce(topic, {"value": "seen again"})
+    browser.until("document.body.innerText.includes('seen again')")
+
+
 def test_a_flood_keeps_only_the_newest_rows(browser: Chromium, console: Console) -> None:
     topic = console.topic("flood")
     open_page(browser, console, f"#/topics/{topic}/tail", heading=topic)
@@ -408,7 +427,7 @@ def test_a_paused_tail_holds_few_large_records(browser: Chromium, console: Conso
     for n in range(12):
         console.produce(topic, {"value": f"{n} " + "x" * 900_000})
     tail = "document.querySelector('[data-tail]').tail"
-    browser.until(f"{tail}.seen === 12")
+    browser.until(f"{tail}.received === 12")
     assert browser.run(f"{tail}.waiting.length") == 9, "at most 8 Mi characters"
     browser.run("document.querySelector('[data-tail-pause]').click()")
     browser.until("document.querySelectorAll('[data-tail-rows] tr').length === 9")

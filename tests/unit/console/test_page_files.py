@@ -105,7 +105,7 @@ def test_times_are_in_utc_and_unknown_ones_a_dash() -> None:
     assert moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"
     assert moment(None) == moment(-1) == "–"
     assert object_moment(1_372_899_601_005) == "2013-07-04 01:00:01.005Z"
-    assert object_moment(1_372_899_601_000) == "2013-07-04 01:00:01Z", "S3 tells whole seconds"
+    assert object_moment(1_372_899_601_000) == "2013-07-04 01:00:01Z", "S3 reports whole seconds"
     assert moment(2**63 - 1) == "9223372036854775807 ms"
 
 
