@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_versions
+from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_folder, topic_versions
 from manifest.store import random_name
 from manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
 from record_format import sealed_json
@@ -131,6 +131,21 @@ class TopicObjects:
         """
         versions = PartitionKeys(name, topic_id, 0).versions
         return bool(self._store.list(versions, limit=1))
+
+    def partition_count(self, topic: TopicObject) -> int:
+        """As many partitions as the topic object says, or more if there are manifests of more:
+        partitions were added, and the version that says so is not written yet, or was lost.
+        """
+        found = self._store.folders(topic_folder(topic.name, topic.topic_id), limit=TOPICS_MAX)
+        numbers = sorted((int(name) for name in found if name.isdecimal()), reverse=True)
+        for number in numbers:
+            if number < topic.partitions:
+                break
+            # Some stores also list folders whose objects were deleted.
+            versions = PartitionKeys(topic.name, topic.topic_id, number).versions
+            if self._store.list(versions, limit=1):
+                return number + 1
+        return topic.partitions
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
         """Write `topic` as the next version, without reading the newest one: for the owner, its

@@ -269,6 +269,7 @@ class _Restore:
 
     def _restored(self, topic: TopicObject) -> tuple[TopicRecord, list[RestoredPartition]]:
         """Restore all partitions; none if one cannot be read."""
+        topic = self._with_unpublished_partitions(topic)
         loaded = self._loaded(topic, range(topic.partitions))
         unpublished = self._unpublished(topic, loaded)
         if unpublished is not None:
@@ -280,6 +281,18 @@ class _Restore:
         record = _record(topic, absent=self._absent(topic, loaded))
         numbers = record.partition_numbers()
         return record, [self._partition(topic, *loaded[number]) for number in numbers]
+
+    def _with_unpublished_partitions(self, topic: TopicObject) -> TopicObject:
+        """Uploads do not wait for the topic object that has their partition."""
+        count = TopicObjects(self._store).partition_count(topic)
+        if count > topic.partitions:
+            log.warning(
+                "the bucket has more partitions than its topic object says",
+                topic=topic.name,
+                topic_object=topic.partitions,
+                partitions=count,
+            )
+        return msgspec.structs.replace(topic, partitions=count)
 
     def _absent(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> tuple[int, ...]:
         """Partitions of the groups' offsets that an adopted folder lacked. If they were created

@@ -25,7 +25,13 @@ from hot_tier.file_names import LOG, path_of
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
-from record_format.errors import ConfigurationError, CorruptBatch, FencedError, MissingObject
+from record_format.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    FencedError,
+    ManifestConflict,
+    MissingObject,
+)
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import put
@@ -740,6 +746,38 @@ def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close
     new.claim()
     assert TopicObjects(store_of(new)).load("new", topic_id).partitions == 2
     assert new.broker.verify("new", deep=True).ok
+
+
+def test_partitions_that_were_uploaded_but_not_published_are_restored(
+    harness, tmp_path, to_close, monkeypatch
+):
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(20)
+    harness.offload()
+    harness.stop_copying()
+
+    def fails(*_, **__):
+        raise ManifestConflict("conflicts in a row")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(TopicObjects, "write", fails)
+        harness.broker.alter_topic("t", partitions=3)
+        with pytest.raises(ManifestConflict):
+            harness.broker.background.copy_round()
+        harness.fill(20, partition=2)
+        harness.broker.partition("t", 2).log.roll()
+        harness.copy_sealed()
+    assert harness.broker.partition("t", 2).cold.end_offset == 20
+    harness.broker.close()
+    shutil.rmtree(harness.root / "data")
+    topic = TopicObjects(store_of(harness)).find("t")
+    checked = verify_bucket(store_of(harness), topic, deep=True, clock=lambda: 0)
+    assert (checked.ok, checked.checked.records) == (True, 40)
+    new = Restored(tmp_path / "new", harness)
+    to_close.append(new)
+    assert len(new.records("t", partition=2)) == 20
+    new.claim()
+    assert TopicObjects(store_of(harness)).find("t").partitions == 3
 
 
 def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path, to_close):
