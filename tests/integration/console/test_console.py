@@ -660,6 +660,7 @@ def test_every_page_fits_a_phone_and_labels_its_controls(
     for width in (320, PHONE):
         browser.emulate(width=width, height=844)
         open_page(browser, console, page, heading="")
+        browser.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         # Charts adopt the new width a frame later.
         browser.until(
             "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
