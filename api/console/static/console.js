@@ -21,7 +21,7 @@
   const askToken = document.getElementById("ask-token");
   const help = document.getElementById("help");
   let shown = null; // the path whose fragment is requested or shown
-  let isMissing = false; // its request got no response
+  let isMissing = false; // whether its request got no response
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
@@ -41,7 +41,7 @@
     const path = wanted();
     if (path === shown && !again) return;
     const isFirst = shown === null;
-    const left = again ? null : history.state; // an entry that Back returns to
+    const place = again ? null : history.state; // of an entry that Back returned to
     shown = path;
     isMissing = false;
     view.setAttribute("aria-busy", "true");
@@ -54,21 +54,21 @@
       const name = heading ? heading.textContent.replace(/\s+/g, " ").trim() : "";
       const tab = view.querySelector(".tabs [aria-current]")?.textContent;
       document.title = [name, tab, "tierlog"].filter(Boolean).join(" · ");
-      const focused = (left && document.getElementById(left.focused)) ?? heading;
+      const focused = (place && document.getElementById(place.focused)) ?? heading;
       if (!isFirst && document.activeElement === document.body) focused?.focus({ preventScroll: true });
-      if (!again) window.scrollTo(0, left ? left.y : 0);
+      if (!again) window.scrollTo(0, place ? place.y : 0);
     }, () => {}); // reported by the listeners below
   }
 
-  // Back, and a reload, return to the same place of the page.
-  function leave() {
+  // Kept in the history entry: Back, and a reload, return to the same place of the page.
+  function savePlace() {
     history.replaceState({ y: window.scrollY, focused: document.activeElement?.id }, "");
   }
 
   function mark(path) {
-    const room = path.split(/[/?]/)[2];
+    const section = path.split(/[/?]/)[2];
     for (const link of document.querySelectorAll("[data-nav]")) {
-      if (link.dataset.nav.split(" ").includes(room)) link.setAttribute("aria-current", "page");
+      if (link.dataset.nav.split(" ").includes(section)) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
   }
@@ -187,7 +187,7 @@
     const given = new URLSearchParams(new FormData(event.target));
     const address = `#${route}?${given}`;
     if (address === location.hash) return show({ again: true });
-    leave();
+    savePlace();
     location.hash = address;
   });
 
@@ -247,8 +247,8 @@
   }, TICK_MS);
 
   history.scrollRestoration = "manual";
-  document.addEventListener("click", (event) => event.target.closest("a[href]") && leave());
-  window.addEventListener("pagehide", leave);
+  document.addEventListener("click", (event) => event.target.closest("a[href]") && savePlace());
+  window.addEventListener("pagehide", savePlace);
   window.addEventListener("hashchange", () => show());
   showForget();
   show();
