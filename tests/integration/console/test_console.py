@@ -378,6 +378,9 @@ def test_the_filter_of_a_tail_finds_what_is_shown_and_what_arrives(
     console.produce(topic, {"value": "fine"}, {"key": "ERRORS"}, {"value": "x" * 5000 + "error"})
     browser.until(f"{received} === '5 received'")
     assert browser.run(shown) == "4,3,0"
+    heights = "[...document.querySelectorAll('[data-tail-rows] tr')].map(row => row.offsetHeight)"
+    longest, line, *_ = browser.run(heights)
+    assert longest < 7 * line, "a long value takes six lines; its offset opens the whole"
     browser.type("s none has")
     browser.until("document.body.innerText.includes('No record with this text so far')")
     browser.run("document.querySelector('[data-tail-filter]').select()")
