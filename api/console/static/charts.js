@@ -19,7 +19,7 @@
   };
   const TIMES = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600];
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
-  const LEAST_SPAN_S = 600;
+  const LEAST_SPAN_S = 600, MOST_SPAN_S = 3600;
   let running = null; // {root, plots by name, columns of samples}
 
   function short(value) {
@@ -59,7 +59,8 @@
       cursor: { y: false },
       hooks: { setCursor: [(drawn) => showValues(box.parentElement, chart, drawn.cursor.idx)] },
       scales: {
-        x: { range: (_, min, max) => [Math.min(min, max - LEAST_SPAN_S), max] },
+        // At most the last hour, also if samples are rare, or the machine was asleep between two.
+        x: { range: (_, min, max) => [Math.max(Math.min(min, max - LEAST_SPAN_S), max - MOST_SPAN_S), max] },
         y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] },
       },
       axes: [

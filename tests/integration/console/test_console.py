@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import threading
 import time
@@ -211,6 +212,26 @@ def test_a_chart_shows_the_values_under_the_pointer_and_their_time_in_utc(
     values = f"[...{chart}.closest('figure').querySelectorAll('[data-value]')]"
     lag, waiting = browser.run(f"{values}.map(one => one.textContent)")
     assert (lag[-1], waiting[-2:]) == ("B", " s"), "how much is not in the bucket, and for how long"
+
+
+def test_a_chart_ends_an_hour_ago(browser: Chromium, console: Console, flights: str) -> None:
+    """Whatever the samples: here the machine was asleep for a night."""
+    end = 1_372_939_200  # 12:00:00
+    at = [end - 30_000, end - 1800, end - 10, end]
+    measured = {name: [1.0] * len(at) for name in console.get("/console/samples").json()}
+    samples = json.dumps(measured | {"at_ms": [1000 * s for s in at]})
+    open_page(browser, console, "#/store", heading="Store")
+    browser.run(f"""void (window.fetch = async (url) => new Response({json.dumps(samples)}))""")
+    browser.run("location.hash = '#/overview'")
+    chart = "document.querySelector('[data-chart=lag] .u-over')"
+    browser.until(chart)
+    left, middle = browser.run(
+        f"(({{ left, top, height }}) => [left, top + height / 2])({chart}.getBoundingClientRect())"
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + 2, y=middle)
+    caption = f"{chart}.closest('figure').querySelector('[data-at]').textContent"
+    browser.until(f"{caption} !== 'UTC'")
+    assert browser.run(caption) == "11:30:00 UTC"
 
 
 def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -> None:
