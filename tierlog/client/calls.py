@@ -300,6 +300,7 @@ def fetch(
             of=f"{topic}-{partition}",
             from_offset=max(from_offset, fetched.log_start_offset),
             end_offset=fetched.next_offset,
+            next_offset=fetched.next_offset,
         )
         if corrupt_from is not None:
             fetched = fetched._replace(next_offset=corrupt_from, up_to_date=False)

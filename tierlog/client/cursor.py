@@ -95,6 +95,7 @@ class PartitionCursor:
             if isinstance(self.next_offset, int)
             else fetched.log_start_offset,
             end_offset=end if self.timestamp is None else None,
+            next_offset=fetched.next_offset,
         )
         if self.timestamp is not None:
             # Before the cut at the end: the first record at that time may lie beyond it.

@@ -6,6 +6,7 @@ import os
 import pickle
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from math import inf
 
 import httpx
@@ -394,6 +395,25 @@ def test_fetch_starts_at_its_offset_or_timestamp_and_verifies_checksums():
     bad = Script(fetched(bytes(batch), next_offset=7, high_watermark=7))
     with client(bad) as c, pytest.raises(errors.CorruptBatch):
         c.fetch("t", 0)
+
+
+def test_a_batch_whose_offset_or_length_is_corrupt_is_refused_like_its_records():
+    """No checksum covers them: records would be given other offsets, or be left out."""
+    bases = [0, 2, 4, 10, 12]  # compaction removed a batch
+    batches = [bytes(encode_batch([b"a", b"b"], timestamps=[1, 1], base_offset=b)) for b in bases]
+    whole = [offset for base in bases for offset in (base, base + 1)]
+    assert [r.offset for r in decode_fetched(b"".join(batches), next_offset=14).records] == whole
+    for number, wrong_byte in product(range(5), range(12)):
+        damaged = bytearray(batches[number])
+        damaged[wrong_byte] ^= 64
+        sent = b"".join([*batches[:number], damaged, *batches[number + 1 :]])
+        if number == 0:
+            with pytest.raises(errors.CorruptBatch, match="t-0: offset 0: "):
+                decode_fetched(sent, of="t-0", next_offset=14)
+            continue
+        records, corrupt_from = decode_fetched(sent, next_offset=14)
+        assert [record.offset for record in records] == whole[: 2 * number]
+        assert corrupt_from == bases[number - 1] + 2
 
 
 class NumpyNumber:
