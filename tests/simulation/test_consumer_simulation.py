@@ -1,0 +1,277 @@
+"""Seeded runs of `consume` by both clients against a log in memory that is appended to, trimmed and
+compacted meanwhile, and whose responses are refused, lost or corrupt.
+
+* A run returns increasing offsets of each partition, with the values of those offsets.
+* A run without a group that ends returned every record that is still there, of those between the
+  log's start and end when the run began, and none after that end.
+* What a group has committed, it has processed: at least once each record that is still there. A
+  record on which the loop was left counts as not processed.
+* A last run of the group, without faults, reads to the end.
+
+The seed is in the test's name; `TIERLOG_SEED` runs only that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+import tierlog
+from record_format.encode import encode_batch
+from record_format.errors import TierlogError
+from tests.simulation.steps import seeds
+from tierlog.client import ConsumedRecord, Limits, RetryPolicy
+from tierlog.client.responses import PartitionDescription
+
+PARTITIONS = 3
+RUNS = 60
+POLICY = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.0)
+REFUSALS = {"throttled": 429, "starting": 503, "store-unavailable": 503, "": 502, "internal": 500}
+
+
+class Batch(NamedTuple):
+    base_offset: int
+    next_offset: int
+    encoded: bytes
+    values: dict[int, bytes]
+
+
+class Log:
+    """One partition."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.start = self.end = 0
+        self.first_asked_end: int | None = None  # the log's end when a run first fetched from it
+
+    def append(self, random: Random) -> None:
+        base, count = self.end, random.randint(1, 5)
+        self.end += count
+        values = {offset: b"v%d" % offset for offset in range(base, self.end)}
+        is_control = count == 1 and random.random() < 0.5
+        keys = [b"\0\0\0\1"] if is_control else None
+        encoded = bytes(
+            encode_batch(
+                [b"\0\0\0\0\0\0"] if is_control else list(values.values()),
+                keys=keys,
+                timestamps=[1000] * count,
+                base_offset=base,
+                control=is_control,
+            )
+        )
+        self.batches.append(Batch(base, self.end, encoded, {} if is_control else values))
+
+    def trim(self, random: Random) -> None:
+        self.start = random.randint(self.start, self.end)
+        self.batches = [batch for batch in self.batches if batch.next_offset > self.start]
+
+    def compact(self, random: Random) -> None:
+        self.batches = [batch for batch in self.batches if random.random() < 0.8]
+
+    @property
+    def values(self) -> dict[int, bytes]:
+        """What is there now, by offset."""
+        found = {offset: v for batch in self.batches for offset, v in batch.values.items()}
+        return {offset: v for offset, v in found.items() if offset >= self.start}
+
+    def fetch(self, random: Random, query: httpx.QueryParams, *, damage: bool) -> httpx.Response:
+        if self.first_asked_end is None:
+            self.first_asked_end = self.end
+        named = {"earliest": self.start, "latest": self.end}
+        offset = named.get(query["offset"])
+        offset = int(query["offset"]) if offset is None else offset
+        if not self.start <= offset <= self.end:
+            code = "offset-trimmed" if offset < self.start else "offset-past-end"
+            return _problem(410, code, log_start_offset=self.start, high_watermark=self.end)
+        after = [batch for batch in self.batches if batch.next_offset > offset]
+        sent = after[: random.randint(1, 4)]
+        next_offset = self.end if len(sent) == len(after) else sent[-1].next_offset
+        pieces = [bytearray(batch.encoded) for batch in sent]
+        if pieces and damage and random.random() < 0.05:
+            damaged = random.choice(pieces)
+            # Not in the base offset, which no checksum covers.
+            damaged[random.randrange(8, len(damaged))] ^= 1 << random.randrange(8)
+        fields = {
+            "log-next-offset": str(next_offset),
+            "log-start-offset": str(self.start),
+            "log-high-watermark": str(self.end),
+            "log-up-to-date": "true" if next_offset == self.end else "false",
+            "log-tier": "hot",
+            "log-topic-id": "x",
+        }
+        return httpx.Response(200, content=b"".join(pieces), headers=fields)
+
+
+class FlakyBroker:
+    """The HTTP API of one topic and one group, as a transport's handler."""
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.fault_rate, self.changes = random, 0.0, True
+        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.committed: dict[int, int] = {}
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.changes and self.random.random() < 0.3:
+            log = self.random.choice(self.logs)
+            change = self.random.choice([Log.append] * 6 + [Log.trim, Log.compact])
+            change(log, self.random)
+        if self.random.random() < self.fault_rate:
+            if self.random.random() < 0.5:
+                raise httpx.ReadError("gone", request=request)
+            code = self.random.choice(list(REFUSALS))
+            return _problem(REFUSALS[code], code)
+        return self._respond(request)
+
+    def _respond(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path.split("/")
+        if "partitions" in path:
+            return self.logs[int(path[5])].fetch(
+                self.random, request.url.params, damage=self.changes
+            )
+        if request.method == "PUT":
+            for row in json.loads(request.content)["offsets"]:
+                self.committed[row["partition"]] = row["offset"]
+            return httpx.Response(204)
+        if path[2] == "groups":
+            if not self.committed:
+                return _problem(404, "unknown-group")
+            ends = {"log_end_offset": 0, "lag": 0}
+            rows = [
+                {"topic": "t", "partition": partition, "offset": offset, **ends}
+                for partition, offset in self.committed.items()
+            ]
+            return httpx.Response(200, json={"group": "g", "offsets": rows})
+        return httpx.Response(200, json=self._description())
+
+    def _description(self) -> dict[str, object]:
+        zeros = dict.fromkeys(PartitionDescription.__struct_fields__, 0)
+        partitions = [
+            {**zeros, "partition": number, "log_start_offset": log.start}
+            for number, log in enumerate(self.logs)
+        ]
+        ours = {"name": "t", "topic_id": "x", "config": {}, "effective_config": {}}
+        return ours | {"partitions": partitions}
+
+
+def _problem(status: int, code: str, **members: object) -> httpx.Response:
+    return httpx.Response(status, json={"code": code, "detail": code, **members} if code else {})
+
+
+class LeftTheLoop(Exception):
+    """By the code that handles the records."""
+
+
+class Run:
+    """One loop over `consume`: what it is to do, and what it has processed."""
+
+    def __init__(self, random: Random, broker: FlakyBroker, *, group: str | None) -> None:
+        self.broker, self.group = broker, group
+        self.follow = random.random() < 0.3
+        self.left_after = random.choice([0, 1, 5, 20]) if self.follow else random.choice([3, 10**9])
+        self.raises = random.random() < 0.5
+        self.returned: list[ConsumedRecord] = []
+        self.processed: list[ConsumedRecord] = []
+        self.starts = [log.start for log in broker.logs]
+        for log in broker.logs:
+            log.first_asked_end = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"topic": "t", "group": self.group, "follow": self.follow, "limits": Limits()}
+
+    def next(self, record: ConsumedRecord) -> bool:
+        """Take a record; whether the loop is to be left on it."""
+        self.processed = list(self.returned)
+        self.returned.append(record)
+        if len(self.returned) <= self.left_after:
+            return False
+        if self.raises:
+            raise LeftTheLoop
+        return True
+
+    def check(self, *, ended: bool) -> None:
+        for number, log in enumerate(self.broker.logs):
+            offsets = [one.offset for one in self.returned if one.partition == number]
+            assert offsets == sorted(set(offsets))
+            assert all(one.value == b"v%d" % one.offset for one in self.returned)
+            if ended and self.group is None:
+                end = log.first_asked_end or 0
+                assert not [offset for offset in offsets if offset >= end]
+                missed = {offset for offset in log.values if offset < end} - set(offsets)
+                assert not {offset for offset in missed if offset >= self.starts[number]}
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.broker = FlakyBroker(Random(seed + 1000))
+        self.processed: list[set[int]] = [set() for _ in range(PARTITIONS)]
+
+    def runs(self) -> Iterator[Run]:
+        for _ in range(RUNS):
+            self.broker.fault_rate = self.random.choice([0, 0, 0.1, 0.3])
+            for log in self.broker.logs:
+                log.append(self.broker.random)  # a follower waits for no more than that
+            yield Run(self.random, self.broker, group=self.random.choice(["g", None]))
+        self.broker.fault_rate, self.broker.changes = 0.0, False
+        last = Run(self.random, self.broker, group="g")
+        last.follow, last.left_after = False, 10**9
+        yield last
+        for number, log in enumerate(self.broker.logs):
+            assert self.processed[number] >= set(log.values)
+            assert self.broker.committed.get(number, 0) in (0, log.end)
+
+    def ended(self, run: Run, error: BaseException | None) -> None:
+        ended = error is None and len(run.returned) <= run.left_after
+        if ended or isinstance(error, TierlogError):  # raised when the next record was asked for
+            run.processed = list(run.returned)
+        run.check(ended=ended)
+        if run.group is None:
+            return
+        for record in run.processed:
+            self.processed[record.partition].add(record.offset)
+        for number, offset in self.broker.committed.items():
+            there = {one for one in self.broker.logs[number].values if one < offset}
+            assert there <= self.processed[number], "committed, but never processed"
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_consume(seed: int) -> None:
+    world = World(seed)
+    for run in world.runs():
+        error = None
+        transport = httpx.MockTransport(world.broker)
+        with tierlog.Client(retries=POLICY, transport=transport) as client:
+            try:
+                for record in client.consume(**run.arguments):
+                    if run.next(record):
+                        break
+            except (TierlogError, LeftTheLoop) as raised:
+                error = raised
+        world.ended(run, error)
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_asynchronous_consume(seed: int) -> None:
+    async def consume(world: World, run: Run) -> BaseException | None:
+        transport = httpx.MockTransport(world.broker)
+        async with tierlog.AsyncClient(retries=POLICY, transport=transport) as client:
+            try:
+                async with aclosing(client.consume(**run.arguments)) as records:
+                    async for record in records:
+                        if run.next(record):
+                            break
+            except (TierlogError, LeftTheLoop) as raised:
+                return raised
+        return None
+
+    world = World(seed)
+    for run in world.runs():
+        world.ended(run, asyncio.run(consume(world, run)))
