@@ -26,11 +26,12 @@ from broker.data_folder import (
     new_id,
     topic_id_of,
 )
+from broker.ownership.allocated_epochs import read_epochs
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import MAX_PARTITIONS
 from hot_tier.log_folder import first_base_offset
 from hot_tier.segment_gaps import first_gap
-from record_format.errors import ConfigurationError
+from record_format.errors import ConfigurationError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,10 @@ Found = Mapping[str, Mapping[int, Path]]
 
 
 def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], int]) -> None:
-    """Create topics for the folders that belong to none. Raises ConfigurationError."""
+    """Create topics for the folders that belong to none. Raises ConfigurationError, and
+    CorruptManifest if the registry was lost.
+    """
+    _refuse_lost_registry(folder)
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     if not folder.was_clean:
         _refuse_unclean_compacted(folder, found)
@@ -53,6 +57,17 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
     for topic, folders in found.items():
         registry.put(_record(topic, folders, created_ms=clock()))
         log.info("topic adopted", topic=topic, partitions=sorted(folders))
+
+
+def _refuse_lost_registry(folder: DataFolder) -> None:
+    """Otherwise every topic would be adopted with the default configuration, which would then
+    replace its own in the bucket. Only topics that were served from the folder have epochs.
+    """
+    registry = folder.path / "tierlog" / "topics.json"
+    if not registry.exists() and read_epochs(folder.path):
+        raise CorruptManifest(
+            "the file is missing, and with it the topics' configuration", file=str(registry)
+        )
 
 
 def _found(folder: DataFolder, known: set[str]) -> Found:

@@ -19,6 +19,7 @@ from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from hot_tier.durable_file import REAL_DISK
+from manifest.topic_objects import TopicObjects
 from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
@@ -163,6 +164,22 @@ def test_a_valid_file_with_another_schema_is_refused_with_a_remedy(harness):
         assert f"{name}.json: " in message
         assert REMEDIES[path.name] in message
         path.write_bytes(good) if good is not None else path.unlink()
+
+
+def test_a_missing_registry_is_refused_and_no_topic_loses_its_configuration(harness):
+    harness.broker.create_topic("t", config={"cleanup.policy": "compact"})
+    harness.claim()
+    harness.broker.close()
+    registry = harness.root / "data" / "tierlog" / "topics.json"
+    kept = registry.read_bytes()
+    registry.unlink()
+    message = refusal(harness)
+    assert "topics.json: the file is missing" in message
+    assert REMEDIES[registry.name] in message
+    assert TopicObjects(harness.store).find("t").config == {"cleanup.policy": "compact"}
+    registry.write_bytes(kept)
+    harness.broker = harness.open()
+    assert harness.broker.topic("t").config.compacts
 
 
 def refusal(harness) -> str:
