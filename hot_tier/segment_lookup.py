@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 from struct import Struct
 
-from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
+from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_cache import Image
 from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
@@ -37,7 +37,10 @@ class SegmentLookup:
         self._columns: OffsetColumns | None = None  # of a sealed segment, if it is cached
 
     def find_offset(self, offset: int) -> BatchHeader | None:
-        """The first batch that ends at or after `offset`; None past the end."""
+        """The first batch that ends at or after `offset`; None past the end.
+
+        Raises CorruptBatch if it may be one whose base offset does not fit its neighbours.
+        """
         segment = self._segment
         size_bytes, next_offset = segment.end
         if offset >= next_offset:
@@ -54,10 +57,37 @@ class SegmentLookup:
                     return header
             else:
                 first_bytes = between + HEADER_SIZE  # this read covers the batch
-        for header in self._headers_from(entry, end=size_bytes, first_bytes=first_bytes):
-            if header.last_offset >= offset:
-                return header
+        headers = self._headers_from(entry, end=size_bytes, first_bytes=first_bytes)
+        return self._first_from(headers, offset, end_offset=next_offset)
+
+    def _first_from(
+        self, headers: Iterator[BatchHeader], offset: int, *, end_offset: int
+    ) -> BatchHeader | None:
+        """No checksum covers a base offset: a batch whose own is out of order is not taken for that
+        of `offset`, and is an error if it hides the one that is.
+        """
+        expected, misplaced = self._segment.base_offset, None
+        for header in headers:
+            last_offset = header.last_offset
+            if header.base_offset < expected or last_offset >= end_offset:
+                misplaced = misplaced or (header, expected)
+                continue
+            if last_offset >= offset:
+                if misplaced is None or header.base_offset <= offset:
+                    return header
+                break
+            expected = last_offset + 1
+        if misplaced is not None:
+            self._raise_out_of_order(*misplaced, end_offset=end_offset)
         return None
+
+    def _raise_out_of_order(
+        self, header: BatchHeader, next_offset: int, *, end_offset: int
+    ) -> None:
+        try:
+            check_in_order(header, next_offset=next_offset, end_offset=end_offset)
+        except CorruptBatch as bad:
+            raise bad.with_location(file=self.log.name) from None
 
     def _entries_around(self, target: int) -> tuple[Entry | None, Entry | None]:
         """The entry at or below a relative offset, and the one after it if the index is in memory
@@ -93,10 +123,15 @@ class SegmentLookup:
             found = self._indexed_header(near, end=size_bytes)
             if _exceeds(found, stop=stop, end_offset=end_offset):
                 return SegmentEnd(found.position, found.base_offset)
-            position = found.position + found.size_bytes
-        for header in headers_from(self.log, position, end=size_bytes):
+            end = SegmentEnd(found.position + found.size_bytes, found.next_offset)
+        expected = end.next_offset
+        for header in headers_from(self.log, end.size_bytes, end=size_bytes):
+            # A base offset that is out of order, which no checksum covers, is not an end.
+            in_order = expected <= header.base_offset and header.last_offset < next_offset
             if _exceeds(header, stop=stop, end_offset=end_offset):
-                return SegmentEnd(header.position, header.base_offset)
+                return SegmentEnd(header.position, header.base_offset if in_order else expected)
+            if in_order:
+                expected = header.next_offset
         return self._segment.end
 
     def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:

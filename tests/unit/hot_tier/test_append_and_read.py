@@ -4,6 +4,7 @@ from hot_tier.append import Append
 from record_format.batch import iter_headers
 from record_format.errors import (
     CorruptBatch,
+    CorruptDataError,
     InvalidRecord,
     OffsetMismatch,
     OffsetPastEnd,
@@ -294,6 +295,34 @@ def test_no_index_is_rebuilt_from_batches_out_of_order(open_log, append_values, 
         assert (refusal.value.position, refusal.value.offset) == (third.position, 3)
     assert [segment.base_offset for segment in log.segments()] == [0, end]
     assert not index.exists()
+
+
+@pytest.mark.parametrize("interval", [4096, 1 << 20])
+@pytest.mark.parametrize("byte", [0, 6])
+def test_a_batch_whose_base_offset_is_corrupt_is_neither_skipped_nor_mistaken(
+    open_log, append_values, tmp_path, byte, interval
+):
+    """It becomes very large, or one that is below: 44."""
+    log = open_log(config={"index.interval.bytes": interval})
+    for _ in range(120):
+        append_values(log, b"1", b"2", b"3")
+    log.roll()
+    log_file = tmp_path / "t-0" / f"{0:020d}.log"
+    headers = list(iter_headers(log_file.read_bytes()))
+    corrupt = headers[100]
+    assert corrupt.base_offset == 300
+    flip(log_file, corrupt.position + byte)
+    for start in range(360):
+        if start in range(300, 303):
+            with pytest.raises(CorruptDataError):
+                log.read(start, max_bytes=1)
+        else:
+            read = log.read(start, max_bytes=1)
+            assert (first_offset(read), read.next_offset) == (start // 3 * 3, start // 3 * 3 + 3)
+    for last in range(96, 106):
+        read = log.read(270, max_bytes=headers[last].end_position - headers[90].position)
+        # A very large one ends every read; within one, the client refuses it.
+        assert read.next_offset == min(3 * (last + 1), 360 if byte else 300)
 
 
 def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
