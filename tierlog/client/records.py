@@ -8,12 +8,13 @@ raised before any record is sent.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
-from record_format.batch import BatchHeader, check_crc, iter_headers
+from record_format.batch import check_crc
+from record_format.batch_order import headers_in_order
 from record_format.codecs import NONE
 from record_format.decode import Record, decode_columns
 from record_format.encode import NO_HEADERS, Headers, encode_batches
@@ -179,7 +180,7 @@ def decode_fetched(
     found: list[Record] = []
     reached = from_offset
     try:
-        for header in _headers_in_order(batches, from_offset=from_offset, next_offset=next_offset):
+        for header in headers_in_order(batches, from_offset=from_offset, next_offset=next_offset):
             if end_offset is not None and header.base_offset >= end_offset:
                 break
             if header.last_offset >= from_offset and not header.is_control:
@@ -196,46 +197,6 @@ def decode_fetched(
             raise CorruptBatch(detail, file=of, offset=offset) from bad
         return Decoded(found, corrupt_from=reached)
     return Decoded(found)
-
-
-def _headers_in_order(
-    batches: bytes, *, from_offset: int, next_offset: int | None
-) -> Iterator[BatchHeader]:
-    """The headers of whole batches. No checksum covers a batch's offset and length: a wrong offset
-    would give its records to others' offsets, or end the fetch before the records that follow.
-
-    Raises CorruptBatch at the batch whose offset is not between those of its neighbours, and for a
-    truncated batch.
-    """
-    expected, before = from_offset, None
-    headers = iter_headers(batches)
-    while True:
-        try:
-            header = next(headers, None)
-        except CorruptBatch:
-            if before is not None:
-                yield before
-            raise
-        end = next_offset if header is None else header.base_offset
-        if before is not None:
-            # It is this batch that is wrong, not the next one, unless it follows the previous one.
-            is_wrong = end is not None and end < before.next_offset
-            if is_wrong and (header is None or before.base_offset > expected):
-                raise _out_of_order(before)
-            yield before
-            if is_wrong and header is not None:
-                raise _out_of_order(header)
-            expected = before.next_offset
-        if header is None:
-            break
-        before = header
-    if (end_position := before.end_position if before else 0) < len(batches):
-        raise CorruptBatch("the batch is truncated", position=end_position)
-
-
-def _out_of_order(header: BatchHeader) -> CorruptBatch:
-    detail = f"the batch's base offset, {header.base_offset}, is out of order"
-    return CorruptBatch(detail, position=header.position)
 
 
 def from_timestamp(records: list[Record], timestamp: int) -> list[Record]:

@@ -21,7 +21,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from broker.partition import Fetched
 from record_format import codecs, page_cache
-from record_format.batch import BatchHeader, check_crc, iter_headers
+from record_format.batch import BatchHeader, check_crc
+from record_format.batch_order import headers_in_order
 from record_format.decode import Columns, decode_columns
 from record_format.encode import Headers
 from record_format.errors import CorruptBatch
@@ -143,7 +144,7 @@ def _visible_columns(fetched: Fetched, offset: int, *, nowait: bool) -> Iterable
     """The records from `offset` on of each visible batch. Raises CorruptBatch, WouldBlock."""
     for piece in fetched.slices:
         data = _read_now(piece) if nowait else piece.read()
-        for header in _batches(data, piece):
+        for header in _batches(data, piece, offset, fetched.next_offset):
             if header.last_offset < offset or header.is_control:
                 continue
             if is_aborted(header, fetched.aborted):
@@ -185,9 +186,9 @@ def event_lines(page: Page, *, partition: int, encoding: Encoding) -> list[tuple
     ]
 
 
-def _batches(data: bytes, piece: FileSlice) -> Iterable[BatchHeader]:
+def _batches(data: bytes, piece: FileSlice, offset: int, next_offset: int) -> Iterable[BatchHeader]:
     try:
-        for header in iter_headers(data):
+        for header in headers_in_order(data, from_offset=offset, next_offset=next_offset):
             check_crc(data, header)
             yield header
     except CorruptBatch as error:

@@ -120,6 +120,23 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
     assert refused.value.position == len(batch(0, b"a"))
 
 
+@pytest.mark.parametrize("byte", [0, 7, 8])
+def test_a_batch_whose_offset_or_length_is_corrupt_is_never_shown(
+    tmp_path: Path, byte: int
+) -> None:
+    """No checksum covers them. Byte 8 is of the length."""
+    first = batch(0, b"a", b"b")
+    data = bytearray(first + batch(2, b"c") + batch(3, b"d"))
+    bad = fetched(tmp_path / "log", bytes(data))
+    data[len(first) + byte] ^= 3
+    (tmp_path / "log").write_bytes(data)
+    page = read_page(bad, offset=0, max_bytes=1000)
+    assert (page.record_count, page.next_offset) == (2, 2)
+    with pytest.raises(CorruptBatch) as refused:
+        read_page(bad, offset=2, max_bytes=1000)
+    assert refused.value.position == len(first)
+
+
 @pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
 def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> None:
     whole = fetched(tmp_path / "log", batch(0, b"x" * 60_000))
