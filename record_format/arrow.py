@@ -311,16 +311,34 @@ def _read_only(buf: Buffer) -> Array:
 
 
 def _tables(view: memoryview, data: Array) -> Iterator[Array]:
-    """Tables of all batch headers. Raises CorruptBatch, also for a truncated last batch."""
-    position = 0
+    """Tables of all batch headers. Raises CorruptBatch, also for a truncated last batch, and for
+    offsets that are out of order: no checksum covers a base offset.
+    """
+    position = next_offset = 0
     while position < len(data):
         table = np.zeros((_SCAN_ROWS, kernel.TABLE_WIDTH), np.int64)
         count, position = kernel.scan_headers(data, position, len(data), table)
         if count:
+            next_offset = _check_order(view, table[:count], next_offset)
             yield table[:count]
         if position < len(data) and count < _SCAN_ROWS:
             check_whole(view, parse_header(view, position))
             raise AssertionError("the kernel refused a header that parse_header takes")
+
+
+def _check_order(view: memoryview, table: Array, next_offset: int) -> int:
+    """Return the offset after the last batch. Raises CorruptBatch for one that begins below the end
+    of the batch before it.
+    """
+    bases = table[:, kernel.BASE_OFFSET]
+    ends = bases + table[:, kernel.LAST_DELTA] + 1
+    before = np.concatenate(([next_offset], ends[:-1]))
+    wrong = np.flatnonzero(bases < before)
+    if len(wrong):
+        row = table[wrong[0]]
+        expected = before[wrong[0]]
+        raise _located(view, row, f"offset {row[kernel.BASE_OFFSET]} follows {expected - 1}")
+    return int(ends[-1])
 
 
 def _check_crcs(view: memoryview, table: Array) -> None:

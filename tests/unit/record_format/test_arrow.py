@@ -31,6 +31,15 @@ def log_of(partition: str) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((FIXTURES / partition).glob("*.log")))
 
 
+def two_logs() -> bytes:
+    """Batches without and with compression; the offsets of the second log follow the first."""
+    first, second = log_of("codec-none-0"), bytearray(log_of("codec-zstd-0"))
+    end = list(iter_headers(first))[-1].next_offset
+    for header in iter_headers(bytes(second)):
+        struct.pack_into(">q", second, header.position, end + header.base_offset)
+    return first + bytes(second)
+
+
 def rows_of(batches) -> list[dict]:
     return [row for batch in batches for row in batch.to_pylist()]
 
@@ -154,7 +163,7 @@ def test_rows_are_counted_without_columns():
 
 def test_timestamps_out_of_range_in_microseconds_are_clamped():
     buf = encode_batch([b"", b""], timestamps=[-(2**63), -1])
-    buf += encode_batch([b""], timestamps=[2**63 - 1])
+    buf += encode_batch([b""], timestamps=[2**63 - 1], base_offset=2)
     (batch,) = ArrowDecoder(DecodeRequest("t", 0, columns=("timestamp",))).decode(buf)
     limit = (2**63 - 1) // 1000 * 1000
     assert batch.column(0).cast(pa.int64()).to_pylist() == [-limit, -1000, limit]
@@ -183,6 +192,20 @@ def test_corruption_is_reported_with_file_position_and_offset():
         list(decoder.decode(bytes(first + second), file="some.log", position=1000))
     error = caught.value
     assert (error.file, error.position, error.offset) == ("some.log", 1000 + len(first), 1)
+
+
+@pytest.mark.parametrize(("damaged", "byte", "refused"), [(1, 6, 1), (1, 7, 2), (1, 0, 2)])
+@pytest.mark.parametrize("columns", [("value",), ("offset",)])
+def test_a_batch_out_of_order_is_corrupt(damaged, byte, refused, columns):
+    """No checksum covers a base offset: its rows would be given other offsets, or be left out."""
+    batches = [
+        encode_batch([b"a"] * 5, timestamps=[1] * 5, base_offset=base) for base in (300, 305, 310)
+    ]
+    assert len(decode(b"".join(batches), columns=columns)) == 15
+    batches[damaged][byte] ^= 3 if byte == 7 else 1
+    with pytest.raises(CorruptBatch) as corrupt:
+        decode(b"".join(batches), columns=columns, row_filter=RowFilter(end_offset=400))
+    assert corrupt.value.position == refused * len(batches[0])
 
 
 @pytest.mark.parametrize("cut", [1, 30, HEADER_SIZE, HEADER_SIZE + 1, -1])
@@ -282,7 +305,7 @@ def test_an_aborted_transaction_of_another_producer_changes_nothing():
 
 def test_a_flipped_bit_is_refused_or_changes_no_row_count():
     rng = random.Random(7)
-    log = log_of("codec-none-0") + log_of("codec-zstd-0")
+    log = two_logs()
     decoder = ArrowDecoder(DecodeRequest("t", 0))
     whole = sum(batch.num_rows for batch in decoder.decode(log))
     refused = 0
@@ -299,7 +322,7 @@ def test_a_flipped_bit_is_refused_or_changes_no_row_count():
 
 def test_decoding_after_warm_compiles_nothing():
     warm()
-    log = log_of("codec-none-0") + log_of("codec-zstd-0")
+    log = two_logs()
     for data in (log, bytearray(log), memoryview(log), log_of("codec-none-0")):
         for columns in (COLUMNS, ("offset",)):
             list(ArrowDecoder(DecodeRequest("t", 0, columns=columns)).decode(data))
