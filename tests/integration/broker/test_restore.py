@@ -589,7 +589,8 @@ def test_a_damaged_tail_of_a_deleted_topic_does_not_prevent_plans(lost, tmp_path
     marker = take_over.marker_path(new.root / "data")
     assert marker.exists()  # until the partition is repaired
     new.broker.delete_topic("t")
-    run_copier(new.broker)
+    run_copier(new.broker)  # waits for uploads, which a deletion waits for too
+    new.broker.background.deletion_round()
     assert not marker.exists()
 
 
