@@ -93,11 +93,13 @@ def error_from_response(response: Response, request: Request) -> TierlogError:
     if problem is None:
         server, location = response.headers.get("server"), response.headers.get("location")
         redirect = f", redirecting to {location}" if location else ""
-        return UnexpectedAnswer(
+        received = (
             f"{request.method} {request.path}: status {response.status} from "
-            f"{server or 'an unnamed server'}{redirect}, without a problem document: is that a "
-            "tierlog broker?"
+            f"{server or 'an unnamed server'}{redirect}, without a problem document"
         )
+        if response.status == 429:
+            return errors.Throttled(received, retry_after_s=retry_after_s(response) or 1.0)
+        return UnexpectedAnswer(f"{received}: is that a tierlog broker?")
     context = ErrorContext(problem, _detail(problem), request.subject, retry_after_s(response))
     if problem.results:
         return _appended_in_part(context)
@@ -117,11 +119,15 @@ def parse_problem(body: bytes) -> Problem | None:
 
 
 def is_retriable_refusal(response: Response) -> bool:
-    """Whether the broker refused temporarily and changed nothing: the request may be retried."""
+    """Whether the broker refused temporarily and changed nothing: the request may be retried. So
+    it may if a gateway limits the rate of requests, which then forwarded nothing.
+    """
     if response.status not in {429, 503, 507}:
         return False
     problem = parse_problem(response.body)
-    if problem is None or problem.results or problem.outcome == "unknown":
+    if problem is None:
+        return response.status == 429
+    if problem.results or problem.outcome == "unknown":
         return False
     return problem.code in RETRIABLE_CODES
 

@@ -571,6 +571,17 @@ def test_a_gateway_error_counts_as_a_broken_connection(status):
         assert c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9)).topic == "t"
 
 
+def test_a_gateways_rate_limit_is_retried_as_the_brokers_is():
+    script = Script(httpx.Response(429, text="<html>"), ok(PRODUCED))
+    with client(script) as c:
+        assert c.produce("t", ["a"]).topic == "t", "nothing was forwarded, so nothing is sent twice"
+    limited = httpx.Response(429, text="<html>", headers={"retry-after": "3600"})
+    with client(Script(limited)) as c, pytest.raises(errors.Throttled) as caught:
+        c.produce("t", ["a"])
+    assert "status 429 from an unnamed server" in str(caught.value)
+    assert caught.value.retry_after_s == 3600
+
+
 def test_a_timestamp_past_the_end_offset_returns_no_older_records():
     batch = encode_batch([b"a", b"b", b"c"], timestamps=[10, 20, 30])
     with client(Script(fetched(bytes(batch), next_offset=3, high_watermark=3))) as c:
