@@ -29,11 +29,13 @@ def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) ->
     Aborted batches are removed. Reads files, so it may block.
     """
     kept: list[FileSlice] = []
-    records = 0
+    records, next_offset = 0, offset
     for header, piece in _batches(fetched):
         counted = min(header.record_count, header.last_offset - max(offset, header.base_offset) + 1)
         if max_records is not None and kept and records + counted > max_records:
-            return fetched._replace(slices=tuple(_merged(kept)), next_offset=header.base_offset)
+            # Not this batch's base offset: no checksum covers it, and nobody else reads this batch.
+            return fetched._replace(slices=tuple(_merged(kept)), next_offset=next_offset)
+        next_offset = header.next_offset
         if not is_aborted(header, fetched.aborted):
             kept.append(piece)
             records += 0 if header.is_control else counted

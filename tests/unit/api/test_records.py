@@ -120,6 +120,16 @@ def test_a_batch_that_fails_its_checksum_is_never_shown(tmp_path: Path) -> None:
     assert refused.value.position == len(batch(0, b"a"))
 
 
+def test_raw_batches_end_where_the_last_one_does_whatever_follows(tmp_path: Path) -> None:
+    first = batch(0, b"a", b"b")
+    data = bytearray(first + batch(2, b"c"))
+    whole = fetched(tmp_path / "log", bytes(data))
+    data[len(first) + 6] ^= 1  # of a base offset
+    (tmp_path / "log").write_bytes(data)
+    kept = filter_batches(whole, offset=0, max_records=2)
+    assert (kept.next_offset, sum(one.size_bytes for one in kept.slices)) == (2, len(first))
+
+
 @pytest.mark.parametrize("byte", [0, 7, 8])
 def test_a_batch_whose_offset_or_length_is_corrupt_is_never_shown(
     tmp_path: Path, byte: int
