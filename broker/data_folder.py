@@ -40,13 +40,15 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_folder import has_segments
-from record_format import checkpoint_files
+from record_format import checkpoint_files, sealed_json
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
+
+Document = TypeVar("Document")
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -256,6 +258,13 @@ def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
         return {}
     entries = checkpoint_files.parse_offset_checkpoint(path.read_bytes(), file=str(path))
     return {(entry.topic, entry.partition): entry.offset for entry in entries}
+
+
+def read_document(path: Path, *, kind: str, document: type[Document]) -> Document | None:
+    """A sealed document of the folder; None if there is no file. Raises CorruptDataError."""
+    if not path.exists():
+        return None
+    return sealed_json.decode(path.read_bytes(), kind=kind, file=str(path), document=document)
 
 
 def write_checkpoint(

@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from broker.bucket_state import has_bucket
-from broker.data_folder import DataFolder, unusable
+from broker.data_folder import DataFolder, read_document, unusable
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
@@ -301,10 +301,7 @@ def check_has_no_bucket(data_dir: Path) -> None:
 
 
 def read_probe(data_dir: Path) -> ProbeResult | None:
-    path = _probe_path(data_dir)
-    if not path.exists():
-        return None
-    return sealed_json.decode(path.read_bytes(), kind=KIND, file=str(path), document=ProbeResult)
+    return read_document(_probe_path(data_dir), kind=KIND, document=ProbeResult)
 
 
 def write_probe(folder: DataFolder, found: ProbeResult) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from broker.data_folder import read_document
 from hot_tier.durable_file import write_durably
 from manifest.topic_objects import TopicObject
 from record_format import sealed_json
@@ -69,10 +70,9 @@ class TopicRegistry:
         self._path, self._write = path, write
         self._lock = threading.Lock()
         self._by_id: dict[str, TopicRecord] = {}
-        if path.exists():
-            data, file = path.read_bytes(), str(path)
-            records = sealed_json.decode(data, kind="topics", file=file, document=_Topics).topics
-            self._by_id = {record.topic_id: record for record in records}
+        known = read_document(path, kind="topics", document=_Topics)
+        if known is not None:
+            self._by_id = {record.topic_id: record for record in known.topics}
 
     def live(self) -> list[TopicRecord]:
         return [record for record in self._by_id.copy().values() if not record.deleted]

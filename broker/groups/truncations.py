@@ -24,6 +24,7 @@ from broker.data_folder import (
     TopicIdPartition,
     format_topic_id_partition,
     parse_topic_id_partition,
+    read_document,
 )
 from broker.partition import Partition
 from hot_tier.durable_file import write_durably
@@ -94,12 +95,7 @@ class Truncations:
 
 def read_truncations(data_dir: Path) -> dict[str, int | None]:
     """By topic id and partition. Raises CorruptDataError."""
-    path = _path(data_dir)
-    if not path.exists():
-        return {}
-    return sealed_json.decode(
-        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, int | None]
-    )
+    return read_document(_path(data_dir), kind=KIND, document=dict[str, int | None]) or {}
 
 
 def write_truncations(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, parse_topic_id_partition
+from broker.data_folder import DataFolder, parse_topic_id_partition, read_document
 from broker.opened_log import OpenedLog
 from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
@@ -82,12 +82,8 @@ class AllocatedEpochs:
 
 
 def read_epochs(data_dir: Path) -> Epochs:
-    path = _path(data_dir)
-    if not path.exists():
-        return {}
-    return sealed_json.decode(
-        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, tuple[EpochStart, ...]]
-    )
+    document = dict[str, tuple[EpochStart, ...]]
+    return read_document(_path(data_dir), kind=KIND, document=document) or {}
 
 
 def write_epochs(

@@ -21,7 +21,12 @@ import msgspec
 import structlog
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, parse_topic_id_partition, topic_id_of
+from broker.data_folder import (
+    DataFolder,
+    parse_topic_id_partition,
+    read_document,
+    topic_id_of,
+)
 from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
 from hot_tier.durable_file import sync_folder, write_durably
@@ -100,11 +105,7 @@ def marker_path(data_dir: Path) -> Path:
 def read_marker(data_dir: Path) -> dict[str, PendingTakeOver]:
     """The take-overs that are not complete, by topic id and partition. Raises CorruptDataError."""
     path = marker_path(data_dir)
-    if not path.exists():
-        return {}
-    return sealed_json.decode(
-        path.read_bytes(), kind=KIND, file=str(path), document=dict[str, PendingTakeOver]
-    )
+    return read_document(path, kind=KIND, document=dict[str, PendingTakeOver]) or {}
 
 
 def write_marker(path: Path, pending: Mapping[str, PendingTakeOver]) -> None:
