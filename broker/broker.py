@@ -34,7 +34,7 @@ from broker.remedies import adding_remedies
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.store_status import check_has_no_bucket
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topic_registry import TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
 from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
@@ -43,7 +43,7 @@ from hot_tier.durable_file import REAL_DISK
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
 from record_format.config_value import ConfigValue
-from record_format.errors import TierlogError, TopicExists, UnknownTopic
+from record_format.errors import TierlogError
 from record_format.findings import VerifyReport
 
 log = structlog.get_logger(__name__)
@@ -69,13 +69,11 @@ class Broker:
         self._topics = LiveTopics(
             folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
         )
-        self._truncations = Truncations(folder)
         self.groups = Groups(
-            find_topic=self._topics.find,
-            ensure_topic=self._ensure_topic,
+            self._topics,
+            Truncations(folder),
             clock=clock,
             commits_max=settings.group_commits_max,
-            truncations=self._truncations,
         )
         self.background = BackgroundTasks(
             folder,
@@ -102,9 +100,8 @@ class Broker:
             bucket,
             opener=self._opener,
             background=self.background,
+            groups=self.groups,
             clock=clock,
-            before_truncation=self._before_truncation,
-            after_truncation=self._after_truncation,
         )
 
     @classmethod
@@ -342,14 +339,6 @@ class Broker:
         self.background.checkpoints.forget(name)
         self.background.compactor.forget_topic(name)
 
-    def _before_truncation(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
-        self.background.compactor.follow_truncation(topic.name, partition, end_offset)
-        self._truncations.begin((topic.topic_id, partition))
-
-    def _after_truncation(self, topic: TopicRecord, partition: int, end_offset: int) -> None:
-        self._truncations.end((topic.topic_id, partition), end_offset)
-        self.groups.follow_truncations()
-
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._diverged_folders)
 
@@ -358,18 +347,9 @@ class Broker:
         self._diverged_folders = self.folder.diverged()  # only a start creates them
         live_names = {record.name for record in self.registry.live()}
         self.background.compactor.reconcile_at_start(live_names)
-        self._truncations.reconcile_at_start(self.partitions(), self.registry.ids())
+        self.groups.truncations.reconcile_at_start(self.partitions(), self.registry.ids())
         self.background.checkpoints.save()
         self._opener.forget_take_overs()
-
-    def _ensure_topic(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
-        """The internal topic, created if it does not exist."""
-        try:
-            return self.topic(name)
-        except UnknownTopic:
-            with contextlib.suppress(TopicExists):  # another first call was faster
-                self.create_topic(name, config=config)
-        return self.topic(name)
 
 
 def _close_log(partition: Partition) -> bool:

@@ -109,6 +109,13 @@ class LiveTopics:
             raise UnknownTopic(name)
         return found
 
+    def ensure(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
+        """The internal topic, created if it does not exist."""
+        if name not in self._topics:
+            with suppress(TopicExists):  # another first call was faster
+                self.create(name, partitions=1, config=config)
+        return self.find(name)
+
     def partitions(self) -> Iterator[Partition]:
         for topic in self:
             yield from topic.partitions.values()

@@ -20,6 +20,7 @@ from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder
+from broker.groups.groups import Groups
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.repair.corrupt_segments import NO_BUCKET, CorruptSegments
@@ -35,9 +36,7 @@ from record_format.findings import VerifyReport
 
 
 class Maintenance:
-    """Thread-safe. `before_truncation` gets topic, partition and the lowest possible new end;
-    `after_truncation` the new end, from which offsets are assigned again.
-    """
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -47,13 +46,12 @@ class Maintenance:
         *,
         opener: LogOpener,
         background: BackgroundTasks,
+        groups: Groups,
         clock: Callable[[], int],
-        before_truncation: Callable[[TopicRecord, int, int], None],
-        after_truncation: Callable[[TopicRecord, int, int], None],
     ) -> None:
         self._folder, self._registry, self._bucket = folder, registry, bucket
-        self._opener, self._background, self._clock = opener, background, clock
-        self._before_truncation, self._after_truncation = before_truncation, after_truncation
+        self._opener, self._background, self._groups = opener, background, groups
+        self._clock = clock
         self._policy = background.janitor.policy
         self._verifying = threading.Lock()
 
@@ -143,8 +141,11 @@ class Maintenance:
         if not apply or not repair.is_allowed(accept_loss=accept_loss):
             return repair.step
         end_offset, truncates = repair.prepare(), repair.step.action is Action.CUT
+        place, truncations = (topic.record.topic_id, damaged.number), self._groups.truncations
         if truncates:
-            self._before_truncation(topic.record, damaged.number, end_offset)
+            compactor = self._background.compactor
+            compactor.follow_truncation(topic.record.name, damaged.number, end_offset)
+            truncations.begin(place)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
         if isinstance(opened, DamagedPartition):
             topic.add({damaged.number: opened})
@@ -152,7 +153,8 @@ class Maintenance:
         end_offset = opened.log.log_end_offset  # before anything is appended
         topic.add({damaged.number: opened})
         if truncates:  # first: the next steps may fail
-            self._after_truncation(topic.record, damaged.number, end_offset)
+            truncations.end(place, end_offset)
+            self._groups.follow_truncations()
         # Otherwise the start after a crash finds the log below its old recovery point.
         self._background.checkpoints.save()
         self._opener.forget_take_overs()

@@ -27,6 +27,7 @@ from broker.groups.offset_log import OffsetLog, Row, home_partition
 from broker.groups.requests import NewOffset, check_group_name, check_offsets
 from broker.groups.truncations import Truncations
 from broker.groups.view import Committed, GroupView
+from broker.live_topics import LiveTopics
 from broker.partition import Partition
 from broker.topics import Topic
 from record_format.checkpoint_files import parse_topic_id
@@ -69,19 +70,16 @@ class OffsetState(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    """`find_topic` raises UnknownTopic; `ensure_topic` creates the topic if it does not exist."""
-
     def __init__(
         self,
+        topics: LiveTopics,
+        truncations: Truncations,
         *,
-        find_topic: Callable[[str], Topic],
-        ensure_topic: Callable[[str, Mapping[str, ConfigValue]], Topic],
         clock: Callable[[], int],
         commits_max: int,
-        truncations: Truncations,
     ) -> None:
-        self._find_topic, self._ensure_topic, self._clock = find_topic, ensure_topic, clock
-        self._commits_max, self._truncations = commits_max, truncations
+        self._topics, self.truncations = topics, truncations
+        self._clock, self._commits_max = clock, commits_max
         self._offsets = OffsetLog(lambda: self._topic_or_none(TOPIC), clock=clock)
         self._deleted_topics: set[str] = set()  # since startup, before the view was built
         self._applied: set[tuple[TopicIdPartition, int]] = set()  # truncations, to the view
@@ -153,7 +151,7 @@ class Groups:
         check_offsets(offsets)
         self.rebuild()
         self._rows(group, offsets)  # first: a refused commit does not create the topic
-        home = home_partition(group, self._ensure_topic(TOPIC, CONFIG))
+        home = home_partition(group, self._topics.ensure(TOPIC, CONFIG))
         with self._offsets.lock:
             rows = self._rows(group, offsets)  # again: a topic may have been deleted since
             self._check_room(rows)
@@ -235,7 +233,7 @@ class Groups:
 
     def _set_back_groups(self, view: GroupView) -> None:
         """Apply new truncations to the view; the new offsets are still to be written."""
-        ends = {one for one in self._truncations.ends.items() if one not in self._applied}
+        ends = {one for one in self.truncations.ends.items() if one not in self._applied}
         self._applied |= ends
         for key, commit in list(view.commits()) if ends else ():
             topic = self._topic_or_none(key.topic)
@@ -251,14 +249,14 @@ class Groups:
         with self._offsets.lock:
             has_unwritten = any(commit is not None for commit in self._offsets.unwritten.values())
             if self._applied and not has_unwritten:
-                self._truncations.forget(self._applied)
+                self.truncations.forget(self._applied)
                 self._applied.clear()
 
     # --- topics -----------------------------------------------------------------------------------
 
     def _topic_or_none(self, name: str) -> Topic | None:
         try:
-            return self._find_topic(name)
+            return self._topics.find(name)
         except UnknownTopic:
             return None
 
@@ -267,7 +265,7 @@ class Groups:
         now_ms = self._clock()
         rows = []
         for one in offsets:
-            topic = self._find_topic(one.topic)
+            topic = self._topics.find(one.topic)
             if one.topic_id not in (None, topic.record.topic_id):
                 raise UnknownTopic.recreated(one.topic)
             topic.partition(one.partition)
@@ -302,7 +300,7 @@ class Groups:
 
     def _end_and_lag(self, name: str, number: int, offset: int) -> tuple[int, int]:
         """For a damaged partition, from its last checkpoint. Raises UnknownTopicOrPartition."""
-        topic = self._find_topic(name)
+        topic = self._topics.find(name)
         if (damaged := topic.damaged.get(number)) is not None:
             end = damaged.recovery_point or 0
             return end, max(0, end - offset)

@@ -47,13 +47,7 @@ class Topics:
         self.by_name = {}
         self.create("t", {})
         truncations = SimpleNamespace(ends={}, forget=lambda done: None)
-        self.groups = Groups(
-            find_topic=self.find,
-            ensure_topic=self.ensure,
-            clock=lambda: 0,
-            commits_max=100,
-            truncations=truncations,
-        )
+        self.groups = Groups(self, truncations, clock=lambda: 0, commits_max=100)
 
     def create(self, name, _config):
         record = SimpleNamespace(topic_id="vXjwGcGzSnOCS3EL5WHZPQ", partitions=1)
