@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
+import msgspec
 import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
@@ -33,7 +34,7 @@ from tierlog.client.wire import NDJSON
 if TYPE_CHECKING:
     from tierlog.client import Client
     from tierlog.client.calls import Acks
-    from tierlog.client.responses import ProduceResponse
+    from tierlog.client.responses import ProduceResponse, ProduceResult
 
 app = typer.Typer(add_completion=False)
 
@@ -246,7 +247,10 @@ class _Summary:
     def add(self, response: ProduceResponse) -> None:
         self.records += response.accepted or 0
         self.warnings.update(response.warnings)
-        for result in response.results:
+        self._add_results(response.results)
+
+    def _add_results(self, results: Iterable[ProduceResult]) -> None:
+        for result in results:
             self.records += result.records
             known = self.partitions.setdefault(
                 result.partition, {"base_offset": result.base_offset, "records": 0}
@@ -257,9 +261,14 @@ class _Summary:
     @contextlib.contextmanager
     def reported_on_failure(self) -> Iterator[None]:
         """On a failure, print what was appended, so that the rest can be sent again."""
+        from tierlog.client.problems import AppendedInPart
+        from tierlog.client.responses import ProduceResult
+
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AppendedInPart):
+                self._add_results(msgspec.convert(error.results, list[ProduceResult]))
             if self.records:
                 note(f"tierlog: stopped early; appended before that: {self._summary()}")
             raise

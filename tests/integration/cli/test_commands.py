@@ -14,6 +14,7 @@ import pytest
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.command_line import Program
 from tests.fakes.forked import Forked
+from tests.fakes.served_broker import served_broker
 from tierlog.client import Client, Limits
 
 SMALL = ("--config", "segment.bytes=16384", "--config", "local.retention.bytes=16384")
@@ -362,6 +363,18 @@ def test_produce_survives_a_broker_restart(tmp_path):
         assert b'"records":2' in finish().stdout
     assert lines_of(tierlog.ok("consume", "followed")) == [b"before", b"while it is down"]
     assert process.stop() == 0
+
+
+def test_a_produce_that_fails_in_one_partition_reports_what_another_appended(tmp_path):
+    with served_broker(tmp_path) as served, Client(served.server.url) as client:
+        client.create_topic("t", partitions=2)
+        served.broker.partition("t", 1).log._state.go_offline(OSError("bad disk"))
+        done = Program(served.server.url).run(
+            *("produce", "t", "--format", "envelope"),
+            stdin=b"".join(b'{"partition": %d}\n' % number for number in (0, 1, 0)),
+        )
+    assert done.returncode == 1
+    assert b"appended before that: t: 2 records (partition 0: 0 to 1)" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["value", "json", "dump"])
