@@ -188,7 +188,7 @@ def produce_batches(
 ) -> Call[responses.ProduceResponse]:
     """Append record batches; with `expected_offset`, only if the log ends exactly there.
 
-    Idempotent if every batch carries a producer's sequence.
+    Idempotent if every batch carries a producer's id.
     """
     call = produce_body(
         topic,
@@ -198,7 +198,8 @@ def produce_batches(
         acks=acks,
         expected_offset=expected_offset,
     )
-    if all(header.base_sequence >= 0 for header in iter_headers(batches)):
+    # Not by the sequence: some clients number the batches of no producer, too.
+    if all(header.producer_id >= 0 for header in iter_headers(batches)):
         return Call(call.request, call.read)
     return call
 

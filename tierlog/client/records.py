@@ -89,7 +89,7 @@ def _to_member(record: NewRecord) -> dict[str, object]:
 
 def json_member(name: str, content: Value) -> dict[str, object]:
     """The API's JSON form: text, or `…_base64` for bytes that are not UTF-8."""
-    if content is None or isinstance(content, (str, JsonSource)):
+    if content is None or isinstance(content, str):
         return {name: content}
     plain = to_bytes(content, name=name)
     assert plain is not None, "null was handled above"
