@@ -22,7 +22,6 @@ from api.console.group_pages import GROUPS_SHOWN, group_lines
 from api.console.record_browser import RecordPage, RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
-from api.http import strict_json
 from api.http.admin.partitions import FromOffset
 from api.http.calls import Call, Handler
 from api.http.context import Context
@@ -106,7 +105,7 @@ class Console:
         )
 
     async def overview(self, context: Context, exchange: Exchange) -> Response:
-        query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
+        query = exchange.query(TopicsQuery)
         listed = await _listed(context, exchange, query)
         facts: dict[str, Any] = {"report": None}
         if not exchange.grant.topics:
@@ -117,7 +116,7 @@ class Console:
         return fragment("summary.html", **await self._facts(context))
 
     async def samples(self, _: Context, exchange: Exchange) -> Response:
-        query = strict_json.parse_query(exchange.scope["query_string"], SamplesQuery)
+        query = exchange.query(SamplesQuery)
         return json_response(series(self._sampler.samples, after_ms=query.after_ms))
 
     async def _facts(self, context: Context) -> dict[str, Any]:
@@ -138,7 +137,7 @@ async def shell(_: Context, __: Exchange) -> Response:
 
 
 async def topics(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], TopicsQuery)
+    query = exchange.query(TopicsQuery)
     return fragment(
         "topics.html", **await _listed(context, exchange, query), **_server_flag(exchange)
     )
@@ -199,7 +198,7 @@ def _hit_rate(report: StorageReport) -> float | None:
 
 
 async def topic(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], TopicQuery)
+    query = exchange.query(TopicQuery)
     found = context.broker.topic(exchange.topic)
     drawn = await context.read(topic_pages.partition_page, found, page=query.page)
     return fragment(
@@ -244,7 +243,7 @@ async def _head(context: Context, partition: Partition, tab: str) -> dict[str, A
 
 async def records(context: Context, exchange: Exchange) -> Response:
     """An error is shown next to the form that caused it."""
-    query = strict_json.parse_query(exchange.scope["query_string"], RecordsQuery)
+    query = exchange.query(RecordsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "records")
     found: RecordPage | None = None
@@ -258,7 +257,7 @@ async def records(context: Context, exchange: Exchange) -> Response:
 
 
 async def segments(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], SegmentsQuery)
+    query = exchange.query(SegmentsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "segments")
     found = await context.read_cold(
@@ -268,7 +267,7 @@ async def segments(context: Context, exchange: Exchange) -> Response:
 
 
 async def manifest(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
+    query = exchange.query(ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "manifest")
     version = None if isinstance(query.version, UnsetType) else query.version

@@ -5,7 +5,7 @@ Unknown parameters and members are refused by name.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,10 +22,7 @@ class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters, or no members."""
 
 
-_NO_MEMBERS: Final = msgspec.json.Decoder(_Nothing)
-
-
-async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
+async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
     """Read and decode a small JSON body. Raises InvalidRequest, UnsupportedMediaType, and what
     `bodies.received_body` does.
     """
@@ -35,7 +32,7 @@ async def json_body(context: Context, exchange: Exchange, decoder: msgspec.json.
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
     ) as body:
-        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), decoder)
+        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), kind)
 
 
 async def no_body(context: Context, exchange: Exchange) -> None:
@@ -48,7 +45,7 @@ async def no_body(context: Context, exchange: Exchange) -> None:
         if body.strip():
             media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
             body = bodies.expand(body, encoding, max_bytes=limit)
-            strict_json.decode_control(body, _NO_MEMBERS)
+            strict_json.decode_control(body, _Nothing)
 
 
 def check_request(call: Call, exchange: Exchange) -> None:
@@ -60,4 +57,4 @@ def check_request(call: Call, exchange: Exchange) -> None:
 
 
 def no_query(exchange: Exchange) -> None:
-    strict_json.parse_query(exchange.scope["query_string"], _Nothing)
+    exchange.query(_Nothing)

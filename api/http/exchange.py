@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http import strict_json
 from api.http.access.grants import NOBODY, Grant
@@ -21,6 +21,7 @@ from api.protocol.errors import ClientDisconnected
 from api.protocol.immediate import Scope
 from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
+T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -72,6 +73,10 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1").strip(" \t")
+
+    def query(self, kind: type[T]) -> T:
+        """The query's parameters as this struct. Raises InvalidRequest."""
+        return strict_json.parse_query(self.scope["query_string"], kind)
 
     @property
     def topic(self) -> str:

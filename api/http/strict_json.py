@@ -47,10 +47,11 @@ def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
     return [field.encode_name for field in msgspec.structs.fields(decoder.type)]
 
 
-def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
     """As `decode`, for small bodies: a repeated member is refused, since one of its values would be
     ignored, and an invalid value in a map is reported with its key.
     """
+    decoder: msgspec.json.Decoder[T] = _decoder_of(cast(Hashable, kind))
     with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
         _refuse_repeated(json.loads(body, object_pairs_hook=Members), "")
     try:
@@ -59,6 +60,9 @@ def decode_control(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) ->
         refuse(_with_key(error, body, decoder), members=_members(decoder))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refuse(error)
+
+
+_decoder_of: Final = cache(msgspec.json.Decoder)
 
 
 class Members(list[tuple[str, object]]):

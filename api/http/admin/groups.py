@@ -6,7 +6,7 @@ A token with a topic prefix sees, commits and deletes only offsets of topics wit
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Final
+from typing import Annotated
 from urllib.parse import unquote
 
 import msgspec
@@ -38,12 +38,9 @@ class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
     offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
 
 
-_COMMIT: Final = msgspec.json.Decoder(OffsetsToCommit)
-
-
 async def commit_offsets(context: Context, exchange: Exchange) -> Response:
     group = _group(exchange)
-    body = await json_body(context, exchange, _COMMIT)
+    body = await json_body(context, exchange, OffsetsToCommit)
     if (count := len(body.offsets)) > context.settings.records_max:
         limit = context.settings.records_max
         strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")

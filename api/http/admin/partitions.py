@@ -9,7 +9,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import json_body, no_body
 from api.http.exchange import Exchange
@@ -61,11 +60,8 @@ class Trim(msgspec.Struct, forbid_unknown_fields=True):
     before_offset: FromOffset
 
 
-_TRIM: Final = msgspec.json.Decoder(Trim)
-
-
 async def get_offsets(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], OffsetsQuery)
+    query = exchange.query(OffsetsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     partition.check_leadership()  # once taken over, this log is out of date
     if isinstance(query.timestamp, UnsetType):
@@ -76,7 +72,7 @@ async def get_offsets(context: Context, exchange: Exchange) -> Response:
 
 
 async def list_segments(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], PageQuery)
+    query = exchange.query(PageQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return json_response(await context.read_cold(_segment_page, partition, query))
 
@@ -90,7 +86,7 @@ def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
 
 
 async def get_manifest(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], ManifestQuery)
+    query = exchange.query(ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     return json_response(await context.read_cold(_manifest_page, partition, query))
 
@@ -151,7 +147,7 @@ async def trim(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
         raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot trim it")
-    body = await json_body(context, exchange, _TRIM)
+    body = await json_body(context, exchange, Trim)
     log_start = await context.write_cold(
         context.broker.trim, exchange.topic, partition.number, body.before_offset
     )
@@ -160,7 +156,7 @@ async def trim(context: Context, exchange: Exchange) -> Response:
 
 
 async def offload(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], OffloadQuery)
+    query = exchange.query(OffloadQuery)
     await no_body(context, exchange)
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
     progress = await context.write_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)

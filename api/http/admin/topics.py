@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -38,12 +36,8 @@ class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     internal: bool = False
 
 
-_CREATE: Final = msgspec.json.Decoder(CreateTopic)
-_ALTER: Final = msgspec.json.Decoder(AlterTopic)
-
-
 async def create_topic(context: Context, exchange: Exchange) -> Response:
-    body = await json_body(context, exchange, _CREATE)
+    body = await json_body(context, exchange, CreateTopic)
     exchange.grant.check_topic(body.name)
     if body.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
         raise Forbidden(f"{body.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
@@ -58,7 +52,7 @@ async def create_topic(context: Context, exchange: Exchange) -> Response:
 
 
 async def list_topics(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], ListTopicsQuery)
+    query = exchange.query(ListTopicsQuery)
     topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
     return json_response(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
 
@@ -69,7 +63,7 @@ async def get_topic(context: Context, exchange: Exchange) -> Response:
 
 async def alter_topic(context: Context, exchange: Exchange) -> Response:
     context.broker.topic(exchange.topic)  # UnknownTopic precedes errors of the body
-    body = await json_body(context, exchange, _ALTER)
+    body = await json_body(context, exchange, AlterTopic)
     if exchange.topic == CONSUMER_OFFSETS:
         _check_keeps_offsets(body)
     if body.config is UNSET and body.partitions is UNSET:

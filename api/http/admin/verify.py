@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import no_body
 from api.http.exchange import Exchange
@@ -21,7 +20,7 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def verify(context: Context, exchange: Exchange) -> Response:
-    query = strict_json.parse_query(exchange.scope["query_string"], VerifyQuery)
+    query = exchange.query(VerifyQuery)
     await no_body(context, exchange)
     report = await context.write_cold(context.broker.verify, exchange.topic, deep=query.deep)
     return json_response(

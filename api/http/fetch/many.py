@@ -102,11 +102,8 @@ class RecordBudget:
         return page
 
 
-_DECODER: Final = msgspec.json.Decoder(FetchMany)
-
-
 async def fetch_many(context: Context, exchange: Exchange) -> Response:
-    request = await json_body(context, exchange, _DECODER)
+    request = await json_body(context, exchange, FetchMany)
     positions = [
         parse_position(wanted.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
         for index, wanted in enumerate(request.partitions)

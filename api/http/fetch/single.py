@@ -15,7 +15,6 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http import strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
@@ -104,7 +103,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
         return await tail_of(context, exchange, [partition])
-    query = strict_json.parse_query(exchange.scope["query_string"], FetchQuery)
+    query = exchange.query(FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:
         result = await _fetch_enough(context, exchange, partition, position, query)

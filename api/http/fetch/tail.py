@@ -173,7 +173,7 @@ async def tail_of(
     topic: Topic | None = None,
 ) -> StreamResponse:
     """The stream of `partitions`, which are all of `topic` if that is given."""
-    query = strict_json.parse_query(exchange.scope["query_string"], TailQuery)
+    query = exchange.query(TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
     resumed: dict[int, int] = {}

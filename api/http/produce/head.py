@@ -61,7 +61,7 @@ def refuse_internal(topic: str) -> None:
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:
     """Raises InvalidRequest, UnsupportedMediaType, Forbidden, UnknownTopic."""
     topic = context.broker.topic(exchange.topic)
-    query = strict_json.parse_query(exchange.scope["query_string"], ProduceQuery)
+    query = exchange.query(ProduceQuery)
     media_type = _media_type(exchange, partition)
     _check_parameters(query, media_type)
     producer, expected_offset = _producer_state(exchange), _expected_offset(exchange)
