@@ -39,9 +39,7 @@ class HttpSettings:
     read_threads: int = 16
     write_threads: int = 8
     parse_threads: int = 4
-    # Host names that are accepted besides loopback names, on a broker without tokens.
-    allowed_hosts: tuple[str, ...] = ()
-    check_host: bool = True
+    check_host: bool = True  # accept only loopback names, on a broker without tokens
     # Tokens are required if the file exists, and with `tokens_required` even if it does not.
     tokens_file: Path | None = None
     tokens_required: bool = False

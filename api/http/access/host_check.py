@@ -16,16 +16,16 @@ from record_format.loopback import is_loopback
 
 
 def check_host(exchange: Exchange, settings: HttpSettings) -> None:
-    """Raise ForeignHost if `Host` or `Origin` is neither loopback nor allowed by name."""
+    """Raise ForeignHost if `Host` or `Origin` is not a loopback name."""
     if not settings.check_host:
         return
     host = exchange.header(b"host")
-    if host is not None and not _is_allowed(f"//{host}", settings.allowed_hosts):
+    if host is not None and not _is_loopback(f"//{host}"):
         raise ForeignHost(
             f"Host {host[:200]!r} is not a loopback name: without tokens no other is accepted"
         )
     origin = exchange.header(b"origin")
-    if origin is not None and not _is_allowed(origin, settings.allowed_hosts):
+    if origin is not None and not _is_loopback(origin):
         raise ForeignHost(f"Origin {origin[:200]!r} is not a loopback name")
 
 
@@ -40,6 +40,6 @@ def _name_of(url: str) -> str:
 
 
 @lru_cache(maxsize=256)  # every request has one of the same few
-def _is_allowed(url: str, allowed_hosts: tuple[str, ...]) -> bool:
+def _is_loopback(url: str) -> bool:
     name = _name_of(url)
-    return name in allowed_hosts or name.endswith(".localhost") or is_loopback(name)
+    return name.endswith(".localhost") or is_loopback(name)
