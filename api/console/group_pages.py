@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, NamedTuple
 
-from api.http.access.grants import Grant
+from api.http.access.scopes import Grant
 from broker.groups.groups import Groups, OffsetState
 
 GROUPS_SHOWN: Final = 200

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http import strict_json
-from api.http.access.grants import NOBODY, Grant
+from api.http.access.scopes import NOBODY, Grant
 from api.http.metrics import timings
 from api.protocol.body_receiver import DIRECT_BODY, DirectBody
 from api.protocol.errors import ClientDisconnected

@@ -58,7 +58,7 @@ def create(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a token and print it, once: only its hash is stored."""
-    from api.http.access.grants import Scope
+    from api.http.access.scopes import Scope
     from api.http.access.tokens import create_token
 
     unknown = [one for one in scope if one not in list(Scope)]

@@ -11,18 +11,19 @@ loopback names.
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import Final
+from urllib.parse import urlsplit
 
 from api.http.access.client_rates import ClientRates
-from api.http.access.grants import EVERYTHING, NOBODY, Grant
-from api.http.access.host_check import check_host
-from api.http.access.scopes import NEEDS, OPEN_PATHS, UNLISTED
+from api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
 from api.http.access.tokens import TokensFile
 from api.http.exchange import Exchange
-from api.http.http_errors import Unauthorized
+from api.http.http_errors import ForeignHost, Unauthorized
 from api.http.settings import HttpSettings
 from api.http.strict_json import refuse_field
 from record_format.errors import Forbidden
+from record_format.loopback import is_loopback
 
 CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
@@ -31,11 +32,12 @@ _MAX_TOKEN_LENGTH: Final = 256
 
 class Access:
     def __init__(self, settings: HttpSettings) -> None:
-        self._settings = settings
+        self._checks_host = settings.check_host
         file, required = settings.tokens_file, settings.tokens_required
         self._tokens = TokensFile(file, required=required) if file is not None else None
         self._next_check_s = 0.0
-        self._rates = ClientRates(settings.client_requests_max)
+        limit = settings.client_requests_max
+        self._rates = None if limit is None else ClientRates(limit)
 
     def authenticate(self, exchange: Exchange) -> None:
         """Set `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
@@ -46,13 +48,14 @@ class Access:
             refuse_field("Host", "given more than once")
         is_open = exchange.scope["path"] in OPEN_PATHS
         if not self._tokens_required():
-            check_host(exchange, self._settings)
+            if self._checks_host:
+                _check_host(exchange)
             exchange.grant = EVERYTHING
         else:
             exchange.grant = self._grant_of(exchange) or NOBODY
         if is_open:
             return
-        if self._rates.enabled:
+        if self._rates is not None:
             self._rates.take(exchange.grant.name or _address(exchange))
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
@@ -101,3 +104,34 @@ class Access:
 def _address(exchange: Exchange) -> str:
     client = exchange.scope.get("client")
     return str(client[0]) if client else ""
+
+
+def _check_host(exchange: Exchange) -> None:
+    """Protect against DNS rebinding: a page of another site whose name resolves to 127.0.0.1 still
+    sends that name in `Host` and `Origin`. A request without either (HTTP/1.0) does not come from a
+    browser. Raises ForeignHost.
+    """
+    host = exchange.header(b"host")
+    if host is not None and not _is_loopback(f"//{host}"):
+        raise ForeignHost(
+            f"Host {host[:200]!r} is not a loopback name: without tokens no other is accepted"
+        )
+    origin = exchange.header(b"origin")
+    if origin is not None and not _is_loopback(origin):
+        raise ForeignHost(f"Origin {origin[:200]!r} is not a loopback name")
+
+
+def _name_of(url: str) -> str:
+    """The host name; empty if there is more than a host and a port (invalid; RFC 9110, 7.2)."""
+    try:
+        parts = urlsplit(url)
+        name = (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+    return "" if "@" in parts.netloc or parts.path or parts.query or parts.fragment else name
+
+
+@lru_cache(maxsize=256)  # every request has one of the same few
+def _is_loopback(url: str) -> bool:
+    name = _name_of(url)
+    return name.endswith(".localhost") or is_loopback(name)

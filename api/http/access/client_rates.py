@@ -19,36 +19,23 @@ CLIENTS_MAX: Final = 10_000
 
 
 class ClientRates:
-    """Used on the event loop only. `per_second` None: no limit."""
+    """Used on the event loop only."""
 
-    def __init__(
-        self, per_second: int | None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, per_second: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._clock = per_second, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    @property
-    def enabled(self) -> bool:
-        return self._per_second is not None
 
     def take(self, client: str) -> None:
         """Count one request. Raises Throttled, with the time until the next is allowed."""
         rate = self._per_second
-        if rate is None:
-            return
         now, full = self._clock(), max(1.0, rate * BURST_S)
         left, since = self._buckets.pop(client, (full, now))
         left = min(full, left + (now - since) * rate)
-        if left >= 1:
-            self._store(client, (left - 1, now))
-            return
-        self._store(client, (left, now))
-        raise Throttled(
-            f"more than {rate} requests per second from this client",
-            retry_after_s=(1 - left) / rate,
-        )
-
-    def _store(self, client: str, bucket: tuple[float, float]) -> None:
-        self._buckets[client] = bucket
+        self._buckets[client] = (left - 1 if left >= 1 else left, now)
         if len(self._buckets) > CLIENTS_MAX:
             self._buckets.popitem(last=False)
+        if left < 1:
+            raise Throttled(
+                f"more than {rate} requests per second from this client",
+                retry_after_s=(1 - left) / rate,
+            )

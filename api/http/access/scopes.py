@@ -1,5 +1,7 @@
-"""Which scopes each call needs, in one table: any one of those listed is enough.
+"""What a caller may do, and which scopes each call needs, in one table: any one of those listed is
+enough.
 
+* `admin` includes the other scopes. A token with a prefix sees no other topic, in any call.
 * A call that is not in the table needs `admin`: a forgotten row denies access, never grants it.
 * `whole`: the call is about all topics at once, so a token with a topic prefix may not make it.
   Other calls are checked by the topic in their path, or topic by topic in their handlers.
@@ -11,10 +13,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
-from api.http.access.grants import Scope
 from api.http.static_names import CONSOLE_NAMES, DOCS_NAMES
+from record_format.errors import Forbidden
+
+
+class Scope(StrEnum):
+    READ = "read"
+    PRODUCE = "produce"
+    ADMIN = "admin"
+
+
+class Grant(NamedTuple):
+    """`name`: of the token; `topics`: the prefix that every topic's name must have."""
+
+    name: str
+    scopes: frozenset[Scope]
+    topics: str = ""
+
+    def check_scopes(self, scopes: tuple[Scope, ...]) -> None:
+        """Raises Forbidden unless the token has one of `scopes`."""
+        if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
+            named = " or ".join(scopes)
+            raise Forbidden(f"this call needs a token with the scope {named}")
+
+    def sees_topic(self, topic: str) -> bool:
+        return topic.startswith(self.topics)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises Forbidden, whether or not the topic exists."""
+        if not self.sees_topic(topic):
+            raise Forbidden(f"this token is limited to topics that begin with {self.topics!r}")
+
+
+EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required
+NOBODY: Final = Grant("", frozenset())
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from api.http.access.grants import Grant, Scope
+from api.http.access.scopes import Grant, Scope
 from hot_tier.durable_file import sync_folder
 from record_format import typed_json
 from record_format.errors import ConfigurationError

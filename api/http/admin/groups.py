@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from api.http import strict_json
-from api.http.access.grants import Grant
+from api.http.access.scopes import Grant
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.http.access.grants import NOBODY
+from api.http.access.scopes import NOBODY
 from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.metrics.registry import CONTENT_TYPE

@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.access.grants import Grant
+from api.http.access.scopes import Grant
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from api.console import topic_pages
-from api.http.access.grants import Scope
+from api.http.access.scopes import Scope
 from api.http.access.tokens import create_token
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from api.http.access.grants import Scope
+from api.http.access.scopes import Scope
 from api.http.access.tokens import create_token
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, open_console

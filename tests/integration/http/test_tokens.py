@@ -10,8 +10,7 @@ import pytest
 import structlog.testing
 
 from api.http.access import check
-from api.http.access.grants import Scope
-from api.http.access.scopes import NEEDS, OPEN_PATHS
+from api.http.access.scopes import NEEDS, OPEN_PATHS, Scope
 from api.http.access.tokens import create_token, read_entries, revoke_token
 from api.http.routes import CALLS
 from api.http.settings import HttpSettings

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from api.http.access.grants import Scope
+from api.http.access.scopes import Scope
 from api.http.access.tokens import create_token
 from api.http.settings import HttpSettings
 from broker.damaged_partition import DamagedPartition

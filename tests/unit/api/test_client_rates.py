@@ -52,10 +52,6 @@ def test_throttled_says_when_to_retry(clock):
     rates.take("a")
 
 
-def test_there_is_no_limit_by_default(clock):
-    assert allowed(ClientRates(None, clock=clock), "a", 1000) == 1000
-
-
 def test_the_number_of_tracked_clients_is_limited(clock, monkeypatch):
     monkeypatch.setattr(client_rates, "CLIENTS_MAX", 3)
     rates = ClientRates(1, clock=clock)

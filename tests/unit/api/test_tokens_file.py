@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from api.http.access import tokens
-from api.http.access.grants import Grant, Scope
+from api.http.access.scopes import Grant, Scope
 from api.http.access.tokens import TokensFile, create_token, read_entries, revoke_token
 from record_format.errors import ConfigurationError
 
