@@ -3,19 +3,21 @@
 * An exception without a class in `TABLE` is a bug: 500 `internal`, without anything of the
   exception in the response. The request id leads to the log.
 * `detail` is the exception's own text, which says what was wrong and what to do, without local
-  paths (`local_paths`).
+  paths (`local_paths`). An object is named by its key within the store's prefix: of a store in a
+  folder, the prefix is a local path.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from api.http import http_errors
-from api.http.corruption_details import corruption_detail
 from api.http.local_paths import short_path, shorten_paths
 from api.protocol.errors import HeaderTooLarge
 from record_format import errors
@@ -151,6 +153,10 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.TooManyOpenFiles: Kind(429, "throttled", "Too many open files"),
 }
 
+_IN_BUCKET: Final = (errors.MissingObject, errors.CorruptObject, errors.CorruptManifest)
+_TOPIC_OF_FILE: Final = re.compile(r"([a-zA-Z0-9._-]+)-\d+/")
+_TOPIC_OF_OBJECT: Final = re.compile(r"topics/([a-zA-Z0-9._-]+)/[^/]+/\d+/")
+
 INTERNAL: Final = Kind(500, "internal", "Internal error")
 NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
 
@@ -178,16 +184,8 @@ def to_problem(
     store's prefix into its whole key in the bucket, as `/segments` shows it. `shorten` reduces the
     local paths in a text.
     """
-    if isinstance(error, http_errors.AppendedInPart):
-        problem = to_problem(
-            error.cause,
-            request_id=request_id,
-            writing=writing,
-            full_key=full_key,
-            shorten=shorten,
-        )
-        problem.document["results"] = error.results
-        return problem
+    in_part = error if isinstance(error, http_errors.AppendedInPart) else None
+    error = error if in_part is None else in_part.cause
     kind = kind_of(error)
     document: dict[str, object] = {
         "type": TYPE_PREFIX + kind.code,
@@ -204,6 +202,8 @@ def to_problem(
         document["request_id"] = request_id
     if writing and isinstance(error, _OUTCOME_UNKNOWN):
         document["outcome"] = "unknown"
+    if in_part is not None:
+        document["results"] = in_part.results
     return Problem(kind.status, kind.code, _headers(error, kind), document)
 
 
@@ -215,6 +215,21 @@ def _detail(error: Exception, kind: Kind, shorten: Callable[[str], str]) -> str:
     if isinstance(error, errors.RequestError):
         return str(error)  # about the request: a path in it is not a local path
     return shorten(str(error))
+
+
+def corruption_detail(error: errors.CorruptDataError) -> str:
+    """Where the bytes are, and which commands help unless the error names one already."""
+    in_bucket = isinstance(error, _IN_BUCKET) and not PurePath(error.file).is_absolute()
+    file = error.file if in_bucket else short_path(error.file)
+    position, offset = error.position, error.offset
+    text = str(errors.CorruptDataError(error.detail, file=file, position=position, offset=offset))
+    topic = (_TOPIC_OF_OBJECT if in_bucket else _TOPIC_OF_FILE).match(file)
+    if topic is None or "`" in error.detail or isinstance(error, errors.UnknownFormatVersion):
+        return text
+    return (
+        f"{text}; `tierlog storage verify {topic[1]} --deep` reports what else is corrupt, "
+        f"`tierlog storage repair {topic[1]}` repairs it"
+    )
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:
