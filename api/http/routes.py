@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from api.http import schemas
 from api.http.admin import groups, operations, partitions, topics
-from api.http.admin.verify import VerifyQuery, verify
 from api.http.calls import Body, Call, OtherResponse
 from api.http.fetch import many
 from api.http.fetch.nowait import try_fetch
@@ -350,10 +349,10 @@ _LOG_CALLS: Final = (
     Call(
         method="POST",
         path=_TOPIC + "/offload",
-        handler=partitions.offload,
+        handler=operations.offload,
         tag="log",
         summary="Roll the active segments and upload all rolled segments",
-        query=partitions.OffloadQuery,
+        query=operations.OffloadQuery,
         response={JSON: Body(schema=Offloaded)},
         problems=(
             *NO_TOPIC,
@@ -365,14 +364,14 @@ _LOG_CALLS: Final = (
     Call(
         method="POST",
         path=_TOPIC + "/verify",
-        handler=verify,
+        handler=operations.verify,
         tag="log",
         summary="Check both tiers of a topic against the manifest",
         description=(
             "The response lists the problems, each with its object or file. Only one verification "
             "runs at a time."
         ),
-        query=VerifyQuery,
+        query=operations.VerifyQuery,
         response={JSON: Body(schema=VerifyReport)},
         problems=(*NO_TOPIC, "store-unavailable"),
         only_reads=True,

@@ -1,1 +1,1 @@
-"""Calls that carry no records: on topics, partitions and groups, verification, operations."""
+"""Calls that carry no records: on topics, partitions and groups, and for operators."""

@@ -1,14 +1,34 @@
-"""Calls for operators: health, readiness, metrics, storage."""
+"""Calls for operators: health, readiness, metrics, storage, offload, verification."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
+
 from api.http.access.scopes import NOBODY
 from api.http.context import Context
+from api.http.control_requests import no_body
 from api.http.exchange import Exchange
+from api.http.local_paths import short_path
 from api.http.metrics.registry import CONTENT_TYPE
 from api.http.request import media_types
 from api.http.responses import NO_STORE, Response, json_response
 from api.http.schemas import Alive, Ready
+from api.http.settings import MAX_WAIT_MS
+from record_format.findings import Problem
+
+
+class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
+    wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | UnsetType = UNSET
+
+
+class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`deep` reads every byte of both tiers."""
+
+    deep: bool = False
 
 
 async def healthz(_: Context, __: Exchange) -> Response:
@@ -37,3 +57,29 @@ async def metrics(context: Context, exchange: Exchange) -> Response:
 
 async def storage(context: Context, _: Exchange) -> Response:
     return json_response(await context.read(context.broker.storage_report))
+
+
+async def offload(context: Context, exchange: Exchange) -> Response:
+    query = exchange.query(OffloadQuery)
+    await no_body(context, exchange)
+    wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
+    progress = await context.write_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
+    return json_response(progress)
+
+
+async def verify(context: Context, exchange: Exchange) -> Response:
+    """The problems found are the response, not an error."""
+    query = exchange.query(VerifyQuery)
+    await no_body(context, exchange)
+    report = await context.write_cold(context.broker.verify, exchange.topic, deep=query.deep)
+    return json_response(
+        replace(report, problems=[_shown_problem(context, one) for one in report.problems])
+    )
+
+
+def _shown_problem(context: Context, found: Problem) -> Problem:
+    """Shorten the path of a local file, as in problem documents."""
+    if found.file is None:
+        return found
+    file, detail = short_path(found.file), context.shorten_paths(found.detail)
+    return replace(found, file=file, detail=detail)

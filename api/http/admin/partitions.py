@@ -1,4 +1,4 @@
-"""Calls on a partition that carry no records: offsets, segments, manifest, trim, offload."""
+"""Calls on a partition that carry no records: offsets, segments, manifest, trim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.context import Context
-from api.http.control_requests import json_body, no_body
+from api.http.control_requests import json_body
 from api.http.exchange import Exchange
 from api.http.fetch.positions import MAX_OFFSET, find_time, parse_timestamp
 from api.http.responses import Response, json_response
@@ -25,7 +25,6 @@ from api.http.schemas import (
     SegmentState,
     Trimmed,
 )
-from api.http.settings import MAX_WAIT_MS
 from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import iter_segments
@@ -50,10 +49,6 @@ class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | UnsetType = UNSET
     from_offset: FromOffset = 0
     limit: Limit = PAGE
-
-
-class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
-    wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | UnsetType = UNSET
 
 
 class Trim(msgspec.Struct, forbid_unknown_fields=True):
@@ -153,11 +148,3 @@ async def trim(context: Context, exchange: Exchange) -> Response:
     )
     context.watermarks.wake_all(partition)  # a long poll may be waiting at a trimmed offset
     return json_response(Trimmed(log_start))
-
-
-async def offload(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(OffloadQuery)
-    await no_body(context, exchange)
-    wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.write_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
-    return json_response(progress)
