@@ -25,14 +25,15 @@ from types import FrameType
 import structlog
 
 from api.app import create_app
+from api.http.exchange import Exchange
 from api.http.server import Tls, bind, raise_descriptor_limit, serve
 from broker.broker import Broker
 from broker.store_status import check_access
 from cold_tier.open import open_store
+from cold_tier.store_ledger import StoreRequest
 from record_format import native
 from record_format.errors import ConfigurationError
 from record_format.loopback import is_loopback
-from tierlog.cli.request_log import log_request, log_store_request
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -69,7 +70,7 @@ def run_broker(
             try:
                 app = create_app(broker, settings.http)
                 if verbose:
-                    app.on_finished = log_request
+                    app.on_finished = _log_request
                 serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
@@ -138,7 +139,7 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
     raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     if store is not None and verbose:
-        store.ledger.watch = log_store_request
+        store.ledger.watch = _log_store_request
     data_dir = settings.broker.data_dir
     if data_dir.is_file():
         raise ConfigurationError(f"data.dir {data_dir} is a file, not a folder")
@@ -168,3 +169,33 @@ def _tls(settings: Settings) -> Tls | None:
     except OSError as error:  # ssl.SSLError is one
         raise ConfigurationError(f"{what}: {error.strerror or error}") from error
     return Tls(certificate=settings.tls_cert, key=settings.tls_key)
+
+
+# --- `--verbose`; otherwise no callback is set: logging a line takes longer than a small fetch ----
+
+
+def _log_request(exchange: Exchange, status: str) -> None:
+    """Log a request after its response; without its query, which may contain record keys."""
+    scope = exchange.scope
+    client = scope.get("client")
+    log.debug(
+        "request",
+        method=exchange.method,
+        path=(scope.get("raw_path") or b"").decode("ascii", "backslashreplace"),
+        status=status,
+        ms=round(exchange.timings.elapsed_s * 1000, 1),
+        request_id=exchange.request_id,
+        client=client[0] if client else None,
+    )
+
+
+def _log_store_request(request: StoreRequest) -> None:
+    """Log each attempt; a ranged GET is timed until its response begins."""
+    log.debug(
+        "store request",
+        operation=request.operation,
+        key=request.key,
+        outcome=request.outcome,
+        ms=round(request.took_s * 1000, 1),
+        **({"error": request.error} if request.error else {}),
+    )
