@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from typing import Annotated, Any, Final
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.console import topic_pages
-from api.console.group_pages import GROUPS_SHOWN, group_lines
 from api.console.record_browser import RecordPage, RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
+from api.http.access.scopes import Grant
 from api.http.admin.partitions import FromOffset
 from api.http.calls import Call, Handler
 from api.http.context import Context
@@ -31,6 +32,7 @@ from api.http.packaged_files import PackagedFiles
 from api.http.problems import corruption_detail
 from api.http.responses import Response, json_response
 from api.http.static_names import CONSOLE_NAMES
+from broker.groups.groups import Groups, OffsetState
 from broker.partition import Partition
 from broker.reports import StorageReport
 from cold_tier.store_ledger import FREE, PriceTable
@@ -40,6 +42,7 @@ _STATIC: Final = PackagedFiles("api.console", "static", CONSOLE_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
+GROUPS_SHOWN: Final = 200
 TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one per partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -64,6 +67,17 @@ class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
     after_ms: Annotated[int, Meta(ge=0)] = 0
+
+
+class GroupLine(NamedTuple):
+    """`offsets`: in topics visible to the token, by falling lag."""
+
+    name: str
+    offsets: list[OffsetState]
+
+    @property
+    def lag(self) -> int:
+        return sum(one.lag for one in self.offsets)
 
 
 class Console:
@@ -166,8 +180,18 @@ def _server_flag(exchange: Exchange) -> dict[str, Any]:
 
 
 async def groups(context: Context, exchange: Exchange) -> Response:
-    found = await context.read(group_lines, context.broker.groups, exchange.grant)
+    found = await context.read(_group_lines, context.broker.groups, exchange.grant)
     return fragment("groups.html", groups=found, shown_max=GROUPS_SHOWN)
+
+
+def _group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
+    """At most GROUPS_SHOWN, plus one to indicate that there are more."""
+    lines = (
+        GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
+        for name, offsets in groups.all_groups()
+        if (seen := [one for one in offsets if grant.sees_topic(one.topic)])
+    )
+    return list(islice(lines, GROUPS_SHOWN + 1))
 
 
 async def store(context: Context, _: Exchange) -> Response:
