@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -27,12 +28,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from api.protocol.deadline import Deadline
 from api.protocol.errors import HeaderTooLarge
 from api.protocol.no_upgrade_protocol import NoUpgradeProtocol
-from api.protocol.request_target import to_origin_form
 from record_format.errors import InvalidRequest, RequestError
 
 _CLOSE_TIMEOUT_S: Final = 1.0
 _PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no more are parsed
 _PIECE_BYTES: Final = 16 << 10  # parsed at once, but for a body: at most some hundred requests
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 
 
 class ConnectionLimits(NamedTuple):
@@ -160,7 +161,7 @@ class LimitedProtocol(NoUpgradeProtocol):
             raise self._head_too_large(size)
         self._end_head()
         if not self.url.startswith(b"/"):
-            self.url = to_origin_form(self.url, self.headers)
+            self.url = _to_origin_form(self.url, self.headers)
         if not self._try_respond():
             self.check_framing()
             super().on_headers_complete()
@@ -322,3 +323,24 @@ class LimitedProtocol(NoUpgradeProtocol):
         if self._drain_timer is not None:
             self._drain_timer.cancel()
             self._drain_timer = None
+
+
+def _to_origin_form(url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the path and query of a target that does not begin with `/`; `*` is returned as it is.
+
+    In absolute-form, as sent to a proxy (RFC 9112, 3.2.2), the URL names the host and `Host` is
+    ignored: the URL's host replaces it in `headers`. Raises InvalidRequest for another scheme, and
+    for userinfo before the host (RFC 9110, 4.2.4).
+    """
+    if url == b"*":
+        return url
+    found = _ABSOLUTE.fullmatch(url)
+    if found is None:
+        raise InvalidRequest(
+            "the request target is neither a path nor an http URL without userinfo"
+        )
+    authority, target = found.groups()
+    headers[:] = [(name, authority if name == b"host" else value) for name, value in headers]
+    if target is None:
+        return b"/"
+    return bytes(target if target.startswith(b"/") else b"/" + target)
