@@ -8,9 +8,8 @@ from api.http import schemas
 from api.http.admin import groups, operations, partitions, topics
 from api.http.calls import Body, Call, OtherResponse
 from api.http.fetch import many
-from api.http.fetch.nowait import try_fetch
 from api.http.fetch.segments import get_segment, try_get_segment
-from api.http.fetch.single import FetchQuery, fetch
+from api.http.fetch.single import FetchQuery, fetch, try_fetch
 from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
 from api.http.metrics.registry import CONTENT_TYPE
 from api.http.produce.columns import RecordsIn

@@ -1,4 +1,4 @@
-"""Reading records: `nowait` if the response is ready without waiting, otherwise `single`.
+"""Reading records. Read `single` first, the fetch from one partition.
 
 `positions` resolves where a reader starts, `reading` reads the log, `long_poll` waits on
 `watermarks`, `record_json` encodes records as text, and `shared_pages` does so once for all readers

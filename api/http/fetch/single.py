@@ -1,6 +1,7 @@
 """Fetch from one partition: batches as they are on disk, or records as JSON.
 
-* What is in the page cache is read on the event loop, and the rest in a thread.
+* `try_fetch` responds with what is in the page cache: whole batches, or a few records as text. What
+  has to wait, for the disk or for new records, is left to `fetch`.
 * Raw batches never enter this process's memory: the file slices are sent to the socket.
 * A position other than an offset may be trimmed between its lookup and the read, or during the
   wait: then it is looked up again, unlike an offset given by the client. A time past the last
@@ -9,6 +10,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
@@ -44,14 +47,15 @@ from api.http.fetch.tail import tail_of
 from api.http.problems import HeaderList
 from api.http.request import media_types
 from api.http.responses import NO_STORE, AnyResponse, FileResponse, Response
-from api.http.settings import MIB
+from api.http.settings import MAX_FETCH_BYTES, MIB
+from api.protocol.immediate import IMMEDIATE_MAX_BYTES
 from broker.partition import Fetched, Partition
 from hot_tier.log_state import Offsets
 from record_format.errors import OffsetTrimmed
 
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
-FORMS: Final = (
+_FORMS: Final = (
     media_types.JSON,
     media_types.NDJSON,
     media_types.BATCHES,
@@ -59,9 +63,12 @@ FORMS: Final = (
 )
 _RAW: Final = (b"content-type", media_types.BATCHES.encode())
 _ATTEMPTS: Final = 3
-# For up to FEW_RECORDS records, FEW_BYTES are read first: one record does not need a megabyte.
-FEW_RECORDS: Final = 100
-FEW_BYTES: Final = 16 << 10
+# The query that readers send again and again: parsed faster than by `Exchange.query`, with the same
+# result.
+_COMMON_QUERY: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{0,8})\Z")
+# For up to _FEW_RECORDS records, _FEW_BYTES are read first: one record does not need a megabyte.
+_FEW_RECORDS: Final = 100
+_FEW_BYTES: Final = 16 << 10
 
 
 class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,9 +88,9 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     def for_few(self) -> FetchQuery:
         """The query with a smaller `max_bytes` if it asks for few records; otherwise itself."""
         limit = self.record_limit
-        if limit is None or limit > FEW_RECORDS or self.min_bytes > 1:
+        if limit is None or limit > _FEW_RECORDS or self.min_bytes > 1:
             return self
-        return msgspec.structs.replace(self, max_bytes=min(self.max_bytes, FEW_BYTES))
+        return msgspec.structs.replace(self, max_bytes=min(self.max_bytes, _FEW_BYTES))
 
     @property
     def record_limit(self) -> int | None:
@@ -98,8 +105,65 @@ class ReadResult(NamedTuple):
     fetched: Fetched
 
 
+def try_fetch(context: Context, exchange: Exchange) -> AnyResponse | None:
+    """As `fetch`, if an offset is given and the records are in memory; otherwise None."""
+    form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
+    if form == media_types.EVENTS:
+        return None
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    offset, query = _offset_and_query(exchange)
+    if offset < 0 or query.committed:
+        return None
+    if form == media_types.BATCHES:
+        if query.record_limit is not None:
+            return None
+        result = _try_read(exchange, partition, offset, query)
+        return None if result is None else _batches_response(context, exchange, result)
+    few = query.for_few()
+    result = _try_read(exchange, partition, offset, few)
+    if result is None or work_bytes(result.fetched, result.offset) > IMMEDIATE_MAX_BYTES:
+        return None
+    began_s = time.perf_counter()
+    try:
+        page = context.pages.get_sync(
+            _cache_key(result, few, form),
+            result.fetched,
+            lambda: _render(result, few, form, nowait=True),
+        )
+    except record_json.WouldBlock:
+        return None
+    exchange.timings.add("encode", began_s)
+    if _is_cut_short(result, page, few, query):
+        return None
+    return _records_response(context, result, page, form)
+
+
+def _offset_and_query(exchange: Exchange) -> tuple[int, FetchQuery]:
+    """The offset of a fetch's query, -1 if there is none, and the whole query."""
+    common = _COMMON_QUERY.match(exchange.scope["query_string"])
+    if common is not None and (max_bytes := int(common[2])) <= MAX_FETCH_BYTES:
+        return int(common[1]), FetchQuery(max_bytes=max_bytes)
+    query = exchange.query(FetchQuery)
+    return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
+
+
+def _try_read(
+    exchange: Exchange, partition: Partition, offset: int, query: FetchQuery
+) -> ReadResult | None:
+    """What can be read without waiting for the disk or for new records."""
+    began_s = time.perf_counter()
+    fetched = partition.try_read(offset, max_bytes=query.max_bytes)
+    if fetched is None:
+        return None
+    result = ReadResult(partition, offset, fetched)
+    if query.wait_ms and not _is_enough(result, query):
+        return None
+    exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
+    return result
+
+
 async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
-    form = media_types.preferred(exchange.header(b"accept"), offered=FORMS)
+    form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
         return await tail_of(context, exchange, [partition])
@@ -111,12 +175,12 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     few = query.for_few()
     result = await _fetch_enough(context, exchange, partition, position, few)
     page = await _shared_page(context, result, few, form)
-    if is_cut_short(result, page, few, query):
+    if _is_cut_short(result, page, few, query):
         result, page = await _more(context, result, page, query, form)
-    return records_response(context, result, page, form)
+    return _records_response(context, result, page, form)
 
 
-def is_cut_short(
+def _is_cut_short(
     result: ReadResult, page: RenderedPage, few: FetchQuery, query: FetchQuery
 ) -> bool:
     """Whether the few bytes that were read first are not enough for the query."""
@@ -143,22 +207,22 @@ async def _fetch_enough(
     position: Position,
     query: FetchQuery,
 ) -> ReadResult:
-    result = await read_first(context, partition, position, query)
-    if query.wait_ms == 0 or is_enough(result, query):
+    result = await _read_first(context, partition, position, query)
+    if query.wait_ms == 0 or _is_enough(result, query):
         return result
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
-        while not poll.over and not is_enough(result, query):
+        while not poll.over and not _is_enough(result, query):
             await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
             context.access.recheck(exchange)
             if position.timestamp >= 0 and not result.fetched.slices:
                 # New records may be earlier than that time: it is looked up again.
-                result = await read_first(context, partition, position, query)
+                result = await _read_first(context, partition, position, query)
             else:
                 result = await read_again(context, partition, position, result.offset, query)
     return result
 
 
-async def read_first(
+async def _read_first(
     context: Context, partition: Partition, position: Position, query: FetchQuery
 ) -> ReadResult:
     for attempt in range(_ATTEMPTS):
@@ -204,10 +268,10 @@ async def read_again(
     except OffsetTrimmed:
         if position.keyword == LATEST:  # do not skip records appended since the lookup
             position = Position(keyword=EARLIEST)
-        return await read_first(context, partition, position, query)
+        return await _read_first(context, partition, position, query)
 
 
-def is_enough(result: ReadResult, query: FetchQuery) -> bool:
+def _is_enough(result: ReadResult, query: FetchQuery) -> bool:
     """Whether `min_bytes` were read, or something other than the end of the log ended the read."""
     size = result.fetched.size_bytes
     wanted = min(query.min_bytes, query.max_bytes)
@@ -231,10 +295,10 @@ async def _filtered_batches_response(
             filter_batches, fetched, offset=result.offset, max_records=limit
         )
         result = result._replace(fetched=fetched)
-    return batches_response(context, exchange, result)
+    return _batches_response(context, exchange, result)
 
 
-def batches_response(context: Context, exchange: Exchange, result: ReadResult) -> FileResponse:
+def _batches_response(context: Context, exchange: Exchange, result: ReadResult) -> FileResponse:
     partition, offset, fetched = result
     next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # HEAD reads no files
@@ -245,7 +309,7 @@ def batches_response(context: Context, exchange: Exchange, result: ReadResult) -
     return FileResponse(200, headers, fetched.slices)
 
 
-def records_response(
+def _records_response(
     context: Context, result: ReadResult, page: RenderedPage, form: str
 ) -> Response:
     partition, _, fetched = result
@@ -264,20 +328,20 @@ async def _shared_page(
     """Encode the records as text; at the end of the log, share the result with other readers."""
     work = work_bytes(result.fetched, result.offset)
     return await context.pages.get(
-        cache_key(result, query, form),
+        _cache_key(result, query, form),
         result.fetched,
-        lambda: compute_text(context, work, partial(render, result, query, form)),
+        lambda: compute_text(context, work, partial(_render, result, query, form)),
     )
 
 
-def cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
-    """Everything that the result of `render` depends on."""
+def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
+    """Everything that the result of `_render` depends on."""
     partition, offset, fetched = result
     limits = (query.committed, query.max_bytes, query.record_limit)
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def render(result: ReadResult, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
+def _render(result: ReadResult, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
     """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
     page = record_json.read_page(
         result.fetched,
