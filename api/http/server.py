@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import resource
 import secrets
@@ -215,7 +214,7 @@ def _server(
             app,
             http=_protocol(app, settings, threads),
             ws="none",
-            loop=_loop(loop),
+            loop=loop,
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -231,12 +230,6 @@ def _server(
         server = _Server(config)
         server.on_started = on_started
         yield server
-
-
-def _loop(name: str) -> Any:
-    if name != "auto":
-        return name
-    return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
 
 
 def _protocol(
