@@ -119,7 +119,11 @@ class Broker:
         the folder cannot be trusted.
         """
         broker = cls.open_idle(settings, store=store, clock=clock)
-        broker.start()
+        try:
+            broker.start()
+        except BaseException:
+            broker.close()
+            raise
         return broker
 
     @classmethod
@@ -151,7 +155,8 @@ class Broker:
                 bucket.close()
             if broker is None or not broker._opener.has_opened_logs:
                 folder.put_back_clean_marker()
-            folder.close()
+            if isinstance(error, Exception):  # otherwise threads may still be opening logs
+                folder.close()
             if isinstance(error, OSError):
                 raise unusable(folder.path, error) from error
             raise

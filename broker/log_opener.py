@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
 import structlog
@@ -140,7 +140,12 @@ class LogOpener:
         self, wanted: Iterable[Wanted], *, at_start: bool
     ) -> list[OpenedLog | DamagedPartition]:
         with ThreadPoolExecutor(OPEN_THREADS, thread_name_prefix="open") as threads:
-            opening = [threads.submit(self._open, one, at_start=at_start) for one in wanted]
+            try:
+                opening = [threads.submit(self._open, one, at_start=at_start) for one in wanted]
+                wait(opening)
+            except BaseException:  # a signal: open no more
+                threads.shutdown(cancel_futures=True)
+                raise
         with _closed_on_failure(one.result() for one in opening if one.exception() is None):
             return [one.result() for one in opening]
 

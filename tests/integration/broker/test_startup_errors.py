@@ -2,19 +2,23 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.background.background_tasks import BackgroundTasks
 from broker.broker import Broker
-from broker.data_folder import CLEAN_SHUTDOWN
+from broker.data_folder import CLEAN_SHUTDOWN, FolderInUse
 from broker.groups.truncations import Truncations
+from broker.log_opener import LogOpener
 from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
@@ -29,6 +33,7 @@ from record_format.errors import (
 )
 from record_format.produced import build_produced
 from tests.fakes.small_disk import no_room
+from tests.fakes.waiting import PATIENCE_S
 
 OPEN = """
 import sys
@@ -250,6 +255,49 @@ def test_a_stop_succeeds_even_if_it_cannot_be_recorded(tmp_path):
     assert not again.folder.was_clean
     (tmp_path / "data" / ".kafka_cleanshutdown.tmp").rmdir()
     again.close()
+
+
+def test_an_interrupted_start_opens_no_more_logs_and_keeps_the_folder(tmp_path, monkeypatch):
+    settings = BrokerSettings(data_dir=tmp_path / "data")
+    with closing(Broker.open(settings, store=None)) as broker:
+        broker.create_topic("t", partitions=100)
+    opened, first, interrupted = [], threading.Lock(), threading.Event()
+    open_log = LogOpener._open
+
+    def opening_until_interrupted(*args, **kwargs):
+        opened.append(args)
+        if first.acquire(blocking=False):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        assert interrupted.wait(PATIENCE_S)
+        return open_log(*args, **kwargs)
+
+    def interrupt(*_):
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LogOpener, "_open", opening_until_interrupted)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Broker.open(settings, store=None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(opened) < 100
+    with pytest.raises(FolderInUse):
+        Broker.open(settings, store=None)
+
+
+def test_a_start_that_fails_at_the_end_is_a_clean_stop(tmp_path, monkeypatch):
+    def fails(_):
+        raise RuntimeError("can't start new thread")
+
+    settings = BrokerSettings(data_dir=tmp_path / "data")
+    with monkeypatch.context() as failing:
+        failing.setattr(BackgroundTasks, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Broker.open(settings, store=None)
+    with closing(Broker.open(settings, store=None)) as broker:
+        assert broker.folder.was_clean
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
