@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Final
@@ -102,13 +102,16 @@ class Tail:
             fetched = await read(self._context, partition, offset, self._query)
             self._high_watermarks[partition] = fetched.high_watermark
             if fetched.slices:
-                yield await self._events(partition, fetched, offset)
-                await asyncio.sleep(0)
+                page = await self._page(partition, fetched, offset)
+                for part in self._parts(partition, page):
+                    yield part
+                    await asyncio.sleep(0)
+                self.next_offsets[partition] = page.next_offset
             else:  # there may be a gap up to the end
                 self.next_offsets[partition] = max(offset, fetched.next_offset)
             self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
 
-    async def _events(self, partition: Partition, fetched: Fetched, offset: int) -> bytes:
+    async def _page(self, partition: Partition, fetched: Fetched, offset: int) -> RenderedPage:
         query = self._query
         form = (query.encoding, query.committed, query.max_bytes, self._whole_topic)
         page = await self._context.pages.get(
@@ -123,11 +126,26 @@ class Tail:
         self._context.metrics.requests.fetched(
             fetched.tier, fetched.size_bytes, records=page.records
         )
-        events: bytes = page.content
-        if self._whole_topic:
-            events = b"".join(self._event(partition, at, line) for at, line in page.content)
-        self.next_offsets[partition] = page.next_offset
-        return events
+        return page
+
+    def _parts(self, partition: Partition, page: RenderedPage) -> Iterator[bytes]:
+        """The events of a page. Those of a topic come in parts, because the id of each names every
+        partition: a page of small records would become gigabytes.
+        """
+        if not self._whole_topic:
+            yield page.content
+            return
+        # An id has the last offset sent of each partition; -1 is before the first.
+        ids = {one: b"%d:%d" % (one.number, at - 1) for one, at in self.next_offsets.items()}
+        ids[partition] = b"%d:@" % partition.number
+        before, _, after = b",".join(ids.values()).partition(b"@")
+        part = bytearray()
+        for offset, line in page.content:
+            part += b"id: %b%d%b\ndata: %b\n\n" % (before, offset, after, line)
+            if len(part) >= PAGE_BYTES:
+                yield bytes(part)
+                part.clear()
+        yield bytes(part)
 
     def _render(
         self, partition: Partition, fetched: Fetched, offset: int, nowait: bool
@@ -143,12 +161,6 @@ class Tail:
             return RenderedPage(lines, page.next_offset, size_bytes, len(lines))
         events = b"".join(b"id: %d\ndata: %b\n\n" % event for event in lines)
         return RenderedPage(events, page.next_offset, size_bytes, len(lines))
-
-    def _event(self, partition: Partition, offset: int, line: bytes) -> bytes:
-        # The last offset sent of each partition; -1 is before the first.
-        self.next_offsets[partition] = offset + 1
-        event_id = ",".join(f"{one.number}:{at - 1}" for one, at in self.next_offsets.items())
-        return b"id: %b\ndata: %b\n\n" % (event_id.encode(), line)
 
     def awaited_offsets(self) -> list[AwaitedOffset]:
         """The high watermarks up to which everything has been sent."""

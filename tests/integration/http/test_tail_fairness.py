@@ -11,6 +11,7 @@ import pytest
 
 from api.http.context import Context
 from api.http.exchange import Exchange
+from api.http.fetch import tail
 from api.http.fetch.tail import tail_partition
 from api.http.responses import StreamResponse
 from api.http.settings import HttpSettings
@@ -89,6 +90,35 @@ def test_a_tail_yields_to_other_tasks_between_pages(broker: Broker) -> None:
         return turns
 
     assert asyncio.run(count_turns()) >= PAGES - 1
+
+
+def test_a_topics_tail_is_sent_in_small_parts_although_each_id_names_all_partitions(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("wide", partitions=30)
+    batch = build_produced([b""] * 100, timestamps=[1] * 100, max_message_bytes=1 << 20)
+    broker.partition("wide", 7).append(batch, acks=Acks.ALL).result(10)
+    monkeypatch.setattr(tail, "PAGE_BYTES", 1000)
+
+    async def parts_until_the_last_record() -> list[bytes]:
+        context, parts = Context(broker, HttpSettings()), []
+        exchange = Exchange({"method": "GET", "headers": [], "query_string": b"offset=earliest"})
+        exchange.params, exchange.receive = {"topic": "wide"}, never
+        response = await tail.tail_topic(context, exchange)
+        assert isinstance(response, StreamResponse)
+        async for part in response.parts:
+            parts.append(part)
+            if b'"offset":99' in part:
+                break
+        await response.parts.aclose()
+        context.close()
+        return parts
+
+    parts = asyncio.run(parts_until_the_last_record())
+    assert max(map(len, parts)) < 2000
+    ids = [line for part in parts for line in part.splitlines() if line.startswith(b"id: ")]
+    assert ids[0] == b"id: " + b",".join(b"%d:%d" % (n, 0 if n == 7 else -1) for n in range(30))
+    assert [int(one.split(b",7:")[1].split(b",")[0]) for one in ids] == list(range(100))
 
 
 def test_a_tail_that_is_catching_up_ends_at_shutdown(broker: Broker) -> None:
