@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 I64_MAX: Final = 2**63 - 1
+CENTURY_MS: Final = 36_525 * 86_400_000  # the time-out of a lock cannot be longer than three
 OFFSET_GAP_MAX: Final = 10**15  # a thousand such gaps still leave valid offsets
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -65,7 +66,8 @@ class Setting(NamedTuple):
 def _rows(part: Part, *, prefix: str = "") -> Callable[..., Setting]:
     def row(name: str, kind: Kind, doc: str, **rest: Any) -> Setting:
         field = name.removeprefix(prefix).replace(".", "_")
-        return Setting(name, kind, part, field, doc)._replace(**rest)
+        most = CENTURY_MS if kind is Kind.MS else I64_MAX
+        return Setting(name, kind, part, field, doc, most=most)._replace(**rest)
 
     return row
 

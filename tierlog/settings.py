@@ -128,7 +128,7 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
     try:
         value = _PARSERS[kind](raw)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise SettingsError(
             f"{source}: {setting.name} must be {_EXPECTED[kind]}, not {raw!r}"
         ) from None

@@ -1,8 +1,10 @@
 """Flags over environment over file; every error names the setting, the value and the limit."""
 
 import dataclasses
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,14 @@ def test_every_row_of_the_table_sets_an_existing_field(setting):
     default = settings.default_of(setting)
     if isinstance(default, int) and not isinstance(default, bool):
         assert setting.least <= default <= setting.most
+
+
+@pytest.mark.parametrize("setting", [one for one in TABLE if one.kind is Kind.MS])
+def test_no_time_is_longer_than_a_thread_can_wait(setting):
+    assert setting.most / 1000 <= threading.TIMEOUT_MAX
+    for digits in (16, 400):
+        with pytest.raises(ConfigurationError, match=re.escape(setting.name)):
+            settings.load(DATA | {setting.name: "9" * digits}, {}, None)
 
 
 def test_every_field_of_the_broker_settings_has_a_row():
