@@ -31,6 +31,7 @@ from broker.partition import Partition
 from broker.task_failures import TaskFailures
 from record_format.errors import (
     ConfigurationError,
+    CorruptBatch,
     CorruptDataError,
     FencedError,
     LogOfflineError,
@@ -46,6 +47,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
+MAX_SCAN_BACKOFF_S = 600.0  # each attempt reads the segment up to its corrupt batch
 _FILE_ERRORS = (CorruptDataError, OffsetTrimmed)  # corrupt or missing files: need a repair
 _STORE_ERRORS = (StoreUnavailable, OutcomeUnknownError, ConfigurationError)
 
@@ -197,7 +199,7 @@ class Copier:
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
                 if failure:
-                    work.not_before = time.monotonic() + _backoff_s(work.failures)
+                    work.not_before = time.monotonic() + _backoff_s(failure, work.failures)
                 self._changed.notify_all()
         if failure is not None and not is_outage and not isinstance(failure, ShuttingDown):
             _log_failure(partition, failure, retry_in_s=work.not_before - time.monotonic())
@@ -259,8 +261,9 @@ class Copier:
         return True
 
 
-def _backoff_s(failures: int) -> float:
-    ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+def _backoff_s(failure: Exception, failures: int) -> float:
+    max_s = MAX_SCAN_BACKOFF_S if isinstance(failure, CorruptBatch) else MAX_BACKOFF_S
+    ceiling = min(max_s, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 11))
     return ceiling * (0.5 + random.random() / 2)
 
 

@@ -95,6 +95,9 @@ class Janitor:
     def bucket_round(self) -> None:
         """Work that may contact the store, and may hang there."""
         self._for_each_partition("bucket-retention", self._maintain_bucket)
+        for partition in list(self._partitions()):
+            if not self._stopping.is_set():
+                self._maybe_collect(partition)
 
     def _for_each_partition(
         self, task: PartitionTask, maintain: Callable[[Partition], None]
@@ -116,7 +119,7 @@ class Janitor:
 
     def maintain(self, partition: Partition) -> None:
         """Apply the retention of both tiers, unlink deleted files after their delay, roll if due,
-        merge manifest pages, and collect garbage.
+        and merge manifest pages.
         """
         self._maintain_disk(partition)
         self._maintain_bucket(partition)
@@ -138,12 +141,9 @@ class Janitor:
         if not partition.cold.store_is_reachable:
             self._apply_retention(partition)
             return
-        try:
-            partition.cold.follow_log_start(partition.log.log_start_offset)
-            self._apply_retention(partition)
-            partition.cold.merge_pages()  # last: its failure must not delay retention
-        finally:
-            self._maybe_collect(partition)
+        partition.cold.follow_log_start(partition.log.log_start_offset)
+        self._apply_retention(partition)
+        partition.cold.merge_pages()  # last: its failure must not delay retention
 
     def _reap(self, partition: Partition) -> None:
         """Unlink deleted files; a failure does not stop the other work."""
@@ -208,12 +208,13 @@ class Janitor:
         last_ms = self._collected_ms.setdefault(partition, now_ms)
         # Due also after the clock was set back.
         is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
-        if partition.cold is None or partition.is_defunct or not is_due:
+        cold = partition.cold
+        if cold is None or partition.is_defunct or not is_due or not cold.store_is_reachable:
             return
         self._collected_ms[partition] = now_ms
         try:
             with self._failures.noting("garbage-collection", partition):
-                gone = partition.cold.collect(self.policy)
+                gone = cold.collect(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:

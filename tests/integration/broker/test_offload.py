@@ -18,6 +18,8 @@ from broker.background.janitor import removable_end
 from hot_tier import roll
 from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
+from manifest.store import DAY_MS
+from record_format.clock import wall_clock_ms
 from record_format.errors import (
     CorruptManifest,
     DiskFull,
@@ -27,6 +29,7 @@ from record_format.errors import (
 )
 from record_format.produced import build_produced
 from tests.fakes.broker_harness import run_janitor
+from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room
 
@@ -105,6 +108,36 @@ def test_a_failed_upload_of_one_partition_is_logged(harness, copier_of):
     waits = [line["partition"] for line in lines if line["event"] == "offload failed, will retry"]
     assert waits == ["b-0"]
     assert harness.broker.bucket.store_status.is_reachable
+
+
+def test_a_corrupt_segment_is_read_again_less_and_less_often(harness, copier_of):
+    copier, partition = copier_of(1), harness.broker.partition("a", 0)
+    flip(partition.log.segments()[0].path, 100)
+    waits = []
+    for _ in range(12):
+        with capture_logs() as lines:
+            copier.reset_backoff([partition])
+            copier.run_round()
+            assert copier.wait_until_idle(timeout_s=20)
+        waits += [line["retry_in_s"] for line in lines if line["event"].endswith("will retry")]
+    assert len(waits) == 12
+    assert waits[0] < 1
+    assert waits[-1] > 250
+
+
+def test_an_offload_that_waits_collects_no_garbage(harness, monkeypatch):
+    """That may take minutes, and nobody waits for it."""
+    harness.broker.create_topic("t", config=SMALL)
+    fill(harness, "t", segments=3)
+    partition, janitor = harness.broker.partition("t", 0), harness.broker.background.janitor
+    janitor.bucket_round()
+    monkeypatch.setattr(janitor, "_clock", lambda: wall_clock_ms() + 2 * DAY_MS)  # it is due
+    collected = []
+    monkeypatch.setattr(partition.cold, "collect", lambda policy: collected.append(policy) or 0)
+    harness.offload()
+    assert not collected
+    janitor.bucket_round()
+    assert len(collected) == 1
 
 
 def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(harness, copier_of):
