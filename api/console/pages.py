@@ -48,7 +48,10 @@ PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`sort`: a key of SORT_KEYS, with a minus for descending."""
+
     filter: Annotated[str, Meta(max_length=249)] = ""
+    sort: Annotated[str, Meta(pattern=f"^-?({'|'.join(topic_pages.SORT_KEYS)})$")] = "name"
     page: PageNumber = 1
 
 
@@ -165,9 +168,14 @@ async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> d
         if exchange.grant.sees_topic(topic.record.name)
     ]
     found = await context.read(
-        topic_pages.topic_page, live, wanted=query.filter.strip(), page=query.page
+        topic_pages.topic_page,
+        live,
+        wanted=query.filter.strip(),
+        sort=query.sort,
+        page=query.page,
     )
-    return {"topics": found, "filter": query.filter, "topic_count": len(live)}
+    chosen = {"filter": query.filter, "sort": query.sort}
+    return {"topics": found, "topic_count": len(live), **chosen}
 
 
 def _server_flag(exchange: Exchange) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """The data of the pages on topics and partitions. May wait for disk or bucket: run in a thread.
 
-* Bounded: a page of topics, of partitions, of segments, of versions; never all of them.
+* Bounded: a page of topics, of partitions, of segments, of versions; never all of them. Only to
+  sort the topics by a figure, it is computed for all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
@@ -47,8 +49,9 @@ class PartitionLine(NamedTuple):
 
 
 class TopicLine(NamedTuple):
-    """`maps`: of the first partitions, on one axis; `more`: the number of the others. `marks`: why
-    partitions are not served, and how many. `offset_count`: as many records, or fewer if compacted.
+    """`maps`: of the first partitions by number, on one axis; `more`: how many others there are.
+    `marks`: why partitions are not served, and how many. `offset_count`: as many records, or fewer
+    if compacted.
     """
 
     name: str
@@ -59,7 +62,7 @@ class TopicLine(NamedTuple):
     hot_bytes: int
     cold_bytes: int
     lag_bytes: int
-    maps: list[TierMap]
+    maps: dict[int, TierMap]
     more: int
 
 
@@ -99,10 +102,17 @@ class ManifestPage(NamedTuple):
     changes: list[str]
 
 
-def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
-    """A page of the topics whose names contain `wanted`, ignoring case; `topics` are sorted."""
+def topic_page(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) -> TopicPage:
+    """A page of the topics whose names contain `wanted`, ignoring case; `topics` are in the order
+    of their names.
+
+    `sort`: a key of SORT_KEYS, with a minus for descending. Equal topics stay in the given order.
+    """
     wanted = wanted.casefold()
     found = [topic for topic in topics if wanted in topic.record.name.casefold()]
+    if sort != "name":
+        key = SORT_KEYS[sort.removeprefix("-")]
+        found.sort(key=key, reverse=sort.startswith("-"))
     pages = max(1, -(-len(found) // TOPICS_A_PAGE))
     page = min(max(page, 1), pages)
     first = (page - 1) * TOPICS_A_PAGE
@@ -113,18 +123,20 @@ def topic_page(topics: Sequence[Topic], *, wanted: str, page: int) -> TopicPage:
 def _topic_line(topic: Topic) -> TopicLine:
     partitions = list(topic.partitions.values())
     sizes = [tier_sizes(partition) for partition in partitions]
-    drawn = [_places(partition) for _, partition in sorted(topic.partitions.items())[:LANES]]
-    axis = axis_of(drawn)
+    drawn = {
+        number: _places(partition) for number, partition in sorted(topic.partitions.items())[:LANES]
+    }
+    axis = axis_of(drawn.values())
     return TopicLine(
         name=topic.record.name,
-        partitions=len(partitions) + len(topic.damaged),
+        partitions=_partition_count(topic),
         marks=_marks(topic),
-        offset_count=sum(_offset_count(partition) for partition in partitions),
+        offset_count=_offset_count(topic),
         is_compacted=topic.config.compacts,
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),
         lag_bytes=sum(size.offload_lag_bytes for size in sizes),
-        maps=[tier_map(places, axis) for places in drawn],
+        maps={number: tier_map(places, axis) for number, places in drawn.items()},
         more=len(partitions) - len(drawn),
     )
 
@@ -143,9 +155,32 @@ def trouble_of(partition: Partition) -> Trouble | None:
     return None
 
 
-def _offset_count(partition: Partition) -> int:
-    now = partition.offsets()
-    return lag_of(partition, now.log_start_offset, now.high_watermark)
+def _partition_count(topic: Topic) -> int:
+    return len(topic.partitions) + len(topic.damaged)
+
+
+def _offset_count(topic: Topic) -> int:
+    def count(partition: Partition) -> int:
+        now = partition.offsets()
+        return lag_of(partition, now.log_start_offset, now.high_watermark)
+
+    return sum(map(count, topic.partitions.values()))
+
+
+def _size(field: str) -> Callable[[Topic], int]:
+    """A sum of a field of TierSizes over a topic's partitions."""
+    of = attrgetter(field)
+    return lambda topic: sum(of(tier_sizes(one)) for one in topic.partitions.values())
+
+
+SORT_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
+    "name": lambda topic: topic.record.name,
+    "partitions": _partition_count,
+    "records": _offset_count,
+    "hot": _size("hot_bytes"),
+    "cold": _size("cold_bytes"),
+    "lag": _size("offload_lag_bytes"),
+}
 
 
 def partition_page(topic: Topic, *, page: int) -> PartitionPage:

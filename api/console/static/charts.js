@@ -117,7 +117,8 @@
     const root = event.detail.elt.matches?.("[data-charts]") ? event.detail.elt : event.detail.elt.querySelector?.("[data-charts]");
     if (!root || running?.root === root) return;
     for (const old of Object.values(running?.plots ?? {})) old.destroy();
-    running = { root, plots: {}, columns: { at_ms: [] } };
+    running = { root, plots: {}, columns: running?.columns ?? { at_ms: [] } };
+    draw();
     load();
   });
   document.body.addEventListener("tick", () => {

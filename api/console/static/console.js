@@ -22,6 +22,7 @@
   const help = document.getElementById("help");
   let shown = null; // the path whose fragment is requested or shown
   let isMissing = false; // whether its request got no response
+  let kept = null; // the place to keep after a link that changes only the order of what is shown
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
@@ -41,7 +42,8 @@
     const path = wanted();
     if (path === shown && !again) return;
     const isFirst = shown === null;
-    const place = again ? null : history.state; // of an entry that Back returned to
+    const place = again ? null : history.state ?? kept; // of an entry that Back returned to
+    kept = null;
     shown = path;
     isMissing = false;
     view.setAttribute("aria-busy", "true");
@@ -194,7 +196,7 @@
   // What is typed into the filter is part of the address: Back and a reload keep it.
   document.addEventListener("input", ({ target }) => {
     if (target.id !== "filter") return;
-    history.replaceState(history.state, "", `#${START}${target.value ? `?filter=${encodeURIComponent(target.value)}` : ""}`);
+    history.replaceState(history.state, "", `#${START}?${new URLSearchParams(new FormData(target.form))}`);
     shown = wanted();
   });
 
@@ -247,7 +249,12 @@
   }, TICK_MS);
 
   history.scrollRestoration = "manual";
-  document.addEventListener("click", (event) => event.target.closest("a[href]") && savePlace());
+  document.addEventListener("click", ({ target }) => {
+    const link = target.closest("a[href]");
+    if (!link) return;
+    savePlace();
+    kept = link.dataset.stay === undefined ? null : history.state;
+  });
   window.addEventListener("pagehide", savePlace);
   window.addEventListener("hashchange", () => show());
   showForget();

@@ -253,6 +253,48 @@ def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -
         assert browser.run(rows) == 10
 
 
+def test_topics_can_be_sorted_by_their_figures(browser: Chromium, tmp_path: Path) -> None:
+    """All of them, not only those of the page; the chosen order outlasts a filter and a refresh."""
+    with open_console(tmp_path, bucket=False) as console:
+        for number in range(60):
+            console.topic(f"{'b' if number % 2 else 'a'}-{number:02}")
+        for number, count in ((7, 5), (31, 50), (58, 500)):
+            console.produce(f"{'b' if number % 2 else 'a'}-{number:02}", *[{"value": "x"}] * count)
+        open_page(browser, console, "", heading="Topics")
+        browser.emulate(height=500)
+        rows = "[...document.querySelectorAll('#topics tbody a')].map(one => one.textContent)"
+        records = "document.querySelector('#sort-records')"
+        browser.run(f"{records}.scrollIntoView()")
+        browser.run(f"{records}.focus()")
+        scrolled = browser.run("window.scrollY")
+        assert scrolled > 0
+        browser.press("Enter")
+        browser.until(f"{records}?.parentElement.ariaSort === 'descending'")
+        browser.until(SETTLED)
+        assert browser.run(rows)[:4] == ["a-58", "b-31", "b-07", "a-00"]
+        assert browser.run("document.activeElement.id") == "sort-records"
+        assert browser.run("window.scrollY") == scrolled
+        browser.run(TICK)
+        browser.press("/")
+        browser.type("b")
+        browser.until(f"{rows}.join().startsWith('b-31,b-07,b-01,')")
+        browser.press("Escape")
+        browser.run(f"{records}.click()")
+        browser.until(f"{records}?.parentElement.ariaSort === 'ascending'")
+        browser.until(f"{rows}.slice(-2).join() === 'b-07,b-31'")
+        browser.run("document.querySelector('#sort-name').click()")
+        browser.until(f"{rows}.slice(-2).join() === 'b-57,b-59'")
+        browser.run("document.querySelector('#sort-name').click()")
+        browser.until(f"{rows}[0] === 'b-59'")
+        browser.run("location.hash = '#/overview?sort=-hot'")
+        browser.until(f"{rows}[0] === 'a-58'")
+        browser.press("n")
+        browser.until(f"{rows}.length === 10")
+        assert browser.run(rows)[-1] == "b-59"
+        browser.emulate(width=PHONE)
+        assert browser.run(f"{records}.checkVisibility() && {records}.offsetWidth") > 20
+
+
 # --- from page to page ---------------------------------------------------------------------------
 
 
@@ -332,11 +374,11 @@ def test_a_late_refresh_does_not_undo_the_filter(
     asked, answerable = threading.Event(), threading.Event()
     unpatched = topic_pages.topic_page
 
-    def slow_without_filter(topics: Any, *, wanted: str, page: int) -> topic_pages.TopicPage:
+    def slow_without_filter(topics: Any, *, wanted: str, **rest: Any) -> topic_pages.TopicPage:
         if not wanted:
             asked.set()
             answerable.wait(60)
-        return unpatched(topics, wanted=wanted, page=page)
+        return unpatched(topics, wanted=wanted, **rest)
 
     with open_console(tmp_path, bucket=False) as console:
         for name in ("apples", "pears"):
@@ -351,7 +393,7 @@ def test_a_late_refresh_does_not_undo_the_filter(
         browser.press("/")
         browser.type("pea")
         browser.until(f"{rows} === 'pears'")
-        url = f"{console.url}/console/topics?filter=&page=1"
+        url = f"{console.url}/console/topics?filter=&sort=name&page=1"
         ended = f"performance.getEntriesByName('{url}').length"
         before = browser.run(ended)
         answerable.set()
