@@ -129,7 +129,9 @@ class Topic:
         )
 
     def describe(self) -> TopicDescription:
-        """The description for `GET /v1/topics/{topic}`. Needs neither disk nor bucket."""
+        """The description for `GET /v1/topics/{topic}`. It may wait for the disk: the first look at
+        a segment after a start reads its time index.
+        """
         return TopicDescription(
             name=self.record.name,
             topic_id=self.record.topic_id,

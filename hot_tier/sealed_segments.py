@@ -54,6 +54,15 @@ class SealedSegments:
 
     # --- reading ----------------------------------------------------------------------------------
 
+    @property
+    def flushed_ranges(self) -> list[tuple[int, int]]:
+        """(base offset, next offset) of the segments that are flushed, oldest first; never waits
+        for the disk.
+        """
+        flushed, items = self._state.flushed.offset, self._state.segments.items[:-1]
+        ranges = [(segment.base_offset, segment.end.next_offset) for segment in items]
+        return [one for one in ranges if one[1] <= flushed]
+
     def crc32c(self, base_offset: int) -> int:
         """CRC-32C of a `.log`; reads all of it the first time. Raises UnknownSegment or
         OffsetTrimmed (it was deleted), CorruptDataError.

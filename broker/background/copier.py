@@ -297,7 +297,8 @@ def _is_done(partition: Partition) -> bool:
 def _pending(partition: Partition) -> list[int]:
     """Base offsets of the segments that are sealed, flushed, and not in the manifest in force.
 
-    Empty if remote storage was turned off.
+    Empty if remote storage was turned off. Never waits for the disk: it runs under the copier's
+    lock, for which `/readyz` waits too.
     """
     if partition.cold is None or not partition.offloads:
         return []
@@ -305,11 +306,10 @@ def _pending(partition: Partition) -> list[int]:
         return []  # the usual case, and cheap: every sealed segment is in the bucket
     end_offset = partition.cold.end_offset
     return [
-        segment.base_offset
-        for segment in partition.log.segments()
-        if segment.sealed  # and flushed
-        # By its last offset: a trim into a segment moves the bucket's end into it.
-        and segment.last_offset >= max(end_offset, segment.base_offset)
+        base_offset
+        for base_offset, next_offset in partition.log.sealed.flushed_ranges
+        # By its end: a trim into a segment moves the bucket's end into it.
+        if next_offset > max(end_offset, base_offset)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The five calls on topics. Those that write to disk run in a thread."""
+"""The five calls on topics. Those that may wait for the disk run in a thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ async def list_topics(context: Context, exchange: Exchange) -> Response:
 
 
 async def get_topic(context: Context, exchange: Exchange) -> Response:
-    return json_response(_shown(context, context.broker.topic(exchange.topic).describe()))
+    described = await context.read(context.broker.topic(exchange.topic).describe)
+    return json_response(_shown(context, described))
 
 
 async def alter_topic(context: Context, exchange: Exchange) -> Response:

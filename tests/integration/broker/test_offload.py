@@ -15,7 +15,7 @@ from broker import bucket
 from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Copier
 from broker.background.janitor import removable_end
-from hot_tier import roll
+from hot_tier import roll, segment_views
 from hot_tier.append import Acks
 from hot_tier.log import PartitionLog
 from manifest.store import DAY_MS
@@ -205,6 +205,14 @@ def test_a_hanging_upload_does_not_block_other_partitions(harness, copier_of, mo
     assert copier.progress([stuck]).uploaded_segments == 0
     released.set()
     assert copier.wait_until_done([stuck], timeout_s=20)
+
+
+def test_what_is_to_be_uploaded_is_found_without_the_disk(harness, copier_of, monkeypatch):
+    """It is found under the lock that readiness needs."""
+    copier = copier_of(2)
+    monkeypatch.setattr(segment_views, "largest_timestamp", no_room)
+    copier.run_round()
+    assert copier.wait_until_done(harness.broker.partitions(), timeout_s=20)
 
 
 def test_an_idle_partition_is_offloaded_within_offload_max_lag_ms(harness):

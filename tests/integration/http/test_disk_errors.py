@@ -2,12 +2,15 @@
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from hot_tier import segment_views
 from hot_tier.disk import Disk
 from tests.fakes.small_disk import small_disk
 from tests.fakes.waiting import until
@@ -60,6 +63,27 @@ def test_writes_are_refused_below_the_disk_reserve(api: Api) -> None:
     assert "writes are refused: less than disk.reserve.bytes" in ready.json()["degraded"][0]
     assert api.get("/readyz").json()["degraded"] == []
     assert api.values(topic, 2)["base_offset"] == 1
+
+
+def test_describing_a_topic_while_the_disk_hangs_delays_no_other_request(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic()
+    waiting, released = threading.Event(), threading.Event()
+
+    def hanging(*_: object) -> int:
+        waiting.set()
+        released.wait(20)
+        return 0
+
+    monkeypatch.setattr(segment_views, "largest_timestamp", hanging)
+    with ThreadPoolExecutor(1) as pool:
+        description = pool.submit(api.get, f"/v1/topics/{topic}")
+        assert waiting.wait(10)
+        assert api.get("/healthz").status_code == 200
+        assert not description.done()
+        released.set()
+        assert description.result().status_code == 200
 
 
 def test_cold_reads_work_on_a_full_disk(tmp_path: Path) -> None:
