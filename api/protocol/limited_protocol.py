@@ -66,6 +66,7 @@ class LimitedProtocol(NoUpgradeProtocol):
     _discards_input = False
     _unparsed = b""  # received; empty unless `_PIPELINE_MAX` requests are waiting
     _sent_final_response = False  # only waits for the client to close
+    _is_at_eof = False  # the client closed its sending side: nothing is left to drain
     _head_deadline: Deadline
     _keep_alive_deadline: Deadline
     _drained_bytes = 0
@@ -254,7 +255,7 @@ class LimitedProtocol(NoUpgradeProtocol):
         """
         self._discards_input = self._sent_final_response = True
         self.transport.write(response)
-        if not self.transport.can_write_eof():
+        if self._is_at_eof or not self.transport.can_write_eof():
             self.transport.close()
             return
         try:

@@ -17,7 +17,7 @@ Rules:
   a short response, never wrong bytes.
 * A response sends at most `TURN_BYTES` per iteration of the loop while other requests are in
   progress.
-* A client that closes its sending side after a complete request still gets its response.
+* A client that closes its sending side still gets the responses to its complete requests.
 * While a body is received directly, the transport does not read. The parser does not see those
   bytes, so the next request gets a new parser; after an incomplete body no request follows.
 
@@ -197,7 +197,7 @@ class ZeroCopyProtocol(LimitedProtocol):
     threads: Executor | None = None
     scheduler: SendScheduler
     _sends_files = False
-    _half_closed = False  # the client closed its sending side
+    _half_closed = False  # no request follows those in progress
     _sock: socket.socket | None = None  # a duplicate of the transport's
     _sending: FileSender | None = None
     _receiving: BodyReceiver | None = None
@@ -228,11 +228,20 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sock = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep our sending side open while a complete request waits for its response."""
-        last = self.cycle
-        if not self._sends_files or last is None or last.response_complete or last.more_body:
+        """Keep our sending side open while complete requests wait for their responses."""
+        active, last = self._active, self.cycle
+        self._is_at_eof = True
+        if not self._sends_files or active is None or active.response_complete:
             return None
-        last.keep_alive = False
+        if active is last and last.more_body:
+            return None
+        if self._discards_input:
+            return True  # the error response follows those in progress
+        if last.more_body:
+            self.pipeline.popleft()
+            self.close_after_response()
+        else:
+            last.keep_alive = False
         self._input_ended()
         return True
 

@@ -292,6 +292,32 @@ def test_a_half_closed_client_still_gets_its_response(running: Running) -> None:
         assert read_all(sock).split(b"\r\n\r\n", 1)[1] == running.data
 
 
+@pytest.mark.parametrize(
+    ("framing", "body", "last"),
+    [
+        (b"Content-Length: 10", b"cut", b""),
+        (b"Transfer-Encoding: chunked", b"5\r\ncut", b""),
+        (b"Transfer-Encoding: chunked", b"malformed", b"HTTP/1.1 400 malformed request"),
+    ],
+)
+def test_a_client_that_closes_within_a_body_still_gets_the_responses_before_it(
+    running: Running, framing: bytes, body: bytes, last: bytes
+) -> None:
+    with running.connect() as sock:
+        sock.sendall(b"GET /file?0-%d HTTP/1.1\r\nHost: x\r\n\r\n" % SIZE * 2)
+        sock.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n" + body)
+        sock.shutdown(socket.SHUT_WR)
+        responses = read_all(sock)
+    for _ in range(2):
+        head, responses = responses.split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert responses[:SIZE] == running.data
+        responses = responses[SIZE:]
+    assert responses.startswith(last)
+    assert bool(responses) == bool(last)
+    until(lambda: not running.server.server_state.connections)
+
+
 def test_a_file_shorter_than_announced_aborts_the_connection(running: Running) -> None:
     with httpx.Client(base_url=running.url) as client:
         with pytest.raises(httpx.TransportError):
