@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Any
 
 import structlog
@@ -275,7 +276,8 @@ def _error_response(error: RequestError) -> bytes:
     """The complete response to bytes that are not a request."""
     problem = problems.to_problem(error, request_id="")
     body = problem.body()
-    return encode_head(problem.status, _connection_headers(problem, body)) + body
+    date = (b"date", formatdate(usegmt=True).encode())  # uvicorn adds it to all others
+    return encode_head(problem.status, [date, *_connection_headers(problem, body)]) + body
 
 
 def _connection_headers(problem: problems.Problem, body: bytes) -> problems.HeaderList:

@@ -133,6 +133,7 @@ def test_an_error_after_pipelined_produces_displaces_no_response(
     topic = api.topic()
     responses = exchange(api, post(records_path(topic), LENGTH) * 2 + following)
     assert statuses(responses) == [200, 200, status]
+    assert responses.count(b"\r\ndate: ") == 3, "RFC 9110, 6.6.1"
     assert b'"base_offset":1' in responses
     assert log_end(api, topic) == 2
 
