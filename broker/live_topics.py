@@ -166,7 +166,7 @@ class LiveTopics:
             topic.add(self._open_partitions(record, record.partition_numbers()))
             self._registry.put(record)
         except (TierlogError, OSError):
-            _close_logs(topic)
+            _abandon_logs(topic)
             with suppress(OSError):
                 self._set_aside(record)
             raise
@@ -219,7 +219,7 @@ class LiveTopics:
             self._deleting[topic.record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
-            _close_logs(topic)
+            _abandon_logs(topic)
             try:
                 self._set_aside(topic.record)
             except OSError as error:  # the topic is deleted anyway: `finish_deletions` tries again
@@ -301,12 +301,9 @@ class LiveTopics:
             yield
 
 
-def _close_logs(topic: Topic) -> None:
+def _abandon_logs(topic: Topic) -> None:
     for partition in topic.partitions.values():
-        try:
-            partition.log.close()
-        except TierlogError as error:  # whatever was not flushed is deleted anyway
-            log.warning("log not closed", partition=str(partition), error=str(error))
+        partition.log.abandon()
 
 
 def _check_alteration(topic: Topic, changed: LogConfig) -> None:

@@ -405,6 +405,12 @@ class PartitionLog:
         finally:
             self._flusher.close()
 
+    def abandon(self) -> None:
+        """Close the files without flushing: the log is about to be deleted."""
+        with self._state.lock:
+            self._state.closing = True
+        self._flusher.close()
+
     def _close_clean(self) -> bool:
         if self.offline:
             return False
