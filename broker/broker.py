@@ -22,8 +22,8 @@ from broker.background.background_tasks import BackgroundTasks
 from broker.background.copier import Offloaded
 from broker.bucket import Bucket
 from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder, new_id, unusable
-from broker.disk_reserve import raising_disk_full
+from broker.data_folder import DataFolder, unusable
+from broker.disk_reserve import DiskReserve, raising_disk_full
 from broker.groups.groups import Groups
 from broker.groups.truncations import Truncations
 from broker.live_topics import LiveTopics
@@ -34,7 +34,6 @@ from broker.remedies import adding_remedies
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.store_status import check_has_no_bucket
-from broker.topic_registry import TopicRegistry
 from broker.topics import Topic, TopicDescription, TopicSummary
 from cold_tier.object_store import ObjectStore
 from hot_tier.commit_times import CommitTimes
@@ -64,11 +63,20 @@ class Broker:
         disk: Disk = REAL_DISK,
     ) -> None:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
-        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json", write=folder.write)
         self._diverged_folders: list[Path] = []
-        self._topics = LiveTopics(
-            folder, self.registry, new_id=new_id, clock=clock, forget=self._forget_rows
+        self.reserve = DiskReserve(folder.path, reserve_bytes=settings.disk_reserve_bytes or 0)
+        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
+        self._opener = LogOpener(
+            folder,
+            settings,
+            bucket,
+            self._appenders,
+            clock=clock,
+            check_room=self.reserve.check_not_breached,
+            disk=disk,
         )
+        self._topics = LiveTopics(folder, self._opener, clock=clock)
+        self.registry, self.checkpoints = self._topics.registry, self._topics.checkpoints
         self.groups = Groups(
             self._topics,
             Truncations(folder),
@@ -79,24 +87,14 @@ class Broker:
             folder,
             settings,
             bucket,
-            registry=self.registry,
             topics=self._topics,
             groups=self.groups,
+            reserve=self.reserve,
             clock=clock,
-        )
-        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
-        self._opener = LogOpener(
-            folder,
-            settings,
-            bucket,
-            self._appenders,
-            clock=clock,
-            check_room=self.background.reserve.check_not_breached,
-            disk=disk,
         )
         self._maintenance = Maintenance(
             folder,
-            self.registry,
+            self._topics,
             bucket,
             opener=self._opener,
             background=self.background,
@@ -272,7 +270,7 @@ class Broker:
             self._diverged(),
             blocked=self.background.copier.blocked(),
             holes=self.background.holes.report(),
-            disk_full_error=self.background.reserve.refusal,
+            disk_full_error=self.reserve.refusal,
         )
 
     def storage_report(self) -> reports.StorageReport:
@@ -333,27 +331,22 @@ class Broker:
         with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="close") as threads:
             clean = all(list(threads.map(_close_log, self.partitions()))) and clean
         try:
-            self.background.checkpoints.save()
+            self.checkpoints.save()
             if clean:
                 self.folder.mark_clean_shutdown()
         except OSError as error:  # the existing files stay valid; the next start checks more
             log.error("clean shutdown not recorded", error=str(error))
 
-    def _forget_rows(self, name: str) -> None:
-        """Remove an older topic's rows: after a crash a new topic of the name must find none."""
-        self.background.checkpoints.forget(name)
-        self.background.compactor.forget_topic(name)
-
     def _diverged(self) -> list[reports.DivergedLog]:
         return reports.diverged_logs(self._diverged_folders)
 
     def _open_topics(self) -> None:
-        self._topics.open_all(self._opener, take_over=self.settings.take_over)
+        self._topics.open_all(take_over=self.settings.take_over)
         self._diverged_folders = self.folder.diverged()  # only a start creates them
         live_names = {record.name for record in self.registry.live()}
-        self.background.compactor.reconcile_at_start(live_names)
+        self._topics.compaction_offsets.reconcile_at_start(self.partitions(), live_names)
         self.groups.truncations.reconcile_at_start(self.partitions(), self.registry.ids())
-        self.background.checkpoints.save()
+        self.checkpoints.save()
         self._opener.forget_take_overs()
 
 

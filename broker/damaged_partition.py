@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from broker.remedies import with_remedy
 from record_format.errors import CorruptDataError, LogOfflineError, TierlogError
-
-Places = Mapping[tuple[str, int], int]
 
 
 class DamagedPartition(NamedTuple):
@@ -46,13 +43,3 @@ def reason_of(error: Exception, partition: str) -> TierlogError | None:
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return LogOfflineError(f"{partition}: its log could not be read: {error.strerror}")
     return None
-
-
-def with_recovery_points(open_ones: Places, damaged: Iterable[DamagedPartition]) -> Places:
-    kept = {(d.topic, d.number): d.recovery_point for d in damaged if d.recovery_point is not None}
-    return {**open_ones, **kept}
-
-
-def with_log_starts(open_ones: Places, damaged: Iterable[DamagedPartition]) -> Places:
-    starts = {(d.topic, d.number): d.log_start_offset for d in damaged if d.log_start_offset}
-    return {**open_ones, **starts}

@@ -6,6 +6,7 @@
     <data>/recovery-point-offset-checkpoint     everything below these offsets was flushed
     <data>/replication-offset-checkpoint        high watermarks (for Kafka; we recompute them)
     <data>/log-start-offset-checkpoint          log starts, in either tier
+    <data>/cleaner-offset-checkpoint            everything below these offsets was compacted
     <data>/tierlog/owner                        the owner of its partitions: a random id, the inode
     <data>/tierlog/epochs.json                  leader epochs: `allocated_epochs`
     <data>/tierlog/topics.json                  see `topic_registry`

@@ -9,7 +9,7 @@ bucket has, then refuses writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -44,18 +44,10 @@ def free_bytes(path: Path) -> int:
 
 
 class DiskReserve:
-    """`reliefs` are called in order with the missing bytes; each returns whether it freed any."""
-
     def __init__(
-        self,
-        path: Path,
-        *,
-        reserve_bytes: int,
-        reliefs: tuple[Relief, ...],
-        free: Callable[[Path], int] = free_bytes,
+        self, path: Path, *, reserve_bytes: int, free: Callable[[Path], int] = free_bytes
     ) -> None:
-        self._path, self.reserve_bytes = path, reserve_bytes
-        self._reliefs, self._free = reliefs, free
+        self._path, self.reserve_bytes, self._free = path, reserve_bytes, free
         self._breached = False
 
     @property
@@ -69,10 +61,12 @@ class DiskReserve:
             return None
         return f"less than disk.reserve.bytes ({self.reserve_bytes}) is free below {self._path}"
 
-    def check(self) -> None:
-        """Free space if needed, and decide whether writes are accepted."""
+    def check(self, reliefs: Iterable[Relief]) -> None:
+        """Free space if needed, and decide whether writes are accepted. `reliefs` are called in
+        order with the missing bytes; each returns whether it freed any.
+        """
         missing = self._missing()
-        for relief in self._reliefs:
+        for relief in reliefs:
             while missing > 0 and relief(missing):
                 missing = self._missing()
         if (missing > 0) is not self._breached:

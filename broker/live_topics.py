@@ -6,7 +6,7 @@
   full disk) or a crash leaves behind is removed as for any deleted topic.
 * One lock guards changes to the set of topics and the removal of folders: nothing is created under
   a name whose old folder is being removed. Lookups take no lock.
-* The broker notifies other components of changes (checkpoints, groups, the copier).
+* The broker notifies other components of changes (groups, the copier).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import structlog
 
 from broker import deleted_folders
 from broker.adoption import adopt
+from broker.checkpoints import Checkpoints, CompactionOffsets
 from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, new_id
 from broker.disk_reserve import raising_disk_full
 from broker.log_opener import LogOpener
 from broker.partition import Partition
@@ -54,36 +55,27 @@ log = structlog.get_logger(__name__)
 class LiveTopics:
     """Thread-safe. Empty until `open_all`."""
 
-    def __init__(
-        self,
-        folder: DataFolder,
-        registry: TopicRegistry,
-        *,
-        new_id: Callable[[], str],
-        clock: Callable[[], int],
-        forget: Callable[[str], None],
-    ) -> None:
-        """`forget` durably removes rows that checkpoints have under the name of a deleted topic."""
-        self._folder, self._registry = folder, registry
-        self._opener: LogOpener  # set by `open_all`
-        self._new_id, self._clock, self._forget = new_id, clock, forget
+    def __init__(self, folder: DataFolder, opener: LogOpener, *, clock: Callable[[], int]) -> None:
+        self._folder, self._opener, self._clock = folder, opener, clock
+        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json", write=folder.write)
+        self.checkpoints = Checkpoints(folder, self.partitions, self.damaged)
+        self.compaction_offsets = CompactionOffsets(folder)
         self._topics: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}  # deleted by this process, by id
         self._lock = threading.RLock()
         self._closed = False
 
-    def open_all(self, opener: LogOpener, *, take_over: bool) -> None:
+    def open_all(self, *, take_over: bool) -> None:
         """At the start: adopt Kafka's folders, set deleted topics aside, open the others."""
-        self._opener = opener
-        adopt(self._folder, self._registry, clock=self._clock)
-        opener.read_checkpoints()  # afterwards: adoption may correct them
-        for record in self._registry.deleted():
+        adopt(self._folder, self.registry, clock=self._clock)
+        self._opener.read_checkpoints()  # afterwards: adoption may correct them
+        for record in self.registry.deleted():
             self._set_aside(record)
         if take_over:  # the new owner writes a version of each topic object (`topic_deletion`)
-            self._registry.put(
-                *(msgspec.structs.replace(record, dirty=True) for record in self._registry.live())
+            self.registry.put(
+                *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
-        live = self._registry.live()
+        live = self.registry.live()
         wanted = [(record, number) for record in live for number in record.partition_numbers()]
         opened = iter(self._opener.open_partitions(wanted, at_start=True))
         for record in live:
@@ -143,13 +135,14 @@ class LiveTopics:
         with self._changing():
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} already exists")
-            older = [one for one in self._registry.deleted() if one.name == name]
+            older = [one for one in self.registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)
-            self._forget(name)
+            self.checkpoints.forget(name)  # after a crash the new topic must find no rows
+            self.compaction_offsets.forget(name)
             record = TopicRecord(
                 name=name,
-                topic_id=self._new_id(),
+                topic_id=new_id(),
                 partitions=partitions,
                 config=dict(parsed.overrides),
                 # Above that of every older topic of the name, which the bucket may still list as
@@ -160,11 +153,11 @@ class LiveTopics:
         return topic.describe()
 
     def _create(self, record: TopicRecord) -> Topic:
-        self._registry.put(msgspec.structs.replace(record, deleted=True))
+        self.registry.put(msgspec.structs.replace(record, deleted=True))
         topic = Topic(record, {})
         try:
             topic.add(self._open_partitions(record, record.partition_numbers()))
-            self._registry.put(record)
+            self.registry.put(record)
         except (TierlogError, OSError):
             _abandon_logs(topic)
             with suppress(OSError):
@@ -184,7 +177,7 @@ class LiveTopics:
             )
             if partitions is not None:
                 record = _with_partitions(record, partitions)
-            self._registry.put(record)
+            self.registry.put(record)
             topic.add(self._added_partitions(topic, record))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
@@ -209,13 +202,13 @@ class LiveTopics:
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
-                self._registry.put(msgspec.structs.replace(topic.record, dirty=True))
+                self.registry.put(msgspec.structs.replace(topic.record, dirty=True))
             raise
 
     def delete(self, name: str) -> None:
         with self._changing():
             topic = self._find_owned(name)
-            self._registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
+            self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
             self._deleting[topic.record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
@@ -243,13 +236,13 @@ class LiveTopics:
 
     def _set_aside(self, record: TopicRecord) -> list[Path]:
         """Raises OSError."""
-        is_name_free = self._registry.by_name(record.name) is None
+        is_name_free = self.registry.by_name(record.name) is None
         return deleted_folders.set_aside(self._folder, record, is_name_free=is_name_free)
 
     def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
         """A topic that fails does not delay the others; the first error is raised at the end."""
         with self._lock:  # a deletion in progress first closes its logs
-            deleted = self._registry.deleted()
+            deleted = self.registry.deleted()
         failures: list[Exception] = []
         for record in deleted:
             if self._closed:
@@ -273,10 +266,10 @@ class LiveTopics:
             return  # an object whose upload is in progress would be left behind
         self._remove_files(record)
         delete_objects(record)
-        self._registry.forget(record.topic_id)
+        self.registry.forget(record.topic_id)
         self._deleting.pop(record.topic_id, None)
         with self._lock:  # a new topic is in the registry before it is allocated an epoch
-            self._opener.forget_topics_but(self._registry.ids())
+            self._opener.forget_topics_but(self.registry.ids())
 
     def _find_owned(self, name: str) -> Topic:
         """Raises FencedError if another folder now owns one of its partitions."""

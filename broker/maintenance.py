@@ -21,6 +21,7 @@ from broker.bucket import Bucket
 from broker.damaged_partition import DamagedPartition
 from broker.data_folder import DataFolder
 from broker.groups.groups import Groups
+from broker.live_topics import LiveTopics
 from broker.log_opener import LogOpener
 from broker.partition import Partition
 from broker.repair.corrupt_segments import NO_BUCKET, CorruptSegments
@@ -28,7 +29,7 @@ from broker.repair.local_repair import LocalRepair
 from broker.repair.repair import Repair
 from broker.repair.repair_step import Action, RepairStep
 from broker.repair.verify import VerifyContext, check_topic_object, verify_topic
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topic_registry import TopicRecord
 from broker.topics import Topic
 from manifest.garbage import GarbagePlan
 from record_format.errors import Throttled, UnknownTopic
@@ -41,7 +42,7 @@ class Maintenance:
     def __init__(
         self,
         folder: DataFolder,
-        registry: TopicRegistry,
+        topics: LiveTopics,
         bucket: Bucket | None,
         *,
         opener: LogOpener,
@@ -49,7 +50,7 @@ class Maintenance:
         groups: Groups,
         clock: Callable[[], int],
     ) -> None:
-        self._folder, self._registry, self._bucket = folder, registry, bucket
+        self._folder, self._topics, self._bucket = folder, topics, bucket
         self._opener, self._background, self._groups = opener, background, groups
         self._clock = clock
         self._policy = background.janitor.policy
@@ -92,7 +93,7 @@ class Maintenance:
 
     def _published_record(self, name: str) -> TopicRecord | None:
         """None if the bucket does not have the topic's present state yet."""
-        record = self._registry.by_name(name)
+        record = self._topics.registry.by_name(name)
         return None if record is None or record.dirty else record
 
     def repair(
@@ -143,8 +144,8 @@ class Maintenance:
         end_offset, truncates = repair.prepare(), repair.step.action is Action.CUT
         place, truncations = (topic.record.topic_id, damaged.number), self._groups.truncations
         if truncates:
-            compactor = self._background.compactor
-            compactor.follow_truncation(topic.record.name, damaged.number, end_offset)
+            end = {(topic.record.name, damaged.number): end_offset}
+            self._topics.compaction_offsets.truncate(end)
             truncations.begin(place)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
         if isinstance(opened, DamagedPartition):
@@ -156,7 +157,7 @@ class Maintenance:
             truncations.end(place, end_offset)
             self._groups.follow_truncations()
         # Otherwise the start after a crash finds the log below its old recovery point.
-        self._background.checkpoints.save()
+        self._topics.checkpoints.save()
         self._opener.forget_take_overs()
         return repair.step.mark_done()
 
@@ -175,7 +176,7 @@ class Maintenance:
         """Write a new version of the topic object, by which a restore finds the topic. The
         partitions are claimed, so it is ours to write. An unreadable version is not deleted.
         """
-        record = self._registry.by_name(topic.record.name)
+        record = self._topics.registry.by_name(topic.record.name)
         if self._bucket is None or record is None or record.dirty:
             return []  # a dirty record is published anyway
         found = check_topic_object(self._bucket.store_status.require_store(), record)
@@ -192,9 +193,9 @@ class Maintenance:
 
     def _write_topic(self, step: RepairStep, record: TopicRecord) -> RepairStep:
         assert self._bucket is not None, "a topic object is in a bucket"
-        self._registry.put(msgspec.structs.replace(record, dirty=True))
-        self._bucket.publish_topics(self._registry)
-        now = self._registry.by_name(record.name)
+        self._topics.registry.put(msgspec.structs.replace(record, dirty=True))
+        self._bucket.publish_topics(self._topics.registry)
+        now = self._topics.registry.by_name(record.name)
         return msgspec.structs.replace(step, done=now is not None and not now.dirty)
 
     def _cold_end(self, topic: Topic, damaged: DamagedPartition) -> int:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
 
-from broker.background.checkpoints import Checkpoints
 from broker.background.compactor import Compactor
 from broker.background.copier import Copier
 from broker.background.janitor import Janitor
@@ -31,10 +31,9 @@ from broker.groups.groups import Groups
 from broker.holes import Holes
 from broker.live_topics import LiveTopics
 from broker.ownership.fence_checker import FenceChecker
-from broker.partition import Partition
 from broker.settings import BrokerSettings
-from broker.task_failures import RoundTask, TaskFailures
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.task_failures import TaskFailures
+from broker.topic_registry import TopicRecord
 from record_format.errors import FencedError
 
 log = structlog.get_logger(__name__)
@@ -54,16 +53,15 @@ class BackgroundTasks:
         settings: BrokerSettings,
         bucket: Bucket | None,
         *,
-        registry: TopicRegistry,
         topics: LiveTopics,
         groups: Groups,
+        reserve: DiskReserve,
         clock: Callable[[], int],
     ) -> None:
-        self._settings, self._bucket = settings, bucket
-        self._registry, self._topics = registry, topics
+        self._settings, self._bucket, self._topics = settings, bucket, topics
+        self._reserve = reserve
         partitions = topics.partitions
-        self.checkpoints = Checkpoints(folder, partitions, topics.damaged)
-        self.holes = Holes(self._cleaned_before)
+        self.holes = Holes(topics.compaction_offsets.cleaned_before)
         self.failures = TaskFailures()
         self.copier = Copier(
             partitions,
@@ -79,65 +77,45 @@ class BackgroundTasks:
             clock=clock,
             holes=self.holes,
             failures=self.failures,
-            move_log_start=self.checkpoints.move_log_start,
+            move_log_start=topics.checkpoints.move_log_start,
         )
-        self.reserve = DiskReserve(
-            folder.path,
-            reserve_bytes=settings.disk_reserve_bytes or 0,
-            reliefs=(self._shrink_cache, self.janitor.relieve_disk),
-        )
+        rehydrate = None
+        if bucket is not None:
+            scratch, check_room = folder.scratch("bring-back"), reserve.check_fits
+            rehydrate = Rehydrator(bucket, scratch=scratch, clock=clock, check_room=check_room)
         self.compactor = Compactor(
             partitions,
-            folder,
+            topics.compaction_offsets,
             settings,
             clock=clock,
-            save_recovery_points=self.checkpoints.save,
+            save_recovery_points=topics.checkpoints.save,
             failures=self.failures,
-            rehydrate=self._rehydrator(folder, bucket, clock) if bucket else None,
+            rehydrate=rehydrate,
         )
         self._copy_again_s = 0.0
-        self.copying = PeriodicTask(
-            "copier", self.copy_round, self.failures, interval_s=COPY_INTERVAL_S
-        )
-        self.deleting = PeriodicTask(
+        task = partial(PeriodicTask, failures=self.failures)
+        check_s = settings.retention_check_interval_ms / 1000
+        self.copying = task("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
+        self.deleting = task(
             "deletions",
             self.deletion_round,
-            self.failures,
             interval_s=DELETION_INTERVAL_S,
             interval_max_s=DELETION_INTERVAL_MAX_S,
         )
-        self._group_keeping = PeriodicTask(
-            "groups", groups.run_round, self.failures, interval_s=GROUPS_INTERVAL_S
-        )
-        self._tasks = self._background_tasks()
-
-    def _rehydrator(
-        self, folder: DataFolder, bucket: Bucket, clock: Callable[[], int]
-    ) -> Rehydrator:
-        return Rehydrator(
-            bucket,
-            scratch=folder.scratch("bring-back"),
-            clock=clock,
-            check_room=self.reserve.check_fits,
-        )
-
-    def _background_tasks(self) -> list[PeriodicTask]:
-        """In the order in which they start; they stop in reverse order."""
-        settings, failures = self._settings, self.failures
-        timed: tuple[tuple[RoundTask, Callable[[], None], int], ...] = (
-            ("janitor", self.janitor.disk_round, settings.retention_check_interval_ms),
-            ("bucket", self.janitor.bucket_round, settings.retention_check_interval_ms),
-            ("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms),
-            ("fence-checker", self.fence_checker.run_round, settings.fence_check_ms),
-            ("checkpoints", self.checkpoints.save, settings.recovery_checkpoint_ms),
-        )
-        return [
-            PeriodicTask("disk-reserve", self.reserve.check, failures, interval_s=CHECK_S),
+        self._group_keeping = task("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
+        cleaner_s, fence_s = settings.log_cleaner_backoff_ms / 1000, settings.fence_check_ms / 1000
+        checkpoint_s = settings.recovery_checkpoint_ms / 1000
+        self._tasks = (  # in the order in which they start; they stop in reverse order
+            task("disk-reserve", self._check_reserve, interval_s=CHECK_S),
             self.copying,
             self.deleting,
             self._group_keeping,
-            *(PeriodicTask(name, run, failures, interval_s=ms / 1000) for name, run, ms in timed),
-        ]
+            task("janitor", self.janitor.disk_round, interval_s=check_s),
+            task("bucket", self.janitor.bucket_round, interval_s=check_s),
+            task("compactor", self.compactor.run_round, interval_s=cleaner_s),
+            task("fence-checker", self.fence_checker.run_round, interval_s=fence_s),
+            task("checkpoints", topics.checkpoints.save, interval_s=checkpoint_s),
+        )
 
     def start(self) -> None:
         """If the store responds, it is known when this returns whether another folder has taken a
@@ -147,7 +125,7 @@ class BackgroundTasks:
             self.fence_checker.check_before_serving(
                 timeout_s=self._settings.store_start_timeout_ms / 1000
             )
-        self.reserve.check()  # the task's first round is CHECK_S away
+        self._check_reserve()  # the task's first round is CHECK_S away
         for task in self._tasks:
             task.start()
         self._group_keeping.wake()
@@ -168,7 +146,7 @@ class BackgroundTasks:
         if self._bucket is None or not self._bucket.store_status.poll():
             return
         try:
-            self._bucket.publish_topics(self._registry, meanwhile=self._copy_if_due)
+            self._bucket.publish_topics(self._topics.registry, meanwhile=self._copy_if_due)
         finally:  # a topic that cannot be published does not delay uploads
             self._copy()
 
@@ -198,8 +176,8 @@ class BackgroundTasks:
                 reason=str(error),
             )
 
-    def _cleaned_before(self, partition: Partition) -> int:
-        return self.compactor.cleaned_before(partition)
+    def _check_reserve(self) -> None:
+        self._reserve.check((self._shrink_cache, self.janitor.relieve_disk))
 
     def _shrink_cache(self, missing_bytes: int) -> bool:
         return self._bucket is not None and self._bucket.cache.shrink(missing_bytes) > 0

@@ -1,11 +1,8 @@
 """Compacts the topics whose cleanup policy asks for it, one partition at a time, dirtiest first.
 
 * A partition that fails is retried with back-off and does not delay the others.
-* The clean offset is in `cleaner-offset-checkpoint` (Kafka's file), written at the end of a round:
-  after a crash a round is repeated, which is idempotent. It is removed with the topic: otherwise
-  records of a new topic of that name would count as clean.
-* How far a round may reach is recorded before it begins: once the topic is no longer compacted,
-  only that explains the gaps of a round that did not finish.
+* How far the log is clean is recorded at the end of a round (`CompactionOffsets`): after a crash a
+  round is repeated, which is idempotent.
 * Recovery points are saved after the dirty part is determined and before it is cleaned: a segment
   with gaps must not be above them, where recovery would take a gap for a loss.
 * A tombstone is not dropped before the bucket mirrors the earlier rounds: it may still hold the
@@ -18,18 +15,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import structlog
 
 from broker.background.rehydration import Rehydrator, has_cold_only
-from broker.data_folder import (
-    CLEANER_CHECKPOINT,
-    COMPACTION_REACHED,
-    DataFolder,
-    TopicPartition,
-)
+from broker.checkpoints import CompactionOffsets
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.task_failures import TaskFailures
@@ -46,25 +39,11 @@ MAX_WAIT_MS = 3_600_000
 LOCK_WAIT_S = 0.2
 
 
-class _OffsetCheckpoint:
-    """`offsets` by partition, and the checkpoint file that stores them."""
-
-    def __init__(self, folder: DataFolder, name: str) -> None:
-        self._folder, self._name = folder, name
-        self.offsets: Mapping[TopicPartition, int] = folder.read_checkpoint(name)
-
-    def save(self, offsets: dict[TopicPartition, int]) -> None:
-        """Durable before they are visible. Raises OSError."""
-        if offsets != self.offsets:
-            self._folder.write_checkpoint(self._name, offsets)
-            self.offsets = offsets
-
-
 class Compactor:
     def __init__(
         self,
         partitions: Callable[[], Iterable[Partition]],
-        folder: DataFolder,
+        offsets: CompactionOffsets,
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
@@ -72,51 +51,16 @@ class Compactor:
         failures: TaskFailures,
         rehydrate: Rehydrator | None,
     ) -> None:
-        self._partitions, self._settings, self._failures = partitions, settings, failures
-        self._rehydrate = rehydrate
+        self._partitions, self._offsets, self._settings = partitions, offsets, settings
+        self._rehydrate, self._failures = rehydrate, failures
         self._clock, self._save_recovery_points = clock, save_recovery_points
-        self._cleaned = _OffsetCheckpoint(folder, CLEANER_CHECKPOINT)
-        self._reached = _OffsetCheckpoint(folder, COMPACTION_REACHED)
-        self._lock = threading.Lock()  # for changes of the two
-        self._backoff: dict[TopicPartition, tuple[int, int]] = {}  # (since_ms, wait_ms)
+        self._backoff: WeakKeyDictionary[Partition, tuple[int, int]] = WeakKeyDictionary()
+        """Since when, and for how long, in ms."""
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Interrupt the round in progress, consistently."""
         self._stopping.set()
-
-    def cleaned_before(self, partition: Partition) -> int:
-        """How far any round ever got, even an unfinished one; 0 for none."""
-        place = _place(partition)
-        return max(one.offsets.get(place, 0) for one in (self._cleaned, self._reached))
-
-    def reconcile_at_start(self, topics: Collection[str]) -> None:
-        """As `follow_truncation`, for truncations that a crash interrupted; and forget deleted
-        topics.
-        """
-        self._truncate({_place(one): one.log.log_end_offset for one in self._partitions()})
-        self._keep(lambda place: place[0] in topics)
-
-    def follow_truncation(self, topic: str, partition: int, end_offset: int) -> None:
-        """Lower the clean offset to the end of a truncated log, durably; call it before anything is
-        appended. The offsets above are assigned again, and a tombstone there would otherwise be
-        dropped without the value that it deletes. Raises OSError.
-        """
-        self._truncate({(topic, partition): end_offset})
-
-    def _truncate(self, ends: Mapping[TopicPartition, int]) -> None:
-        with self._lock:
-            for one in (self._cleaned, self._reached):
-                one.save({place: min(at, ends.get(place, at)) for place, at in one.offsets.items()})
-
-    def forget_topic(self, name: str) -> None:
-        """Remove, durably, the rows of a deleted topic. Raises OSError."""
-        self._keep(lambda place: place[0] != name)
-
-    def _keep(self, is_kept: Callable[[TopicPartition], bool]) -> None:
-        with self._lock:
-            for one in (self._cleaned, self._reached):
-                one.save({place: at for place, at in one.offsets.items() if is_kept(place)})
 
     def run_round(self) -> None:
         """Clean every partition that is due. The key table is allocated only for the round."""
@@ -139,7 +83,7 @@ class Compactor:
                 if not self._may_work_on(partition) or not has_cold_only(partition):
                     continue
                 self._save_recovery_points()
-                self._forget(partition)
+                self._offsets.start_over(partition)
                 self._rehydrate(partition, stopping=self._stopping.is_set)
             except Interrupted:
                 return
@@ -148,11 +92,8 @@ class Compactor:
 
     def _due(self) -> list[tuple[Partition, Cleanable]]:
         """Dirtiest first."""
-        live = list(self._partitions())
-        places = {_place(partition) for partition in live}
-        self._backoff = {k: v for k, v in self._backoff.items() if k in places}
         found = []
-        for partition in live:
+        for partition in list(self._partitions()):
             if not partition.log.config.compacts:
                 self._recovered(partition)  # if compaction was turned off
             if not self._may_work_on(partition):
@@ -173,7 +114,7 @@ class Compactor:
         config = partition.log.config
         if has_cold_only(partition):
             return None
-        cleanable = partition.log.sealed.cleanable(self._cleaned.offsets.get(_place(partition)))
+        cleanable = partition.log.sealed.cleanable(self._offsets.cleaned(partition))
         is_due = cleanable.is_due(
             min_dirty_ratio=config.min_cleanable_dirty_ratio,
             max_lag_ms=config.max_compaction_lag_ms,
@@ -186,7 +127,7 @@ class Compactor:
             return False
         if partition.leadership_lost:
             return False
-        since_ms, wait_ms = self._backoff.get(_place(partition), (0, 0))
+        since_ms, wait_ms = self._backoff.get(partition, (0, 0))
         # If the clock was set back, do not wait for as long as it was ahead.
         return not 0 <= self._clock() - since_ms < wait_ms
 
@@ -200,12 +141,9 @@ class Compactor:
         try:
             while (cleanable := self._cleanable(partition)) is not None:
                 self._save_recovery_points()
-                may_reach = max(
-                    cleanable.end_offset, self._reached.offsets.get(_place(partition), 0)
-                )
-                self._record(self._reached, partition, may_reach)  # before the first gap
+                self._offsets.begin_round(partition, cleanable.end_offset)  # before the first gap
                 done = partition.log.sealed.clean(cleanable, table, hooks)
-                self._record(self._cleaned, partition, done.end_offset)
+                self._offsets.end_round(partition, done.end_offset)
                 log.info(
                     "partition compacted",
                     partition=str(partition),
@@ -223,29 +161,16 @@ class Compactor:
         except Exception as error:  # noqa: BLE001  it is logged, and delays no other partition
             self._back_off(partition, error)
 
-    def _record(self, checkpoint: _OffsetCheckpoint, partition: Partition, end_offset: int) -> None:
-        """Durable when this returns. Raises Interrupted if the partition was deleted meanwhile."""
-        with self._lock:
-            if all(one is not partition for one in self._partitions()):
-                raise Interrupted
-            checkpoint.save({**checkpoint.offsets, _place(partition): end_offset})
-
-    def _forget(self, partition: Partition) -> None:
-        with self._lock:
-            place, cleaned = _place(partition), self._cleaned
-            cleaned.save({other: at for other, at in cleaned.offsets.items() if other != place})
-
     def _recovered(self, partition: Partition) -> None:
-        self._backoff.pop(_place(partition), None)
+        self._backoff.pop(partition, None)
         self._failures.note("compaction", partition, failed=False)
 
     def _back_off(self, partition: Partition, error: Exception) -> None:
         if partition.is_deleted:
-            return  # a new topic of that name must not wait
+            return  # its files are being deleted
         self._failures.note("compaction", partition, failed=True)
-        place = _place(partition)
-        wait_ms = min(2 * self._backoff.get(place, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
-        self._backoff[place] = (self._clock(), wait_ms)
+        wait_ms = min(2 * self._backoff.get(partition, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
+        self._backoff[partition] = (self._clock(), wait_ms)
         log.warning(
             "compaction failed, will retry",
             partition=str(partition),
@@ -267,10 +192,6 @@ class Compactor:
             yield _segment_boundaries(partition)
         finally:
             lock.release()
-
-
-def _place(partition: Partition) -> TopicPartition:
-    return partition.topic, partition.number
 
 
 def _segment_boundaries(partition: Partition) -> frozenset[int]:

@@ -26,8 +26,8 @@ class PeriodicTask:
         self,
         name: RoundTask,
         run_round: Callable[[], None],
-        failures: TaskFailures,
         *,
+        failures: TaskFailures,
         interval_s: float,
         interval_max_s: float = 0.0,
     ) -> None:

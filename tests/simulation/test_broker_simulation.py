@@ -335,7 +335,7 @@ class World:
             partition.log.reap(at_once=True)
 
     def save(self) -> None:
-        self.broker.background.checkpoints.save()
+        self.broker.checkpoints.save()
 
     def collect(self) -> None:
         partition = self._pick_topic()[2]

@@ -127,7 +127,7 @@ class World(BrokerHarness):
 
     def crash(self):
         if self.random.random() < 0.5:
-            self.broker.background.checkpoints.save()
+            self.broker.checkpoints.save()
         died, broker = self.folder, self.broker
         self.folder = self.root / f"{died.name}+"
         self.disk.crash_broker(

@@ -73,8 +73,8 @@ class BrokerMetrics(Collector):
             "tierlog_offload_held_up_partitions", {(): len(broker.background.copier.blocked())}
         )
         yield from _background(broker.background.failures)
-        yield gauge("tierlog_disk_free_bytes", {(): broker.background.reserve.free_bytes})
-        yield gauge("tierlog_disk_reserve_bytes", {(): broker.background.reserve.reserve_bytes})
+        yield gauge("tierlog_disk_free_bytes", {(): broker.reserve.free_bytes})
+        yield gauge("tierlog_disk_reserve_bytes", {(): broker.reserve.reserve_bytes})
         yield from _topics(report.topics)
         yield from _offsets(partitions)
         yield from _store(broker, report)

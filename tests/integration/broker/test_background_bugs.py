@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from broker.background import compactor, copier, janitor
+from broker.background import copier, janitor
+from broker.checkpoints import CompactionOffsets
 from manifest.garbage import GarbagePolicy
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
@@ -63,15 +64,16 @@ def test_a_bug_in_an_upload_is_logged_and_backed_off(two, monkeypatch):
 
 
 def test_a_bug_in_compaction_blocks_no_other_partition(two, monkeypatch):
-    wrap = breaking(lambda _self, _marks, partition, *_: partition)
-    monkeypatch.setattr(compactor.Compactor, "_record", wrap(compactor.Compactor._record))
+    wrap = breaking(lambda _self, partition, *_: partition)
+    monkeypatch.setattr(CompactionOffsets, "begin_round", wrap(CompactionOffsets.begin_round))
     with capture_logs() as lines:
         two.broker.background.compactor.run_round()
     assert [
         line["partition"] for line in lines if line["event"] == "compaction failed, will retry"
     ] == ["a-broken-0"]
-    assert ("b-whole", 0) in two.broker.background.compactor._cleaned.offsets
-    assert two.broker.background.compactor._backoff.keys() == {("a-broken", 0)}
+    broken, whole = (two.broker.partition(topic, 0) for topic in ("a-broken", "b-whole"))
+    assert two.broker._topics.compaction_offsets.cleaned(whole)
+    assert list(two.broker.background.compactor._backoff) == [broken]
 
 
 def test_a_bug_in_retention_blocks_no_other_partition(two, monkeypatch):

@@ -157,13 +157,17 @@ def test_a_tombstone_is_removed_after_its_delete_horizon(harness):
     assert b"key-1" not in last_of(harness.records("t"))
 
 
+def cleaned(harness):
+    return harness.broker._topics.compaction_offsets.cleaned(harness.broker.partition("t", 0))
+
+
 def test_a_small_dedupe_buffer_takes_more_rounds_with_the_same_result(harness):
     harness.restart(log_cleaner_dedupe_buffer_bytes=12 * 40)
     harness.broker.create_topic("t", config=COMPACT)
     last = fill(harness, "t", 600, keys=200)
     log = compacted(harness, "t")
     cleaned_to = log.active_base_offset
-    assert harness.broker.background.compactor._cleaned.offsets["t", 0] == cleaned_to
+    assert cleaned(harness) == cleaned_to
     assert last_of(harness.records("t")) == last
     assert len(harness.records("t")) == len(last)
 
@@ -203,15 +207,10 @@ def test_the_cleaner_checkpoint_survives_a_restart(harness):
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 300)
     compacted(harness, "t")
-    at = harness.broker.background.compactor._cleaned.offsets["t", 0]
+    at = cleaned(harness)
     harness.restart()
     log = harness.broker.partition("t", 0).log
-    assert (
-        log.sealed.cleanable(
-            harness.broker.background.compactor._cleaned.offsets["t", 0]
-        ).first_dirty_offset
-        == at
-    )
+    assert log.sealed.cleanable(cleaned(harness)).first_dirty_offset == at
     text = (harness.root / "data" / "cleaner-offset-checkpoint").read_text()
     assert text == f"0\n1\nt 0 {at}\n"
 
@@ -427,14 +426,11 @@ def test_gaps_of_an_interrupted_round_are_not_lost_files(harness, monkeypatch):
     harness.broker.partition("t", 0).log.roll()
 
     compactor = harness.broker.background.compactor
-    record = compactor._record
 
-    def stopped(marks, *offsets):
-        if marks is compactor._cleaned:
-            raise Interrupted  # the broker stops before the round ends
-        record(marks, *offsets)
+    def stopped(*_):
+        raise Interrupted  # the broker stops before the round ends
 
-    monkeypatch.setattr(compactor, "_record", stopped)
+    monkeypatch.setattr(compactor._offsets, "end_round", stopped)
     compactor.run_round()
     harness.restart()
     harness.stop_copying()
@@ -484,9 +480,7 @@ def test_offsets_reused_after_a_truncation_are_dirty(harness):
     for number in range(4):
         seal(harness, [(b"%d" % number, b"v"), (b"new", b"n%d" % number)])
     harness.broker.background.compactor.run_round()
-    assert (
-        harness.broker.background.compactor.cleaned_before(harness.broker.partition("t", 0)) == 10
-    )
+    assert cleaned(harness) == 10
     harness.broker.close()
     for path in (harness.root / "data" / "t-0").glob("*.log"):
         if int(path.stem) > 0:

@@ -56,7 +56,7 @@ def test_files_and_checkpoints_of_a_damaged_partition_are_kept(damaged):
     log = damaged.root / "data" / "t-1" / "00000000000000000000.log"
     before = log.read_bytes()
     for _ in range(2):  # a clean stop of the others does not make it clean
-        damaged.broker.background.checkpoints.save()
+        damaged.broker.checkpoints.save()
         damaged.restart()
         assert damaged.broker.topic("t").damaged[1].recovery_point == 5
     assert log.read_bytes() == before
@@ -216,7 +216,7 @@ def test_corrupt_records_that_were_uploaded_are_read_from_the_bucket(harness):
     """The last checkpoint lies in the middle of a segment that was sealed and uploaded since."""
     harness.broker.create_topic("t", config={"segment.bytes": 1024, "retention.ms": -1})
     harness.produce("t", [b"first"])
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     checkpoint = (harness.root / "data" / "recovery-point-offset-checkpoint").read_bytes()
     for number in range(40):
         harness.produce("t", [b"%d" % number * 40])
@@ -265,7 +265,7 @@ def test_a_log_that_lost_flushed_records_is_refused_and_reuses_no_offset(
     if is_clean:
         offloaded.broker.close()
     else:
-        offloaded.broker.background.checkpoints.save()
+        offloaded.broker.checkpoints.save()
         crash(offloaded)
     lose(offloaded)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_a_log_that_lost_flushed_records_is_refused_and_reuses_no_offset(
 
 
 def test_a_log_corrupt_below_the_buckets_end_and_without_its_end_continues_there(offloaded):
-    offloaded.broker.background.checkpoints.save()
+    offloaded.broker.checkpoints.save()
     crash(offloaded)
     _, second, *lost = sorted((offloaded.root / "data" / "t-0").glob("*.log"))
     for path in lost:
@@ -305,7 +305,7 @@ def test_a_log_whose_folder_was_lost_in_a_crash_reuses_no_offset(harness):
     harness.broker.create_topic("t", config={"retention.ms": -1})
     harness.fill(20)
     harness.offload()
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     checkpoint = harness.root / "data" / "recovery-point-offset-checkpoint"
     before = checkpoint.read_bytes()
     harness.stop_copying()
@@ -358,7 +358,7 @@ def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
     assert offloaded.broker.background.copier.wait_until_done(
         offloaded.broker.partitions(), timeout_s=20
     )
-    offloaded.broker.background.checkpoints.save()
+    offloaded.broker.checkpoints.save()
     shutil.copytree(data, tmp_path / "older")
     offloaded.produce("t", [b"4" * 60] * 10)
     offloaded.broker.partition("t", 0).log.roll()

@@ -166,12 +166,16 @@ def test_a_hole_at_the_end_of_the_bucket_becomes_a_gap(harness, front_is_local):
     assert harness.broker.verify("t", deep=True).ok
 
 
+def mark_compacted(harness):
+    harness.broker._topics.compaction_offsets.end_round(harness.broker.partition("t", 0), 50)
+
+
 @pytest.mark.parametrize("policy", ["compact", "delete"])
 def test_compacted_offsets_are_not_a_loss(harness, policy):
     fill(harness, 5, **{"cleanup.policy": "compact"})
     lose(harness, 20)
     if policy == "compact":
-        harness.broker.background.compactor._cleaned.save({("t", 0): 50})
+        mark_compacted(harness)
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     harness.copy_sealed()
     harness.copy_sealed()
@@ -183,7 +187,7 @@ def test_compacted_offsets_are_not_a_loss(harness, policy):
 def test_compacted_offsets_of_a_local_topic_are_not_a_loss(harness):
     fill(harness, 5, **{"cleanup.policy": "compact", "remote.storage.enable": "false"})
     lose(harness, 20)
-    harness.broker.background.compactor._cleaned.save({("t", 0): 50})
+    mark_compacted(harness)
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     assert harness.broker.verify("t", deep=True).ok
 

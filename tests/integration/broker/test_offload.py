@@ -145,7 +145,7 @@ def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(h
     copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
     copier.claim(partition)
     start = partition.log.base_offsets[1]
-    harness.broker.background.checkpoints.move_log_start(partition, start)
+    harness.broker.checkpoints.move_log_start(partition, start)
     partition.log.delete_local(start)
     with capture_logs() as lines:
         copier.run_round()
@@ -465,7 +465,7 @@ def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(harness, mon
     with pytest.raises(ShuttingDown):
         harness.broker.registry.put(msgspec.structs.replace(record, deleted=True))
     with pytest.raises(ShuttingDown):
-        harness.broker.background.checkpoints.save()
+        harness.broker.checkpoints.save()
     with pytest.raises(ShuttingDown):
         harness.broker.folder.write(harness.root / "data" / "tierlog" / "epochs.json", b"")
     assert files_of(harness) == before

@@ -22,7 +22,7 @@ def copied(harness, tmp_path):
     harness.broker.partition("t", 0).log.roll()
     harness.broker.bucket.publish_topics(harness.broker.registry)
     harness.copy_sealed()
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     shutil.copytree(harness.root / "data", tmp_path / "older")
     return harness
 
@@ -127,7 +127,7 @@ def test_a_copy_that_reused_an_epoch_is_rejected_as_the_tail_of_a_restore(copied
 
 def test_a_restore_with_an_older_copy_as_tail_leaves_a_gap(copied, tmp_path):
     copied.produce("t", [b"in the copy"])
-    copied.broker.background.checkpoints.save()
+    copied.broker.checkpoints.save()
     shutil.rmtree(tmp_path / "older")
     shutil.copytree(copied.root / "data", tmp_path / "older")
     copied.produce("t", [b"acknowledged"])

@@ -81,7 +81,7 @@ def lost(harness):
     harness.fill(80)
     harness.offload()
     harness.fill(20, mark=b"tail")
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     harness.broker.close()
     return harness
 
@@ -397,7 +397,7 @@ def local_topic(harness):
     for _ in range(10):
         harness.fill(10)
         harness.broker.partition("t", 0).log.roll()
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     harness.claim()
     return harness
 

@@ -216,7 +216,7 @@ def test_a_re_created_topic_starts_at_zero_even_after_a_crash(harness):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(100)
     harness.broker.trim("t", 0, 50)
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     harness.restart()
     harness.broker.delete_topic("t")
     harness.broker.create_topic("t")
@@ -246,7 +246,7 @@ def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(
     with monkeypatch.context() as patched:
         patched.setattr(harness.broker.folder, "write_checkpoint", full_after_the_first)
         with pytest.raises(OSError, match="full"):
-            harness.broker.background.checkpoints.save()
+            harness.broker.checkpoints.save()
     harness.broker.delete_topic("t")
     harness.broker.create_topic("t")
     assert harness.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
@@ -265,7 +265,7 @@ def test_a_trim_is_durable_despite_concurrent_checkpoints(harness, monkeypatch):
         write(name, offsets)
 
     monkeypatch.setattr(harness.broker.folder, "write_checkpoint", overtaken)
-    harness.broker.background.checkpoints.save()
+    harness.broker.checkpoints.save()
     trims[0].join()
     assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
     harness.broker.background.janitor.trim(
@@ -335,7 +335,7 @@ def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     harness.fill(600)
     harness.offload()
     partition = harness.broker.partition("t", 0)
-    harness.broker.background.checkpoints.move_log_start(partition, 5)
+    harness.broker.checkpoints.move_log_start(partition, 5)
     harness.broker.background.janitor._apply_retention(partition)
     partition.cold._manifests._cache._pages.clear()
     harness.store.calls.clear()

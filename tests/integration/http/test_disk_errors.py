@@ -52,12 +52,12 @@ def test_a_full_disk_refuses_writes_until_space_is_free_and_serves_reads(api: Ap
 def test_writes_are_refused_below_the_disk_reserve(api: Api) -> None:
     topic = api.topic()
     api.values(topic, 1)
-    reserve = api.broker.background.reserve
+    reserve = api.broker.reserve
     reserve._free, free = (lambda _: reserve.reserve_bytes - 1), reserve._free
-    reserve.check()
+    reserve.check(())
     response, ready = api.produce(topic, {"value": 2}), api.get("/readyz")
     reserve._free = free
-    reserve.check()
+    reserve.check(())
     problem(response, 507, "disk-full")
     assert ready.json()["ready"], "reads are still served"
     assert "writes are refused: less than disk.reserve.bytes" in ready.json()["degraded"][0]

@@ -35,7 +35,7 @@ def failing(*failures: bool) -> Callable[[], None]:
 def test_the_interval_doubles_while_a_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run_round = failing(False, True, True, True, True, False, True)
     failures = TaskFailures()
-    task = PeriodicTask("groups", run_round, failures, interval_s=1.0, interval_max_s=5.0)
+    task = PeriodicTask("groups", run_round, failures=failures, interval_s=1.0, interval_max_s=5.0)
     assert intervals(task, monkeypatch, rounds=7) == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 1.0, 2.0]
     assert failures.by_task()["groups"] == (5, 1)
 
@@ -44,6 +44,6 @@ def test_without_a_maximum_a_failing_task_keeps_its_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failures = TaskFailures()
-    task = PeriodicTask("groups", failing(True, True, False), failures, interval_s=1.0)
+    task = PeriodicTask("groups", failing(True, True, False), failures=failures, interval_s=1.0)
     assert intervals(task, monkeypatch, rounds=3) == [1.0] * 4
     assert failures.by_task()["groups"] == (2, 0)

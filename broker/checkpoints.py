@@ -1,0 +1,173 @@
+"""The checkpoint files of a data folder (`data_folder` lists them), in Kafka's format.
+
+* A damaged partition's rows are preserved: with a recovery point of 0 the next start would truncate
+  a log that this start refused to open.
+* A log start is durable before it is visible, and before anything below it is deleted.
+* Reading the state and writing the file is one atomic step: an older state never overwrites a
+  newer.
+* Rows are keyed by topic name. Before a name is used again, the deleted topic's rows are removed
+  (`forget`).
+
+Thread-safe. Everything that writes raises OSError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from broker.damaged_partition import DamagedPartition
+from broker.data_folder import (
+    CLEANER_CHECKPOINT,
+    COMPACTION_REACHED,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DataFolder,
+    TopicPartition,
+)
+from broker.partition import Partition
+from hot_tier.cleaner import Interrupted
+
+
+class Checkpoints:
+    """Recovery points, high watermarks and log starts: the current state of the logs."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        partitions: Callable[[], Iterable[Partition]],
+        damaged: Callable[[], Iterable[DamagedPartition]],
+    ) -> None:
+        self._folder, self._partitions, self._damaged = folder, partitions, damaged
+        self._lock = threading.RLock()
+        self._written: frozenset[str] = frozenset()  # topics that may have rows in the files
+
+    def forget(self, name: str) -> None:
+        """Remove, durably, the rows of a deleted topic."""
+        with self._lock:
+            if name in self._written:
+                self.save()
+
+    def save(self) -> None:
+        """Write all three files."""
+        with self._lock:
+            partitions, damaged = list(self._partitions()), list(self._damaged())
+            topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
+            self._written |= topics
+            points = {_place(p): p.log.recovery_point for p in partitions}
+            kept = {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
+            self._folder.write_checkpoint(RECOVERY_POINTS, points | kept)
+            self._folder.write_checkpoint(
+                HIGH_WATERMARKS, {_place(p): p.log.high_watermark for p in partitions}
+            )
+            self._save_log_starts({})
+            self._written = topics
+
+    def move_log_start(self, partition: Partition, offset: int) -> int:
+        """Advance the log start, and return it; it never moves back. On an error nothing has moved.
+
+        Raises OSError (a full disk), LogOfflineError, ShuttingDown.
+        """
+        with self._lock:
+            self._save_log_starts({partition: offset})
+            return partition.log.trim(offset)
+
+    def _save_log_starts(self, moved: Mapping[Partition, int]) -> None:
+        """Kafka's rule: only log starts that the first local segment does not imply.
+
+        `moved` is keyed by partition, because its name may belong to another topic by now.
+        """
+        starts = {}
+        for partition in self._partitions():
+            log = partition.log
+            start = max(log.log_start_offset, moved.get(partition, 0))
+            if start > 0 or log.local_log_start_offset > 0:
+                starts[_place(partition)] = start
+                self._written |= {partition.topic}
+        kept = {_place(d): d.log_start_offset for d in self._damaged() if d.log_start_offset}
+        self._folder.write_checkpoint(LOG_STARTS, starts | kept)
+
+
+class CompactionOffsets:
+    """How far each log is compacted, and how far a round may have reached. The latter is recorded
+    before the round begins: once the topic is no longer compacted, only that explains the gaps of a
+    round that did not finish.
+    """
+
+    def __init__(self, folder: DataFolder) -> None:
+        self._cleaned = _Rows(folder, CLEANER_CHECKPOINT)
+        self._reached = _Rows(folder, COMPACTION_REACHED)
+        self._lock = threading.Lock()  # for changes of the two
+
+    def cleaned(self, partition: Partition) -> int | None:
+        """The offset below which the log is clean; None if it was never compacted."""
+        return self._cleaned.offsets.get(_place(partition))
+
+    def cleaned_before(self, partition: Partition) -> int:
+        """How far any round ever got, even an unfinished one; 0 for none."""
+        place = _place(partition)
+        return max(rows.offsets.get(place, 0) for rows in (self._cleaned, self._reached))
+
+    def begin_round(self, partition: Partition, end_offset: int) -> None:
+        """Record how far the round may reach. Raises Interrupted if the partition was deleted."""
+        reached = max(end_offset, self._reached.offsets.get(_place(partition), 0))
+        self._put(self._reached, partition, reached)
+
+    def end_round(self, partition: Partition, end_offset: int) -> None:
+        """Record how far the log is clean. Raises Interrupted if the partition was deleted."""
+        self._put(self._cleaned, partition, end_offset)
+
+    def start_over(self, partition: Partition) -> None:
+        """Nothing counts as clean any more: the log is about to get older segments back."""
+        with self._lock:
+            place, offsets = _place(partition), self._cleaned.offsets
+            self._cleaned.save({other: at for other, at in offsets.items() if other != place})
+
+    def truncate(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Lower the offsets to the ends of truncated logs; call it before anything is appended. The
+        offsets above are assigned again, and a tombstone there would otherwise be dropped without
+        the value that it deletes.
+        """
+        with self._lock:
+            for rows in (self._cleaned, self._reached):
+                low = {place: min(at, ends.get(place, at)) for place, at in rows.offsets.items()}
+                rows.save(low)
+
+    def reconcile_at_start(self, partitions: Iterable[Partition], topics: Collection[str]) -> None:
+        """As `truncate`, for truncations that a crash interrupted; and forget deleted topics."""
+        self.truncate({_place(one): one.log.log_end_offset for one in partitions})
+        self._keep(lambda topic: topic in topics)
+
+    def forget(self, name: str) -> None:
+        """Remove, durably, the rows of a deleted topic."""
+        self._keep(lambda topic: topic != name)
+
+    def _keep(self, is_kept: Callable[[str], bool]) -> None:
+        with self._lock:
+            for rows in (self._cleaned, self._reached):
+                rows.save({place: at for place, at in rows.offsets.items() if is_kept(place[0])})
+
+    def _put(self, rows: _Rows, partition: Partition, offset: int) -> None:
+        with self._lock:
+            if partition.is_deleted:  # its rows were, or will be, forgotten
+                raise Interrupted
+            rows.save({**rows.offsets, _place(partition): offset})
+
+
+class _Rows:
+    """`offsets` by partition, and the checkpoint file that stores them."""
+
+    def __init__(self, folder: DataFolder, name: str) -> None:
+        self._folder, self._name = folder, name
+        self.offsets: Mapping[TopicPartition, int] = folder.read_checkpoint(name)
+
+    def save(self, offsets: dict[TopicPartition, int]) -> None:
+        """Durable before they are visible."""
+        if offsets != self.offsets:
+            self._folder.write_checkpoint(self._name, offsets)
+            self.offsets = offsets
+
+
+def _place(one: Partition | DamagedPartition) -> TopicPartition:
+    return one.topic, one.number
