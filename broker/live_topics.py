@@ -24,9 +24,10 @@ from broker import deleted_folders
 from broker.adoption import adopt
 from broker.checkpoints import Checkpoints, CompactionOffsets
 from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder, new_id
+from broker.data_folder import LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
 from broker.disk_reserve import raising_disk_full
 from broker.log_opener import LogOpener
+from broker.log_spec import Wanted
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import (
@@ -68,7 +69,8 @@ class LiveTopics:
     def open_all(self, *, take_over: bool) -> None:
         """At the start: adopt Kafka's folders, set deleted topics aside, open the others."""
         adopt(self._folder, self.registry, clock=self._clock)
-        self._opener.read_checkpoints()  # afterwards: adoption may correct them
+        # Read afterwards: adoption may correct them.
+        points, starts = (self._folder.read_checkpoint(it) for it in (RECOVERY_POINTS, LOG_STARTS))
         for record in self.registry.deleted():
             self._set_aside(record)
         if take_over:  # the new owner writes a version of each topic object (`topic_deletion`)
@@ -76,12 +78,16 @@ class LiveTopics:
                 *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
         live = self.registry.live()
-        wanted = [(record, number) for record in live for number in record.partition_numbers()]
-        opened = iter(self._opener.open_partitions(wanted, at_start=True))
+        wanted = [
+            Wanted(record, number, points.get(place), starts.get(place), at_start=True)
+            for record in live
+            for number in record.partition_numbers()
+            for place in [(record.name, number)]
+        ]
+        opened = iter(self._opener.open_partitions(wanted))
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
             self._topics[record.name] = Topic(record, mine)
-        self._opener.forget_checkpoints()
 
     def close(self) -> bool:
         """Refuse changes from now on. Returns whether this was the first call."""
@@ -282,7 +288,7 @@ class LiveTopics:
         self, record: TopicRecord, numbers: Iterable[int]
     ) -> dict[int, Partition | DamagedPartition]:
         wanted = list(numbers)
-        opened = self._opener.open_partitions((record, number) for number in wanted)
+        opened = self._opener.open_partitions(Wanted(record, number) for number in wanted)
         return dict(zip(wanted, opened, strict=True))
 
     @contextmanager

@@ -21,15 +21,9 @@ import structlog
 from broker.bucket import Bucket
 from broker.cold_log import ColdLog
 from broker.damaged_partition import DamagedPartition, reason_of
-from broker.data_folder import (
-    LOG_STARTS,
-    RECOVERY_POINTS,
-    DataFolder,
-    TopicPartition,
-    format_topic_id_partition,
-)
+from broker.data_folder import DataFolder, format_topic_id_partition
 from broker.holes import lost_before
-from broker.log_spec import LogSpec
+from broker.log_spec import LogSpec, Wanted
 from broker.opened_log import OpenedLog
 from broker.ownership.allocated_epochs import AllocatedEpochs
 from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
@@ -56,8 +50,6 @@ from record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-Wanted = tuple[TopicRecord, int]
-
 _HOW_TO_CONTINUE = (
     "`tierlog storage restore --tail` continues above what may be lost; `tierlog storage repair` "
     "shows how to continue with this folder"
@@ -83,26 +75,11 @@ class LogOpener:
         self._check_room = check_room
         self._timer = FlushTimer()
         self._files = OpenFiles()
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
-        self._flushed_ends: dict[TopicPartition, int] = {}  # of logs that a repair truncates
         self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
         self._take_overs = PendingTakeOvers(folder)
         self._committed_take_overs: list[str] = []
         self.has_opened_logs = False
-
-    def read_checkpoints(self) -> None:
-        """Read the rows of all logs, before the start opens them. Raises CorruptSnapshot."""
-        self._recovery_points = self._folder.read_checkpoint(RECOVERY_POINTS)
-        self._log_starts = self._folder.read_checkpoint(LOG_STARTS)
-
-    def forget_checkpoints(self) -> None:
-        """Drop the rows that startup did not use: they belong to topics that no longer exist, and
-        a new topic may get the same name.
-        """
-        self._recovery_points.clear()
-        self._log_starts.clear()
 
     def forget_take_overs(self) -> None:
         """Drop the completed take-overs, once the checkpoints describe the logs as they now are."""
@@ -117,9 +94,7 @@ class LogOpener:
     def close_timer(self) -> None:
         self._timer.close()
 
-    def open_partitions(
-        self, wanted: Iterable[Wanted], *, at_start: bool = False
-    ) -> list[Partition | DamagedPartition]:
+    def open_partitions(self, wanted: Iterable[Wanted]) -> list[Partition | DamagedPartition]:
         """Open or create the logs in parallel and allocate an epoch to each; in the order of
         `wanted`.
 
@@ -127,7 +102,7 @@ class LogOpener:
         given. An existing log that cannot be opened yields a DamagedPartition; the others proceed.
         """
         self.has_opened_logs = True
-        opened = self._open_in_parallel(wanted, at_start=at_start)
+        opened = self._open_in_parallel(wanted)
         sound = [one for one in opened if isinstance(one, OpenedLog)]
         with _closed_on_failure(sound):
             self.epochs.allocate(sound)
@@ -136,12 +111,10 @@ class LogOpener:
             one if isinstance(one, DamagedPartition) else self._partition(one) for one in opened
         ]
 
-    def _open_in_parallel(
-        self, wanted: Iterable[Wanted], *, at_start: bool
-    ) -> list[OpenedLog | DamagedPartition]:
+    def _open_in_parallel(self, wanted: Iterable[Wanted]) -> list[OpenedLog | DamagedPartition]:
         with ThreadPoolExecutor(OPEN_THREADS, thread_name_prefix="open") as threads:
             try:
-                opening = [threads.submit(self._open, one, at_start=at_start) for one in wanted]
+                opening = [threads.submit(self._open, one) for one in wanted]
                 wait(opening)
             except BaseException:  # a signal: open no more
                 threads.shutdown(cancel_futures=True)
@@ -160,13 +133,14 @@ class LogOpener:
         self, record: TopicRecord, damaged: DamagedPartition, *, end_offset: int
     ) -> Partition | DamagedPartition:
         """Try again after a repair. What is at or above `end_offset` may be truncated."""
-        place = (record.name, damaged.number)
-        self._flushed_ends[place] = end_offset
-        self._recovery_points[place] = min(damaged.recovery_point or 0, end_offset)
-        if damaged.log_start_offset is not None:
-            self._log_starts[place] = damaged.log_start_offset
-        (opened,) = self.open_partitions([(record, damaged.number)])
-        return opened
+        wanted = Wanted(
+            record,
+            damaged.number,
+            recovery_point=min(damaged.recovery_point or 0, end_offset),
+            log_start_offset=damaged.log_start_offset,
+            flushed_end=end_offset,
+        )
+        return self.open_partitions([wanted])[0]
 
     def _cold_log(self, record: TopicRecord, number: int) -> ColdLog | None:
         return self._bucket.find_cold_log(record, number) if self._bucket is not None else None
@@ -175,43 +149,39 @@ class LogOpener:
         commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
         return Partition(one.log, commits, one.cold, check_room=self._check_room)
 
-    def _open(self, wanted: Wanted, *, at_start: bool) -> OpenedLog | DamagedPartition:
-        record, number = wanted
-        place = (record.name, number)
-        known = self._recovery_points.get(place), self._log_starts.get(place)
-        is_new = not at_start and not self._folder.partition_folder(*place).exists()
+    def _open(self, wanted: Wanted) -> OpenedLog | DamagedPartition:
+        place = (wanted.record.name, wanted.number)
+        is_new = not wanted.at_start and not self._folder.partition_folder(*place).exists()
         try:
-            spec = self._spec(record, number)
-            take_over = self._find_take_over(spec, at_start=at_start)
+            spec = self._spec(wanted)
+            take_over = self._find_take_over(spec)
             if take_over is not None:
                 return self._open_for_take_over(spec, take_over)
-            return OpenedLog(self._open_own(spec, at_start=at_start), spec.cold, None)
+            return OpenedLog(self._open_own(spec), spec.cold, None)
         except (CorruptDataError, LogOfflineError, OSError) as error:
-            name = f"{record.name}-{number}"
+            name = f"{wanted.record.name}-{wanted.number}"
             if is_new or (reason := reason_of(error, name)) is None:
                 raise
             log.error("partition is damaged", partition=name, error=str(reason))
-            return DamagedPartition(*place, reason, *known)
+            return DamagedPartition(*place, reason, wanted.recovery_point, wanted.log_start_offset)
 
-    def _spec(self, record: TopicRecord, number: int) -> LogSpec:
-        """Uses up the partition's rows in the checkpoints."""
-        place = (record.name, number)
-        cold, checkpoint = self._cold_log(record, number), self._recovery_points.pop(place, 0)
+    def _spec(self, wanted: Wanted) -> LogSpec:
+        record, number, checkpoint = wanted.record, wanted.number, wanted.recovery_point or 0
+        cold = self._cold_log(record, number)
         manifest = cold.manifest if cold is not None else None
-        starts = (
-            self._log_starts.pop(place, None),
-            manifest.log_start_offset if manifest else None,
-        )
-        cold_end = cold.end_offset if cold else 0
-        # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
-        flushed_end = self._flushed_ends.pop(place, max(checkpoint, cold_end))
+        starts = (wanted.log_start_offset, manifest.log_start_offset if manifest else None)
+        cold_end, flushed_end = cold.end_offset if cold else 0, wanted.flushed_end
+        if flushed_end is None:
+            # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
+            flushed_end = max(checkpoint, cold_end)
         # During a take-over, files may have been cut since the checkpoint: everything is checked.
         name = format_topic_id_partition(record.topic_id, number)
         is_taken_over = self._take_overs.get(name) is not None
         return LogSpec(
-            folder=self._folder.partition_folder(*place),
+            folder=self._folder.partition_folder(record.name, number),
             record=record,
             number=number,
+            at_start=wanted.at_start,
             cold=cold,
             cold_end=cold_end,
             was_clean=self._folder.was_clean,
@@ -224,13 +194,13 @@ class LogOpener:
             open_files=self._files,
         )
 
-    def _open_own(self, spec: LogSpec, *, at_start: bool) -> PartitionLog:
+    def _open_own(self, spec: LogSpec) -> PartitionLog:
         """Open a log of which this folder is the owner, or is to become the first."""
-        if at_start:
+        if spec.at_start:
             self._check_exists(spec)
         opened = spec.open()
         _log_recovery(opened)
-        if at_start:  # otherwise the log is new, or its loss was accepted
+        if spec.at_start:  # otherwise the log is new, or its loss was accepted
             _check_reaches(opened, spec)
         if opened.log_end_offset < spec.cold_end:
             log.warning(
@@ -257,10 +227,10 @@ class LogOpener:
 
     # --- taking over ------------------------------------------------------------------------------
 
-    def _find_take_over(self, spec: LogSpec, *, at_start: bool) -> TakeOver | None:
+    def _find_take_over(self, spec: LogSpec) -> TakeOver | None:
         """The take-over that was begun earlier, or that `--take-over` asks for, if any."""
         cold, pending = spec.cold, self._take_overs.get(spec.name)
-        may_begin = at_start and self._settings.take_over and cold is not None
+        may_begin = spec.at_start and self._settings.take_over and cold is not None
         if pending is None and not may_begin:
             return None
         if cold is None:

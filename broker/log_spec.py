@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.cold_log import ColdLog
 from broker.data_folder import format_topic_id_partition
@@ -14,6 +15,20 @@ from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.log_state import no_producer_snapshot
 from hot_tier.open_files import OpenFiles
+
+
+class Wanted(NamedTuple):
+    """A partition to open or create. `recovery_point`, `log_start_offset`: its rows in the
+    checkpoints. `flushed_end`: what a repair found in place of the recovery point and the bucket's
+    end. `at_start`: of the broker, when a log must exist, and may be taken over.
+    """
+
+    record: TopicRecord
+    number: int
+    recovery_point: int | None = None
+    log_start_offset: int | None = None
+    flushed_end: int | None = None
+    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +41,7 @@ class LogSpec:
     folder: Path
     record: TopicRecord
     number: int
+    at_start: bool
     cold: ColdLog | None
     cold_end: int
     was_clean: bool
