@@ -24,7 +24,6 @@ from broker.upload_throttle import UploadThrottle
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
 from cold_tier.object_store import ObjectStore
-from cold_tier.probe import StoreTraits
 from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
 from cold_tier.upload_checkpoints import UploadCheckpoints
 from hot_tier.log_config import LogConfig
@@ -64,10 +63,7 @@ class Bucket:
             folder.uploads, max_age_ms=settings.gc_grace_ms // 2, clock=clock
         )
         self._throttle = UploadThrottle(settings.offload_bandwidth or None)
-        self._uploader: SegmentUploader | None = None
-        self.store_status = StoreStatus(
-            folder, store, settings, clock=clock, on_verified=self._create_uploader
-        )
+        self.store_status = StoreStatus(folder, store, settings, clock=clock)
         self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
         self._publishing = threading.Lock()  # held while a live topic's object is written
 
@@ -88,38 +84,35 @@ class Bucket:
         bucket.store_status.verify_at_start(timeout_s=settings.store_start_timeout_ms / 1000)
         return bucket
 
-    def _create_uploader(self, traits: StoreTraits) -> None:
-        limits = UploadLimits(
-            part_bytes=self._settings.offload_part_bytes,
-            chunk_bytes=self._settings.cache_chunk_bytes,
-        )
-        self._uploader = SegmentUploader(
+    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
+        traits = self.store_status.traits
+        assert traits is not None, "nothing is uploaded before the store is verified"
+        uploader = SegmentUploader(
             self.store,
-            limits=limits,
+            limits=UploadLimits(
+                part_bytes=self._settings.offload_part_bytes,
+                chunk_bytes=self._settings.cache_chunk_bytes,
+            ),
             read_back_whole=traits.read_back_whole,
             pace=self._throttle,
             checkpoints=self._uploads,
         )
-
-    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
-        assert self._uploader is not None, "nothing is uploaded before the store is verified"
-        return self._uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
+        return uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
 
     # --- partitions -------------------------------------------------------------------------------
 
     def find_cold_log(self, record: TopicRecord, partition: int) -> ColdLog | None:
         """None if nothing of the partition was, or will be, written to the bucket."""
-        cold = self.cold_log(record, partition)
-        offloads = LogConfig.parse(record.config).remote_storage_enable
-        return cold if offloads or cold.bucket_state.was_ever_used else None
-
-    def cold_log(self, record: TopicRecord, partition: int) -> ColdLog:
         manifests = self._manifests(record, partition)
+        bucket_state = self._bucket_state_of(manifests.keys)
+        offloads = LogConfig.parse(record.config).remote_storage_enable
+        if not offloads and not bucket_state.was_ever_used:
+            return None
         return ColdLog(
             manifests,
             self.reader,
             self._upload,
-            bucket_state=self._bucket_state_of(manifests.keys),
+            bucket_state=bucket_state,
             store_status=self.store_status,
             clock=self._clock,
         )

@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 
 import structlog
 
-from broker.bucket_producers import producers_at_end, producers_below
 from broker.bucket_state import BucketState
 from broker.store_status import StoreStatus
 from cold_tier.cold_reader import ColdReader
+from cold_tier.segment_indexes import load_bundle
 from hot_tier.log_config import LogConfig
 from manifest.paging import live_size_bytes
 from manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
 from manifest.store import ManifestStore
 from manifest.versions import VersionStat
 from record_format.errors import (
+    CorruptDataError,
     MissingObject,
     StoreUnavailable,
     UnknownManifestVersion,
@@ -191,7 +194,7 @@ class ColdReads:
         return self._manifests.load(at_least=self.bucket_state.version)
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
-        return producers_at_end(self._manifests, manifest)
+        return producers_below(self._manifests, manifest, manifest.end_offset) if manifest else None
 
     def producers_before(self, offset: int) -> bytes | None:
         """The producer snapshot for the start of a local log that lost its own. A start does not
@@ -239,6 +242,25 @@ def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:
     the manifest knows which offsets were assigned.
     """
     return config.remote_storage_enable or (manifest is not None and manifest.end_offset > 0)
+
+
+def producers_below(manifests: ManifestStore, manifest: Manifest, offset: int) -> bytes | None:
+    """Kafka's producer snapshot at the end of the last segment that begins below `offset`, from its
+    `.indexes` object. None if there is none, or it is lost with its object: a retried request may
+    then be appended twice, which does not keep a partition from being restored. Raises
+    StoreUnavailable.
+    """
+    runs = (*manifest.pages, *manifest.segments)
+    start = max((run.base_offset for run in runs if run.base_offset < offset), default=None)
+    if start is None:
+        return None
+    following = manifests.iter_entries(manifest, from_offset=start)
+    try:
+        newest = deque(takewhile(lambda one: one.base_offset < offset, following), maxlen=1)[-1]
+        return load_bundle(manifests.objects, newest).producer_snapshot or None
+    except CorruptDataError as bad:
+        log.error("producer state not restored", partition=str(manifests.keys), error=str(bad))
+        return None
 
 
 class _Following:

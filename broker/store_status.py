@@ -68,8 +68,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus:
-    """Thread-safe; one verification at a time. `on_verified` gets the store's traits before
-    `is_verified` is set. `refusal`, `unavailable`: the reason, or None.
+    """Thread-safe; one verification at a time. `traits`: the store's, once it is verified.
+    `refusal`, `unavailable`: the reason, or None.
     """
 
     def __init__(
@@ -79,13 +79,11 @@ class StoreStatus:
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
-        on_verified: Callable[[StoreTraits], None],
     ) -> None:
-        self._folder, self.store, self._settings = folder, store, settings
-        self._clock, self._on_verified = clock, on_verified
+        self._folder, self.store, self._settings, self._clock = folder, store, settings, clock
         self._verifying, self._marking = threading.Lock(), threading.Lock()
         self._failed: StoreUnavailable | None = None
-        self.is_verified = False
+        self.traits: StoreTraits | None = None
         self.refusal: str | None = None
         self.unavailable: str | None = None
         self._refuses_clock = False
@@ -93,6 +91,10 @@ class StoreStatus:
         self._failures_seen = 0
         self._refusals = 0
         self._verify_again_s = float("-inf")
+
+    @property
+    def is_verified(self) -> bool:
+        return self.traits is not None
 
     @property
     def is_reachable(self) -> bool:
@@ -167,10 +169,9 @@ class StoreStatus:
         if known is None or known.traits is not traits:
             # Last: from here on, a store without `cluster.json` is not a new one.
             self._save_probe(traits)
-        self._on_verified(traits)
         if self.refusal is not None:
             log.info("store accepted", store=self.store.url)
-        self.is_verified, self.refusal = True, None
+        self.traits, self.refusal = traits, None
         self._mark_available()
 
     def _cluster(self) -> Cluster | None:

@@ -32,9 +32,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.bucket_producers import producers_at_end
 from broker.bucket_state import BucketState
-from broker.cold_reads import uses_bucket
+from broker.cold_reads import producers_below, uses_bucket
 from broker.data_folder import (
     COMPACTION_REACHED,
     LOG_STARTS,
@@ -356,10 +355,10 @@ class _Restore:
     ) -> Tail | None:
         if self._old is None:
             return None
-        snapshot = producers_at_end(manifests, manifest)
         keys = manifests.keys
         if why := self._old.why_ignored(keys, manifest):
             return Tail(whole=False, detail=why)
+        snapshot = producers_below(manifests, manifest, manifest.end_offset) if manifest else None
         target = TailTarget(
             folder=self._data_dir / str(keys),
             keys=keys,
