@@ -10,7 +10,7 @@ A default that differs from Kafka's is noted in the key's doc line.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from record_format.config_value import ConfigValue
@@ -261,43 +261,36 @@ KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Every topic key, by Kafka's name with underscores. `overrides`: the keys that were set."""
+    """Every topic key, by Kafka's name with underscores. `overrides`: the keys that were set.
+    Created by `parse`.
+    """
 
-    segment_bytes: int = 1 << 30
-    segment_ms: int = 7 * DAY_MS
-    segment_jitter_ms: int = 0
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    preallocate: bool = False
-    retention_ms: int = 7 * DAY_MS
-    retention_bytes: int = -1
-    local_retention_ms: int = LOCAL_FOLLOWS_TOTAL
-    local_retention_bytes: int = LOCAL_FOLLOWS_TOTAL
-    remote_storage_enable: bool = True
-    cleanup_policy: str = "delete"
-    compression_type: str = "producer"
-    max_message_bytes: int = (1 << 20) + 12
-    message_timestamp_type: str = "CreateTime"
-    message_timestamp_before_max_ms: int = LONG_MAX
-    message_timestamp_after_max_ms: int = 60 * 60 * 1000
-    min_cleanable_dirty_ratio: float = 0.5
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = LONG_MAX
-    delete_retention_ms: int = DAY_MS
-    file_delete_delay_ms: int = 60_000
-    flush_messages: int = LONG_MAX
-    flush_ms: int = 100
-    offload_max_lag_ms: int = 10 * 60 * 1000
-    overrides: Mapping[str, ConfigValue] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if not self.overrides:
-            given = {
-                key.name: getattr(self, key.attribute)
-                for key in KEYS
-                if getattr(self, key.attribute) != key.default
-            }
-            object.__setattr__(self, "overrides", given)
+    segment_bytes: int
+    segment_ms: int
+    segment_jitter_ms: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    preallocate: bool
+    retention_ms: int
+    retention_bytes: int
+    local_retention_ms: int
+    local_retention_bytes: int
+    remote_storage_enable: bool
+    cleanup_policy: str
+    compression_type: str
+    max_message_bytes: int
+    message_timestamp_type: str
+    message_timestamp_before_max_ms: int
+    message_timestamp_after_max_ms: int
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    flush_messages: int
+    flush_ms: int
+    offload_max_lag_ms: int
+    overrides: Mapping[str, ConfigValue]
 
     @classmethod
     def parse(cls, overrides: Mapping[str, object]) -> LogConfig:
@@ -317,18 +310,16 @@ class LogConfig:
                 typed[name] = key.parse(value)
             except ValueError as refusal:
                 problems.append(FieldProblem(f"config.{name}", str(refusal)))
-        if not problems:
-            problems = _conflicts({key.name: typed.get(key.name, key.default) for key in KEYS})
-        if problems:
+        effective = {key.name: typed.get(key.name, key.default) for key in KEYS}
+        if problems := problems or _conflicts(effective):
             raise InvalidConfig("; ".join(p.msg for p in problems), problems=tuple(problems))
-        by_field = {KEYS_BY_NAME[name].attribute: value for name, value in typed.items()}
+        by_field = {KEYS_BY_NAME[name].attribute: value for name, value in effective.items()}
         return cls(**by_field, overrides=typed)  # type: ignore[arg-type]
 
     def replace(self, changes: Mapping[str, object]) -> LogConfig:
         """A copy with `changes` applied; None restores a key's default."""
-        unknown = [name for name in changes if name not in KEYS_BY_NAME]
         merged: dict[str, object] = {**self.overrides, **changes}
-        kept = {n: v for n, v in merged.items() if v is not None or n in unknown}
+        kept = {n: v for n, v in merged.items() if v is not None or n not in KEYS_BY_NAME}
         return LogConfig.parse(kept)
 
     def effective(self) -> dict[str, ConfigValue]:
@@ -385,8 +376,3 @@ def _conflict(effective: Mapping[str, ConfigValue], name: str, limit: str) -> Fi
     value = "-1, no limit" if effective[name] == -1 else effective[name]
     text = f"{name} ({value}) must not be more than {limit} ({effective[limit]})"
     return FieldProblem(f"config.{name}", text)
-
-
-assert [(f.name, f.default) for f in fields(LogConfig)][:-1] == [
-    (key.attribute, key.default) for key in KEYS
-]
