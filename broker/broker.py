@@ -36,9 +36,9 @@ from broker.settings import BrokerSettings
 from broker.store_status import check_has_no_bucket
 from broker.topics import Topic, TopicDescription, TopicSummary
 from cold_tier.object_store import ObjectStore
-from hot_tier.commit_times import CommitTimes
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
+from hot_tier.group_commit import CommitTimes
 from manifest.garbage import GarbagePlan
 from record_format.clock import wall_clock_ms
 from record_format.config_value import ConfigValue

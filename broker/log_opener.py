@@ -31,11 +31,10 @@ from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.topic_registry import TopicRecord
 from hot_tier import closed_log
-from hot_tier.commit_times import CommitTimes
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
-from hot_tier.group_commit import FlushTimer, GroupCommit
+from hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_folder import has_segments
 from hot_tier.open_files import OpenFiles

@@ -22,9 +22,9 @@ from concurrent.futures import Executor, Future
 from typing import Final, NamedTuple, Protocol
 
 from hot_tier.append import Acks, Append, AppendResult
-from hot_tier.commit_times import CommitTimes
 from hot_tier.log_config import LogConfig
 from record_format.errors import ShuttingDown, TierlogError
+from record_format.latency_histogram import LatencyHistogram
 
 # Kafka's default of `flush.ms` exceeds the longest timeout of a lock.
 MAX_FLUSH_DELAY_MS: Final = 24 * 3600 * 1000
@@ -96,6 +96,17 @@ class FlushTimer:
         return bool(self._due) and self._due[0][0] <= time.monotonic()
 
 
+class CommitTimes:
+    """How long appends and flushes take. `write`: one write of all queued appends. `flush`: one
+    flush. `commit`: an append with acks=all, from its submission until it was on the medium.
+    """
+
+    __slots__ = ("commit", "flush", "write")
+
+    def __init__(self) -> None:
+        self.write, self.flush, self.commit = (LatencyHistogram() for _ in range(3))
+
+
 class _Queued(NamedTuple):
     append: Append
     acks: Acks
@@ -110,7 +121,7 @@ class _Unflushed(NamedTuple):
 
 
 class GroupCommit:
-    """The append queue of one partition. Thread-safe. `times` may be shared."""
+    """The append queue of one partition. Thread-safe. `times` may be shared by all partitions."""
 
     def __init__(
         self,

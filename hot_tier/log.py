@@ -35,11 +35,10 @@ from hot_tier.open_files import OpenFiles
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
-from hot_tier.roll import disk_error, roll
+from hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
 from hot_tier.sealed_segments import SealedSegments
 from hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
 from hot_tier.seqlock import read_consistently
-from hot_tier.truncate_fully import truncate_fully_and_start_at
 from record_format.checkpoint_files import EpochEntry
 from record_format.clock import monotonic_ms
 from record_format.errors import ConfigurationError

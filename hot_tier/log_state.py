@@ -110,7 +110,7 @@ class LogState:
         disk: Disk,
         files: OpenFiles,
         jitter_seed: int | str | None,
-        fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot,
+        fetch_producer_snapshot: FetchProducerSnapshot,
     ) -> None:
         self.folder, self.name, self.config, self.clock = folder, name, config, clock
         self.monotonic_clock, self.disk, self.files = monotonic_clock, disk, files

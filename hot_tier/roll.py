@@ -1,4 +1,4 @@
-"""Rolling the log: from one active segment to the next.
+"""Rolling the log: from one active segment to the next; and starting it over at another offset.
 
 * The new files are created before the old segment is touched: if the disk is full, the old one
   stays active and complete.
@@ -12,9 +12,17 @@ from pathlib import Path
 
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import disk_full, is_disk_full
-from hot_tier.file_names import LOG, OFFSET_INDEX, PARTITION_METADATA, SNAPSHOT, TIME_INDEX
-from hot_tier.log_state import LogState
-from hot_tier.producer_snapshots import write_snapshot
+from hot_tier.file_names import (
+    LOG,
+    OFFSET_INDEX,
+    PARTITION_METADATA,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    TIME_INDEX,
+    path_of,
+)
+from hot_tier.log_state import Flushed, LogState, Segments
+from hot_tier.producer_snapshots import load_newest, write_snapshot
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import NO_TIMESTAMP
 from record_format.errors import TierlogError
@@ -120,6 +128,36 @@ def roll(state: LogState) -> None:
     state.active = new
     state.segments = state.segments.with_added(new.segment)
     old.release_indexes()
+
+
+def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
+    """Remove every local segment and create an empty one at `offset` (Kafka's
+    truncateFullyAndStartAt): the bucket has everything below it, or the log start is above. The log
+    start does not change; the producers come from the other tier.
+
+    Only before the log is served, because offsets that were assigned may be assigned again. Raises
+    LogOfflineError, DiskFull.
+    """
+    with state.lock:
+        state.check_online()
+        old = state.segments.items
+        state.close_files()
+        state.unflushed = []
+        state.files.invalidate_folder(state.folder)
+        try:
+            for segment in old:
+                for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+                    state.disk.unlink(segment.path(suffix))
+            state.disk.unlink(path_of(state.folder, old[-1].end.next_offset, SNAPSHOT))
+            state.epochs.clear()
+            state.producers = load_newest(state, set(), at_most=offset, at_least=offset)
+            state.active = create_segment(state, offset)
+            state.disk.sync_folder(state.folder)
+        except OSError as error:
+            raise disk_error(state, error) from error
+        state.folder_changed = False
+        state.segments = Segments.of((state.active.segment,))
+        state.flushed = Flushed(offset, offset, 0)
 
 
 def disk_error(state: LogState, error: OSError) -> TierlogError:
