@@ -68,7 +68,8 @@ class FolderStore:
     def __init__(self, root: Path, *, must_exist: bool = False) -> None:
         self._root = root.absolute()
         self._temp = self._root / RESERVED_COMPONENT
-        self._ledger = StoreLedger()
+        self.url = self.identity = self._root.as_uri()
+        self.ledger = StoreLedger()
         if must_exist and not self._root.is_dir():
             raise ConfigurationError(f"store {self.url}: the folder does not exist")
         try:
@@ -80,18 +81,6 @@ class FolderStore:
                     f"store {self.url}: the folder cannot be used: {error.strerror}"
                 ) from error
         self._sentinel = self._temp if self._temp.is_dir() else self._root
-
-    @property
-    def url(self) -> str:
-        return self._root.as_uri()
-
-    @property
-    def identity(self) -> str:
-        return self.url
-
-    @property
-    def ledger(self) -> StoreLedger:
-        return self._ledger
 
     def full_key(self, key: str) -> str:
         return str(self._root / key)
@@ -163,7 +152,7 @@ class FolderStore:
             if size_bytes > max_bytes:
                 raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
             body = b"".join(_pieces(fd, 0, size_bytes, key=key))
-        self._ledger.count("get", key, requests=0, received_bytes=len(body))
+        self.ledger.count("get", key, requests=0, received_bytes=len(body))
         return body
 
     def get_range(
@@ -175,7 +164,7 @@ class FolderStore:
             if end > size_bytes:
                 raise CorruptObject(f"ends at {size_bytes}, before {end}", file=key)
             for piece in _pieces(fd, start, end, key=key, into=into):
-                self._ledger.count("get", key, requests=0, received_bytes=len(piece))
+                self.ledger.count("get", key, requests=0, received_bytes=len(piece))
                 yield piece
 
     def head(self, key: str) -> ObjectStat | None:
@@ -323,7 +312,7 @@ class FolderStore:
     @contextmanager
     def _counted(self, operation: Operation, key: str, *, sent_bytes: int = 0) -> Iterator[None]:
         """Count one request, and map its OSErrors to the store's errors."""
-        with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
+        with self.ledger.counted(operation, key, sent_bytes=sent_bytes):
             try:
                 yield
             except OSError as error:

@@ -46,23 +46,11 @@ class MemoryStore:
     read_policy = READ_POLICY
 
     def __init__(self, name: str = "") -> None:
-        self._name = name
+        self.url = self.identity = f"memory://{name}"
+        self.ledger = StoreLedger()
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
         self._keys: list[str] = []  # sorted
-        self._ledger = StoreLedger()
-
-    @property
-    def url(self) -> str:
-        return f"memory://{self._name}"
-
-    @property
-    def identity(self) -> str:
-        return self.url
-
-    @property
-    def ledger(self) -> StoreLedger:
-        return self._ledger
 
     def full_key(self, key: str) -> str:
         return key
@@ -77,7 +65,7 @@ class MemoryStore:
     ) -> ObjectStat:
         check_key(key)
         stored = bytes(body)
-        self._ledger.count("put", key, sent_bytes=len(stored))
+        self.ledger.count("put", key, sent_bytes=len(stored))
         actual = crc32c_of(stored)
         if crc32c is not None and crc32c != actual:
             raise ChecksumRefused(f"{key}: the body's CRC-32C is {actual:08x}, not {crc32c:08x}")
@@ -114,7 +102,7 @@ class MemoryStore:
         body = self._body(key)
         if len(body) > max_bytes:
             raise CorruptObject(f"has {len(body)} bytes, more than {max_bytes}", file=key)
-        self._ledger.count("get", key, received_bytes=len(body))
+        self.ledger.count("get", key, received_bytes=len(body))
         return body
 
     def get_range(
@@ -128,21 +116,21 @@ class MemoryStore:
         assert 0 <= start < end
         body = self._body(key)
         if end > len(body):
-            self._ledger.count("get", key, failures=1)
+            self.ledger.count("get", key, failures=1)
             raise CorruptObject(f"ends at {len(body)}, before {end}", file=key)
-        self._ledger.count("get", key, received_bytes=end - start)
+        self.ledger.count("get", key, received_bytes=end - start)
         for position in range(start, end, PIECE_BYTES):
             yield body[position : min(position + PIECE_BYTES, end)]
 
     def head(self, key: str) -> ObjectStat | None:
         check_key(key)
-        self._ledger.count("head", key)
+        self.ledger.count("head", key)
         with self._lock:
             return self._stat(key) if key in self._objects else None
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
-        self._ledger.count("list", prefix)
+        self.ledger.count("list", prefix)
         found: ObjectStats = []
         with self._lock:
             begin = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
@@ -154,7 +142,7 @@ class MemoryStore:
 
     def folders(self, prefix: str, *, limit: int) -> Names:
         check_prefix(prefix)
-        self._ledger.count("list", prefix)
+        self.ledger.count("list", prefix)
         with self._lock:
             inside = (key[len(prefix) :] for key in self._keys if key.startswith(prefix))
             names = dict.fromkeys(rest.partition("/")[0] for rest in inside if "/" in rest)
@@ -163,7 +151,7 @@ class MemoryStore:
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             check_key(key)
-            self._ledger.count("delete", key)
+            self.ledger.count("delete", key)
             with self._lock:
                 if self._objects.pop(key, None) is not None:
                     self._keys.remove(key)
@@ -182,7 +170,7 @@ class MemoryStore:
         with self._lock:
             stored = self._objects.get(key)
         if stored is None:
-            self._ledger.count("get", key)
+            self.ledger.count("get", key)
             raise MissingObject("the object is not in the store", file=key)
         return stored.body
 

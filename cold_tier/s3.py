@@ -90,31 +90,21 @@ class S3Store:
         self._prefix = prefix + "/" if prefix else ""
         self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
         self.read_policy = policy or READ_POLICY
-        self._ledger = StoreLedger()
+        self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self.ledger = StoreLedger()
         self._is_closed = False
         try:
             self._client = make_client(options)
             sign = url_signer(options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {self.url}: {error}") from error
+        self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
         self._ranges = RangedGets(
             lambda key: sign(bucket, self.full_key(key)),
             options,
             endpoint=self._client.meta.endpoint_url,
             ca_file=ca_file(options),
         )
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-
-    @property
-    def identity(self) -> str:
-        return f"{self.url} at {self._client.meta.endpoint_url}"
-
-    @property
-    def ledger(self) -> StoreLedger:
-        return self._ledger
 
     def full_key(self, key: str) -> str:
         return self._prefix + key
@@ -387,7 +377,7 @@ class S3Store:
     ) -> T:
         if self._is_closed:
             raise ShuttingDown(f"store {self.url} was closed")
-        with self._ledger.counted(operation, key, sent_bytes=sent_bytes):
+        with self.ledger.counted(operation, key, sent_bytes=sent_bytes):
             try:
                 return send()
             except ErrorStatus as status:
@@ -441,7 +431,7 @@ class S3Store:
                 f"{key}: the response was interrupted after {received} bytes"
             ) from error
         finally:
-            self._ledger.count("get", key, requests=0, received_bytes=received)
+            self.ledger.count("get", key, requests=0, received_bytes=received)
         if received != size_bytes:
             raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
 
