@@ -43,8 +43,8 @@ from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
 from cold_tier.open import open_store
+from cold_tier.prefetch import WINDOW_MAX
 from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
-from cold_tier.read_ahead import WINDOW_MAX
 from record_format.batch import parse_header
 
 ROUNDS: Final = 3

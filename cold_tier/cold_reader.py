@@ -35,7 +35,6 @@ from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import aborted_transactions
 from cold_tier.prefetch import Prefetcher
 from cold_tier.ranged_reader import ChunkRef, RangedReader
-from cold_tier.read_ahead import ReadAhead
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.batch import BatchHeader, parse_header
 from record_format.decode import first_at_time
@@ -125,7 +124,7 @@ class ColdReader:
             memory_max_bytes=limits.memory_max_bytes,
         )
         self._finder = BatchFinder()
-        self._prefetcher = Prefetcher(self._fills, self._indexes, ReadAhead())
+        self._prefetcher = Prefetcher(self._fills, self._indexes)
         self._blocking = _Access(self._indexes.get, self._fetch_chunk, BLOCKING)
         self._non_blocking = _Access(self._cached_index, self._cached_chunk, NON_BLOCKING)
 

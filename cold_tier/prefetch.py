@@ -2,7 +2,7 @@
 
 * The chunk that is needed now is requested first, so that no speculative request delays it.
 * All chunks that this read itself needs are requested together; how much further to go is decided
-  by `read_ahead`.
+  by `ReadAhead`.
 * Errors are not reported here: the reader will encounter them.
 
 Thread-safe.
@@ -11,25 +11,75 @@ Thread-safe.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from cold_tier.chunk_fills import ChunkFills
-from cold_tier.read_ahead import ReadAhead, ReadAheadState
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.errors import TierlogError
 
 SEGMENTS_AHEAD: Final = 2
 TASKS_AHEAD: Final = 32
+WINDOW_MAX: Final = 6
+STREAMS_MAX: Final = 4096
+
+ChunkId = tuple[str, int]
+"""The log's key, and the chunk's number in it."""
+
+
+class ReadAheadState(NamedTuple):
+    """`window`: how many chunks to read ahead of `chunk`; `is_complete`: all were requested."""
+
+    window: int = 0
+    chunk: ChunkId | None = None
+    is_complete: bool = False
+
+
+NOT_SEQUENTIAL: Final = ReadAheadState()
+
+
+class ReadAhead:
+    """The windows of sequential readers: bookkeeping without I/O.
+
+    * A read that starts where an earlier read of the same partition ended is sequential: its window
+      doubles with each chunk that it enters, up to the limit. Any other read has no window, so
+      random reads cause no extra requests.
+    * Once the whole window has been requested, nothing more is until the reader enters another
+      chunk, so that small reads do not repeat the same requests.
+    * Readers are not identified: two readers at the same position share what is read ahead.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: OrderedDict[tuple[str, int], ReadAheadState] = OrderedDict()
+
+    def state_at(self, folder: str, offset: int, *, chunk: ChunkId) -> ReadAheadState:
+        """The state for a read that starts at `offset`, which lies in `chunk`."""
+        known = self._states.get((folder, offset))
+        if known is None:
+            return NOT_SEQUENTIAL
+        if known.chunk == chunk:
+            return known
+        return ReadAheadState(min(WINDOW_MAX, max(1, known.window * 2)), chunk)
+
+    def record(self, folder: str, next_offset: int, state: ReadAheadState) -> None:
+        """Record that a read ended at `next_offset` in this state."""
+        with self._lock:
+            self._states[folder, next_offset] = state
+            self._states.move_to_end((folder, next_offset))
+            if len(self._states) > STREAMS_MAX:
+                self._states.popitem(last=False)
 
 
 class Prefetcher:
-    def __init__(self, fills: ChunkFills, indexes: SegmentIndexes, read_ahead: ReadAhead) -> None:
-        self._fills, self._indexes, self._read_ahead = fills, indexes, read_ahead
+    def __init__(self, fills: ChunkFills, indexes: SegmentIndexes) -> None:
+        self._fills, self._indexes = fills, indexes
+        self._read_ahead = ReadAhead()
         self._pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
         self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
 

@@ -12,8 +12,8 @@ import pytest
 from cold_tier.batch_finder import BatchFinder, WalkMode
 from cold_tier.chunk_cache import ChunkCache
 from cold_tier.cold_reader import ColdLimits, ColdReader
+from cold_tier.prefetch import ReadAhead
 from cold_tier.ranged_reader import RangedReader
-from cold_tier.read_ahead import ReadAhead
 from cold_tier.retry import RetryPolicy
 from cold_tier.segment_indexes import SegmentIndexes
 from cold_tier.segment_uploader import SegmentUploader, UploadLimits
