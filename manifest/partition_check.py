@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import Protocol
 
 from manifest.invariants import entry_violation, uncovered
 from manifest.keys import PartitionKeys
 from manifest.paging import PageCache
-from manifest.pins import Pins
+from manifest.pins import Pin, Pins
 from manifest.state import Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.transitions import live_entries
@@ -112,21 +112,25 @@ class ManifestCheck:
     def pins(self) -> None:
         """Check that every pin that has not expired is of a version with all its objects."""
         pins = Pins(self._manifests, clock=self._clock)
-        try:
-            active = [pin for pin in pins.all() if pin.is_active(self._clock())]
-        except CorruptManifest as bad:
-            self._add(ProblemKind.PIN_BROKEN, bad.detail, key=bad.file)
-            return
-        for pin in active:
-            self.findings.checked.objects += 1
+        for key in pins.list_keys():
             try:
-                missing = list(islice(pins.missing_objects(pin.version), 1))
-            except (UnknownManifestVersion, CorruptDataError) as bad:
-                self._add(ProblemKind.PIN_BROKEN, bad, key=self._manifests.keys.pin(pin.name))
+                pin = pins.read(key)
+            except CorruptManifest as bad:
+                self._add(ProblemKind.PIN_BROKEN, bad.detail, key=key)
                 continue
-            if missing:
-                detail = f"version {pin.version} references {missing[0]}, which is missing"
-                self._add(ProblemKind.PIN_BROKEN, detail, key=self._manifests.keys.pin(pin.name))
+            if pin is not None and pin.is_active(self._clock()):
+                self._pin(pins, pin, key)
+
+    def _pin(self, pins: Pins, pin: Pin, key: str) -> None:
+        self.findings.checked.objects += 1
+        try:
+            missing = next(pins.missing_objects(pin.version), None)
+        except (UnknownManifestVersion, CorruptDataError) as bad:
+            self._add(ProblemKind.PIN_BROKEN, bad, key=key)
+            return
+        if missing is not None:
+            detail = f"version {pin.version} references {missing}, which is missing"
+            self._add(ProblemKind.PIN_BROKEN, detail, key=key)
 
     def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
         self.findings.add(kind, detail, object_key=self._store.full_key(key) if key else None)

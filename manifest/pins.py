@@ -63,10 +63,14 @@ class Pins:
         self._clock = clock
 
     def all(self) -> list[Pin]:
-        """All pins by name, including expired ones. There are at most PINS_MAX."""
-        listed = self._objects.list(self._keys.pins, limit=PINS_MAX)
-        read = (self._read(stat.key) for stat in listed if stat.key.endswith(JSON))
+        """All pins by name, including expired ones. Raises CorruptManifest if one is unreadable."""
+        read = map(self.read, self.list_keys())
         return [pin for pin in read if pin is not None]
+
+    def list_keys(self) -> list[str]:
+        """The keys of all pins by name. There are at most PINS_MAX."""
+        listed = self._objects.list(self._keys.pins, limit=PINS_MAX)
+        return [stat.key for stat in listed if stat.key.endswith(JSON)]
 
     def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
         """Pin `version`, which must be recent. Raises InvalidRequest (invalid or taken name),
@@ -157,7 +161,7 @@ class Pins:
         try:
             self._objects.put(key, body, if_absent=True)
         except (ObjectExists, OutcomeUnknownError) as problem:
-            there = self._read(key)
+            there = self.read(key)
             if there is None:
                 raise OutcomeUnknownError(
                     f"{key}: no response, and the object is not there"
@@ -165,7 +169,8 @@ class Pins:
             if there != pin:
                 raise InvalidRequest(f"pin {pin.name!r} already exists") from problem
 
-    def _read(self, key: str) -> Pin | None:
+    def read(self, key: str) -> Pin | None:
+        """None if it does not exist. Raises CorruptManifest."""
         try:
             data = get_object(self._objects, key, max_bytes=PIN_MAX_BYTES)
         except MissingObject:

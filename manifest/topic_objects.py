@@ -114,11 +114,13 @@ class TopicObjects:
         return None
 
     def find(self, name: str) -> TopicObject:
-        """The newest undeleted topic of that name. Raises UnknownTopic, CorruptManifest."""
+        """The newest undeleted topic of that name, `with_all_partitions`. Raises UnknownTopic,
+        CorruptManifest.
+        """
         loaded = {topic_id: self.load(name, topic_id) for topic_id in self.ids(name)}
         found = [topic for topic in loaded.values() if topic is not None]
         if chosen := restorable(found).topics.get(name):
-            return chosen
+            return self.with_all_partitions(chosen)
         for topic_id, topic in loaded.items():
             if topic is None and self.is_lost(name, topic_id):
                 raise CorruptManifest(TOPIC_OBJECT_MISSING, file=topic_versions(name, topic_id))
@@ -132,9 +134,9 @@ class TopicObjects:
         versions = PartitionKeys(name, topic_id, 0).versions
         return bool(self._store.list(versions, limit=1))
 
-    def partition_count(self, topic: TopicObject) -> int:
-        """As many partitions as the topic object says, or more if there are manifests of more:
-        partitions were added, and the version that says so is not written yet, or was lost.
+    def with_all_partitions(self, topic: TopicObject) -> TopicObject:
+        """`topic`, with more partitions if there are manifests of more: some were added, and the
+        version that says so is not written yet, or was lost.
         """
         found = self._store.folders(topic_folder(topic.name, topic.topic_id), limit=TOPICS_MAX)
         numbers = sorted((int(name) for name in found if name.isdecimal()), reverse=True)
@@ -144,8 +146,8 @@ class TopicObjects:
             # Some stores also list folders whose objects were deleted.
             versions = PartitionKeys(topic.name, topic.topic_id, number).versions
             if self._store.list(versions, limit=1):
-                return number + 1
-        return topic.partitions
+                return replace(topic, partitions=number + 1)
+        return topic
 
     def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
         """Write `topic` as the next version, without reading the newest one: for the owner, its

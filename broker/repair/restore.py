@@ -283,15 +283,15 @@ class _Restore:
 
     def _with_unpublished_partitions(self, topic: TopicObject) -> TopicObject:
         """Uploads do not wait for the topic object that has their partition."""
-        count = TopicObjects(self._store).partition_count(topic)
-        if count > topic.partitions:
+        found = TopicObjects(self._store).with_all_partitions(topic)
+        if found is not topic:
             log.warning(
                 "the bucket has more partitions than its topic object says",
                 topic=topic.name,
                 topic_object=topic.partitions,
-                partitions=count,
+                partitions=found.partitions,
             )
-        return msgspec.structs.replace(topic, partitions=count)
+        return found
 
     def _absent(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> tuple[int, ...]:
         """Partitions of the groups' offsets that an adopted folder lacked. If they were created

@@ -121,7 +121,7 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
 def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:
     """The bytes that a verification covers; an unreadable manifest counts as 0."""
     total = 0
-    for number in range(TopicObjects(store).partition_count(topic)):
+    for number in range(topic.partitions):
         keys = PartitionKeys(topic.name, topic.topic_id, number)
         try:
             manifest = ManifestStore(store, keys, StoreOptions(clock=clock)).load()
@@ -141,7 +141,7 @@ def verify_bucket(
 ) -> VerifyReport:
     """Verify the cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
     found = Findings(-1)
-    for number in range(TopicObjects(store).partition_count(topic)):
+    for number in range(topic.partitions):
         keys = PartitionKeys(topic.name, topic.topic_id, number)
         options = CheckOptions(clock=clock, deep=deep, progress=progress)
         found.merge(check_partition(store, keys, options)[0])

@@ -771,14 +771,16 @@ def test_partitions_that_were_uploaded_but_not_published_are_restored(
     assert harness.broker.partition("t", 2).cold.end_offset == 20
     harness.broker.close()
     shutil.rmtree(harness.root / "data")
-    topic = TopicObjects(store_of(harness)).find("t")
+    topics = TopicObjects(store_of(harness))
+    topic = topics.find("t")
+    assert topics.load("t", topic.topic_id).partitions < topic.partitions == 3
     checked = verify_bucket(store_of(harness), topic, deep=True, clock=lambda: 0)
     assert (checked.ok, checked.checked.records) == (True, 40)
     new = Restored(tmp_path / "new", harness)
     to_close.append(new)
     assert len(new.records("t", partition=2)) == 20
     new.claim()
-    assert TopicObjects(store_of(harness)).find("t").partitions == 3
+    assert topics.load("t", topic.topic_id).partitions == 3
 
 
 def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path, to_close):

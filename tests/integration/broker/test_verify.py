@@ -179,6 +179,19 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
     assert [one.kind for one in filled.broker.verify("t").problems] == ["pin-broken"]
 
 
+def test_an_unreadable_pin_does_not_hide_the_others(filled):
+    cold = filled.broker.partition("t", 0).cold
+    for name in ("friday", "monday"):
+        cold._pins.create(name, cold.manifest.version)
+    key = cold._manifests.versions.key(cold.manifest.version)
+    filled.produce("t", [b"more"])
+    filled.offload()
+    path_of(filled, key).unlink()
+    path_of(filled, cold._manifests.keys.pin("friday")).write_bytes(b"{}")
+    broken = [one.object_key for one in filled.broker.verify("t").problems]
+    assert [key.rpartition("/")[2] for key in broken] == ["friday.json", "monday.json"]
+
+
 def test_a_corrupt_local_segment_is_named_by_its_file(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
     flip(view.path, 500)

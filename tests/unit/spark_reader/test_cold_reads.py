@@ -213,6 +213,14 @@ def test_steps_of_a_replay_read_the_given_manifest_versions(url):
     assert sorted(offsets_read[0]) == sorted(offsets_read[1])
 
 
+def test_partitions_that_the_topic_object_does_not_have_yet_are_read(tmp_path):
+    """Uploads do not wait for the topic object that has their partition."""
+    store = open_store(url := f"file://{tmp_path}")
+    put_topic(store, "t", {0: "codec-lz4-0"})
+    put_partition(store, "t", 1, segment_files(FIXTURES / "codec-lz4-0"))
+    assert {row["partition"] for row in Read(url, subscribe="t").rows} == {0, 1}
+
+
 def test_lost_rows_fail_the_read_unless_allowed(tmp_path, monkeypatch):
     url = f"file://{tmp_path}"
     store = open_store(url)
