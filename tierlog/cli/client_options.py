@@ -2,6 +2,8 @@
 
 * `client_command` decorates a function whose first parameter is a `Client`: it adds the options
   `--server`, `--token-file` and `--ca-file`, and opens and closes the client around the call.
+* `client_or_bucket_command` adds `--store` and its options as well: if that is given, the function
+  gets the bucket's options in place of a client.
 * The client reads `TIERLOG_TOKEN` and `TIERLOG_TOKEN_FILE` itself: as option defaults, one variable
   would take precedence over the other's flag.
 """
@@ -13,12 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from record_format.errors import TierlogError, UnknownTopic
 from record_format.name_suggestions import did_you_mean
+from tierlog.cli.bucket_options import (
+    BucketOptions,
+    EndpointOption,
+    OfflineStoreOption,
+    RegionOption,
+)
 from tierlog.cli.completion import complete_topic
 from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output, note
@@ -80,15 +88,37 @@ class ClientOptions:
     ca_file: CaFile = None
 
 
+ClientOrBucket: TypeAlias = "Client | BucketOptions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOrBucketOptions(ClientOptions):
+    """A broker, or with `--store` the bucket alone."""
+
+    store: OfflineStoreOption = None
+    endpoint: EndpointOption = None
+    region: RegionOption = None
+
+
 def client_command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command of `function(client, ...)`."""
     return with_group(function, ClientOptions, _with_client)
 
 
+def client_or_bucket_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of `function(source, ...)`, where `source` is a ClientOrBucket."""
+    return with_group(function, ClientOrBucketOptions, _with_source)
+
+
+def _with_source(options: ClientOrBucketOptions, call: partial[None]) -> None:
+    bucket = BucketOptions.if_given(options.store, options.endpoint, options.region)
+    if bucket is None:
+        _with_client(options, call)
+    else:
+        call(bucket)
+
+
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
-    if call.keywords.get("store") is not None:  # read from the bucket alone
-        call(None)
-        return
     from tierlog.client import Client
     from tierlog.client.exchange import BrokerUnreachable
 

@@ -10,17 +10,14 @@ import typer
 
 from record_format.errors import RetriableError
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
-from tierlog.cli.bucket_options import (
-    BucketOptions,
-    EndpointOption,
-    OfflineStoreOption,
-    RegionOption,
-)
+from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import (
+    ClientOrBucket,
     OutputOption,
     TopicArgument,
     TopicOrAll,
     client_command,
+    client_or_bucket_command,
     topic_names,
 )
 from tierlog.cli.output import (
@@ -77,15 +74,12 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
 
 
 @app.command("segments")
-@client_command
+@client_or_bucket_command
 def segments(
-    client: Client,
+    source: ClientOrBucket,
     topic: TopicArgument,
     *,
     partition: Partition = None,
-    store: OfflineStoreOption = None,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     cache: Cache = False,
     data_dir: CacheFolder = None,
     output: OutputOption = Output.AUTO,
@@ -93,12 +87,11 @@ def segments(
     """List all segments, oldest first, with their offsets, sizes and tiers."""
     if cache and data_dir is None:
         raise typer.BadParameter("--cache requires --data-dir: it reads this machine's page cache")
-    bucket = BucketOptions.if_given(store, endpoint, region)
-    if bucket is not None:
-        found = _offline_segments(topic, partition, bucket)
+    if isinstance(source, BucketOptions):
+        found = _offline_segments(topic, partition, source)
     else:
-        numbers = _partitions(client, topic, partition)
-        found = {one: list(client.segments(topic, one)) for one in numbers}
+        numbers = _partitions(source, topic, partition)
+        found = {one: list(source.segments(topic, one)) for one in numbers}
     cached = None if not cache else {n: _cached(data_dir, topic, n, found[n]) for n in found}
     if output.is_json:
         print_json({"topic": topic, "partitions": _to_json(found, cached)})

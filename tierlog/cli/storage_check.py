@@ -16,13 +16,14 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptDataError, UnknownTopic
-from tierlog.cli.bucket_options import (
-    BucketOptions,
-    EndpointOption,
-    OfflineStoreOption,
-    RegionOption,
+from tierlog.cli.bucket_options import BucketOptions
+from tierlog.cli.client_options import (
+    ClientOrBucket,
+    OutputOption,
+    TopicOrAll,
+    client_or_bucket_command,
+    topic_names,
 )
-from tierlog.cli.client_options import OutputOption, TopicOrAll, client_command, topic_names
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
@@ -43,37 +44,28 @@ OnSpark = Annotated[
 
 
 @app.command("verify")
-@client_command
+@client_or_bucket_command
 def verify(
-    client: Client,
+    source: ClientOrBucket,
     topic: TopicOrAll = None,
     *,
     deep: Deep = False,
-    store: OfflineStoreOption = None,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     spark: OnSpark = False,
     master: MasterOption = None,
     conf: ConfOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Check manifests against objects, and both tiers against each other."""
-    bucket = BucketOptions.if_given(store, endpoint, region)
     checking: AbstractContextManager[Check]
     if spark:
-        source = SourceOptions(
-            store=store, s3_endpoint=endpoint, s3_region=region, master=master, conf=conf
-        )
-        checking = _on_spark(source)
-    elif bucket is not None:
-        checking = _offline(bucket, deep=deep)
+        checking = _on_spark(source, master, conf)
+    elif isinstance(source, BucketOptions):
+        checking = _offline(source, deep=deep)
     else:
-        checking = nullcontext(partial(_by_broker, client, deep=deep))
+        checking = nullcontext(partial(_by_broker, source, deep=deep))
     reports = {}
     with checking as check:
-        found = (
-            _check_all(_names(client, bucket), check) if topic is None else [(topic, check(topic))]
-        )
+        found = _check_all(_names(source), check) if topic is None else [(topic, check(topic))]
         for name, report in found:
             reports[name] = report
             if not output.is_json:
@@ -85,12 +77,12 @@ def verify(
         raise typer.Exit(FOUND_PROBLEMS)
 
 
-def _names(client: Client, bucket: BucketOptions | None) -> list[str]:
-    if bucket is None:
-        return topic_names(client)
+def _names(source: ClientOrBucket) -> list[str]:
+    if not isinstance(source, BucketOptions):
+        return topic_names(source)
     from tierlog.cli.bucket_reader import BucketReader
 
-    with bucket.opened() as store:
+    with source.opened() as store:
         return BucketReader(store).names()
 
 
@@ -133,15 +125,18 @@ def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
 
 
 @contextmanager
-def _on_spark(source: SourceOptions) -> Iterator[Check]:
-    if source.store is None:
+def _on_spark(
+    source: ClientOrBucket, master: str | None, conf: list[str] | None
+) -> Iterator[Check]:
+    if not isinstance(source, BucketOptions):
         raise typer.BadParameter("--spark requires --store: executors read the bucket directly")
-    with job("tierlog storage verify", master=source.master, conf=source.conf) as session:
+    bucket = SourceOptions(store=source.store, s3_endpoint=source.endpoint, s3_region=source.region)
+    with job("tierlog storage verify", master=master, conf=conf) as session:
         from spark_reader.jobs.verify import verify as run_verify
 
         def check(topic: str) -> Report:
             with task_bar(f"verify {topic}") as progress:
-                options = source.of(topic)
+                options = bucket.of(topic)
                 report = run_verify(session, options, clock=wall_clock_ms, progress=progress)
             return dict(msgspec.to_builtins(report))
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.bucket_options import (
-    BucketOptions,
-    EndpointOption,
-    OfflineStoreOption,
-    RegionOption,
+from tierlog.cli.bucket_options import BucketOptions
+from tierlog.cli.client_options import (
+    ClientOrBucket,
+    OutputOption,
+    TopicArgument,
+    client_or_bucket_command,
 )
-from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
 from tierlog.cli.output import Output, format_member, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -41,32 +41,28 @@ History = Annotated[
 
 
 @app.command("manifest")
-@client_command
+@client_or_bucket_command
 def manifest(
-    client: Client,
+    source: ClientOrBucket,
     topic: TopicArgument,
     *,
     partition: Partition = 0,
     version: Version = None,
     diff: Diff = None,
     history: History = False,
-    store: OfflineStoreOption = None,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Show the manifest of a partition, or an older version that is still kept."""
-    bucket = BucketOptions.if_given(store, endpoint, region)
 
     def load(number: int | None) -> dict[str, Any]:
-        if bucket is not None:
-            return _offline_manifest(topic, partition, number, bucket)
-        return _manifest(client, topic, partition, number)
+        if isinstance(source, BucketOptions):
+            return _offline_manifest(topic, partition, number, source)
+        return _manifest(source, topic, partition, number)
 
     if history:
-        if bucket is None:
+        if not isinstance(source, BucketOptions):
             raise typer.BadParameter("--history requires --store URL: it reads the bucket")
-        _print_history(topic, partition, bucket, output)
+        _print_history(topic, partition, source, output)
         return
     if diff is not None:
         _print_diff(difference(load(diff[0]), load(diff[1])), output)

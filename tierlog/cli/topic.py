@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from record_format.errors import CorruptDataError
-from tierlog.cli.bucket_options import (
-    BucketOptions,
-    EndpointOption,
-    OfflineStoreOption,
-    RegionOption,
+from tierlog.cli.bucket_options import BucketOptions
+from tierlog.cli.client_options import (
+    ClientOrBucket,
+    OutputOption,
+    YesOption,
+    client_command,
+    client_or_bucket_command,
+    confirm,
 )
-from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.completion import complete_topic
 from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
 
@@ -52,24 +54,20 @@ def create(
 
 
 @app.command("list")
-@client_command
+@client_or_bucket_command
 def list_topics(
-    client: Client,
+    source: ClientOrBucket,
     *,
     prefix: Annotated[str | None, typer.Option(help="Only names with this prefix.")] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
-    store: OfflineStoreOption = None,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the topics by name."""
-    bucket = BucketOptions.if_given(store, endpoint, region)
     unreadable: list[CorruptDataError] = []
-    if bucket is None:
-        topics = list(client.list_topics(prefix=prefix, internal=internal))
+    if isinstance(source, BucketOptions):
+        topics, unreadable = _topics_in_bucket(source, prefix or "", internal=internal)
     else:
-        topics, unreadable = _topics_in_bucket(bucket, prefix or "", internal=internal)
+        topics = list(source.list_topics(prefix=prefix, internal=internal))
     if output.is_json:
         print_json({"topics": topics})
     else:
