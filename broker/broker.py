@@ -34,7 +34,7 @@ from broker.remedies import adding_remedies
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
 from broker.store_status import check_has_no_bucket
-from broker.topics import Topic, TopicDescription, TopicSummary
+from broker.topics import Topic, TopicState, TopicSummary
 from cold_tier.object_store import ObjectStore
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
@@ -170,7 +170,7 @@ class Broker:
 
     def create_topic(
         self, name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
-    ) -> TopicDescription:
+    ) -> TopicState:
         """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
         topic = self._topics.create(name, partitions=partitions, config=config or {})
         self.background.copying.wake()
@@ -201,7 +201,7 @@ class Broker:
         *,
         config: Mapping[str, ConfigValue | None] | None = None,
         partitions: int | None = None,
-    ) -> TopicDescription:
+    ) -> TopicState:
         """None as a value restores the default. Raises InvalidConfig, InvalidPartitionCount."""
         topic = self._topics.alter(name, config=config or {}, partitions=partitions)
         self.background.copying.wake()

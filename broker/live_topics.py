@@ -33,7 +33,7 @@ from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import (
     MAX_PARTITIONS,
     Topic,
-    TopicDescription,
+    TopicState,
     TopicSummary,
     check_topic_name,
 )
@@ -134,7 +134,7 @@ class LiveTopics:
 
     def create(
         self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
-    ) -> TopicDescription:
+    ) -> TopicState:
         check_topic_name(name)
         parsed = LogConfig.parse(config)
         _check_partition_count(partitions)
@@ -173,7 +173,7 @@ class LiveTopics:
 
     def alter(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
-    ) -> TopicDescription:
+    ) -> TopicState:
         with self._changing():
             topic = self._find_owned(name)
             changed = topic.config.replace(config)

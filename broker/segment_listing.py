@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
@@ -20,8 +22,8 @@ from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import FileSlice, OpenFile
 
 
-class SegmentListing(NamedTuple):
-    """One line of `GET …/segments`. `object_key`: the full key. `crc32c`: None while active."""
+class SegmentState(msgspec.Struct, frozen=True, kw_only=True):
+    """`object_key`: the whole key in the bucket. `crc32c`: null while the segment is active."""
 
     base_offset: int
     last_offset: int
@@ -51,7 +53,7 @@ class _LocalFacts(NamedTuple):
     crc32c: int | None
 
 
-def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
+def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentState]:
     """The segments that end at or above `from_offset`, and are not entirely below the log start.
 
     Facts that neither the log nor the manifest has are determined now, which may read the segment.
@@ -61,12 +63,12 @@ def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
         yield from _listed(partition, from_offset, count=True)
 
 
-def peek_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentListing]:
+def peek_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentState]:
     """As `iter_segments`, but facts that neither the log nor the manifest has stay None."""
     return _listed(partition, from_offset, count=False)
 
 
-def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[SegmentListing]:
+def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[SegmentState]:
     from_offset = max(from_offset, partition.log.log_start_offset)
     local = partition.log.segments()
     local_start = local[0].base_offset
@@ -87,8 +89,8 @@ def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[
             yield _local_listing(partition, view, in_bucket, facts)
 
 
-def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
-    return SegmentListing(
+def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentState:
+    return SegmentState(
         base_offset=entry.base_offset,
         last_offset=entry.last_offset,
         size_bytes=entry.size_bytes,
@@ -104,11 +106,11 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentListing:
 
 def _local_listing(
     partition: Partition, view: SegmentView, entry: SegmentEntry | None, facts: _LocalFacts
-) -> SegmentListing:
+) -> SegmentState:
     object_key = None
     if entry is not None and partition.cold is not None:
         object_key = partition.cold.full_key(entry.log_key)
-    return SegmentListing(
+    return SegmentState(
         base_offset=view.base_offset,
         last_offset=view.last_offset,
         size_bytes=view.size_bytes,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -66,18 +66,20 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     offload_lag_bytes: int
 
 
-class DamagedPartitionState(NamedTuple):
+class DamagedState(msgspec.Struct, frozen=True):
+    """A partition whose log could not be opened, and why. Calls on it fail for the same reason."""
+
     partition: int
     detail: str
 
 
-class TopicDescription(NamedTuple):
+class TopicState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     topic_id: str
     config: dict[str, ConfigValue]
     effective_config: dict[str, ConfigValue]
     partitions: list[PartitionState]
-    damaged_partitions: list[DamagedPartitionState]
+    damaged_partitions: list[DamagedState] = []
 
 
 class Topic:
@@ -128,18 +130,18 @@ class Topic:
             config=dict(self.config.overrides),
         )
 
-    def describe(self) -> TopicDescription:
+    def describe(self) -> TopicState:
         """The description for `GET /v1/topics/{topic}`. It may wait for the disk: the first look at
         a segment after a start reads its time index.
         """
-        return TopicDescription(
+        return TopicState(
             name=self.record.name,
             topic_id=self.record.topic_id,
             config=dict(self.config.overrides),
             effective_config=self.config.effective(),
             partitions=[_describe(partition) for _, partition in sorted(self.partitions.items())],
             damaged_partitions=[
-                DamagedPartitionState(number, str(one.reason))
+                DamagedState(number, str(one.reason))
                 for number, one in sorted(self.damaged.items())
             ],
         )

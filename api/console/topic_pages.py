@@ -17,7 +17,7 @@ from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from broker.broker import Broker
 from broker.groups.groups import lag_of
 from broker.partition import Partition
-from broker.segment_listing import SegmentListing, peek_segments
+from broker.segment_listing import SegmentState, peek_segments
 from broker.tier_sizes import TierSizes, tier_sizes
 from broker.topics import Topic
 from hot_tier.log_state import Offsets
@@ -81,7 +81,7 @@ class PartitionPage(NamedTuple):
 
 
 class SegmentBox(NamedTuple):
-    segment: SegmentListing
+    segment: SegmentState
     extent: Extent | None
 
 

@@ -18,6 +18,7 @@ from api.http.produce.head import ProduceQuery
 from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from broker.background.copier import Offloaded
 from broker.reports import StorageReport
+from broker.topics import TopicState
 from record_format.findings import VerifyReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
@@ -91,7 +92,7 @@ _TOPIC_CALLS: Final = (
         summary="Create a topic",
         body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
         status=201,
-        response={JSON: Body(schema=schemas.TopicState)},
+        response={JSON: Body(schema=TopicState)},
         response_headers={"Location": "the topic's path"},
         problems=(
             "invalid-config",
@@ -115,7 +116,7 @@ _TOPIC_CALLS: Final = (
         handler=topics.get_topic,
         tag="topics",
         summary="Describe a topic and its partitions",
-        response={JSON: Body(schema=schemas.TopicState)},
+        response={JSON: Body(schema=TopicState)},
         problems=NO_TOPIC,
     ),
     Call(
@@ -130,7 +131,7 @@ _TOPIC_CALLS: Final = (
                 example={"config": {"retention.ms": 60000, "segment.bytes": None}},
             )
         },
-        response={JSON: Body(schema=schemas.TopicState)},
+        response={JSON: Body(schema=TopicState)},
         problems=(
             *NO_TOPIC,
             "leadership-lost",

@@ -11,30 +11,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.groups.groups import OffsetState
-from broker.topics import PartitionState, TopicSummary
-from record_format.config_value import ConfigValue
+from broker.segment_listing import SegmentState
+from broker.topics import TopicSummary
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 
 
 class TopicList(msgspec.Struct):
     topics: list[TopicSummary]
-
-
-class DamagedState(msgspec.Struct):
-    """A partition whose log could not be opened, and why. Calls on it fail for the same reason."""
-
-    partition: int
-    detail: str
-
-
-class TopicState(msgspec.Struct, omit_defaults=True):
-    name: str
-    topic_id: str
-    config: dict[str, ConfigValue]
-    effective_config: dict[str, ConfigValue]
-    partitions: list[PartitionState]
-    damaged_partitions: list[DamagedState] = []
 
 
 class OffsetsState(msgspec.Struct):
@@ -51,19 +35,6 @@ class OffsetAtTime(msgspec.Struct):
 
     offset: int | None
     timestamp: int | None
-
-
-class SegmentState(msgspec.Struct):
-    base_offset: int
-    last_offset: int
-    size_bytes: int
-    records: int | None
-    min_timestamp: int | None
-    max_timestamp: int | None
-    tier: Literal["hot", "cold", "both"]
-    active: bool
-    object_key: str | None
-    crc32c: str | None
 
 
 class SegmentList(msgspec.Struct):

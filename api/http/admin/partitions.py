@@ -22,7 +22,6 @@ from api.http.schemas import (
     OffsetAtTime,
     OffsetsState,
     SegmentList,
-    SegmentState,
     Trimmed,
 )
 from broker.cold_log import ColdLog
@@ -76,8 +75,7 @@ def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
     """One segment more than requested is looked up, to know where the next page begins."""
     found = list(islice(iter_segments(partition, from_offset=query.from_offset), query.limit + 1))
     following = found[query.limit].base_offset if len(found) > query.limit else None
-    shown = [SegmentState(**segment._asdict()) for segment in found[: query.limit]]
-    return SegmentList(shown, following)
+    return SegmentList(found[: query.limit], following)
 
 
 async def get_manifest(context: Context, exchange: Exchange) -> Response:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from api.http import strict_json
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange
 from api.http.responses import Response, json_response
-from api.http.schemas import DamagedState, TopicList, TopicState
+from api.http.schemas import TopicList
 from broker.topic_registry import INTERNAL_PREFIX
-from broker.topics import TopicDescription
+from broker.topics import TopicState
 from record_format.config_value import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from record_format.errors import Forbidden
@@ -106,15 +107,9 @@ async def delete_topic(context: Context, exchange: Exchange) -> Response:
     return Response(204, [])
 
 
-def _shown(context: Context, topic: TopicDescription) -> TopicState:
-    return TopicState(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        config=topic.config,
-        effective_config=topic.effective_config,
-        partitions=topic.partitions,
-        damaged_partitions=[
-            DamagedState(one.partition, context.shorten_paths(one.detail))
-            for one in topic.damaged_partitions
-        ],
-    )
+def _shown(context: Context, topic: TopicState) -> TopicState:
+    """Shorten local paths, as in problem documents."""
+    damaged = [
+        replace(one, detail=context.shorten_paths(one.detail)) for one in topic.damaged_partitions
+    ]
+    return replace(topic, damaged_partitions=damaged)
