@@ -49,7 +49,6 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.context = context
     app.router.routes.extend(CallRoute(call) for call in CALLS)
     generate = app.openapi
     app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]

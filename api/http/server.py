@@ -3,7 +3,6 @@
 * On SIGTERM or SIGINT no new connections are accepted, long polls respond with what they have, and
   requests in progress get four fifths of `shutdown_timeout_ms`; then `serve` returns and the caller
   closes the broker.
-* `RunningServer` is the same server in a thread, for tests and for programs that embed a broker.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import secrets
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,11 +21,10 @@ from typing import Any
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
 
 from api.http import problems
 from api.http.context import Context
-from api.http.dispatch import TruncatedResponse
+from api.http.dispatch import TierlogApp, TruncatedResponse
 from api.http.settings import HttpSettings
 from api.protocol.immediate import ImmediateProtocol
 from api.protocol.limited_protocol import ConnectionLimits
@@ -42,7 +38,6 @@ log = structlog.get_logger(__name__)
 _HEALTH_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
 _ABORT_GRACE_S = 1.0
-_DESCRIPTORS_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +47,15 @@ class Tls:
 
 
 def serve(
-    app: FastAPI,
-    settings: HttpSettings,
+    app: TierlogApp,
     *,
     sock: socket.socket,
     tls: Tls | None = None,
     on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. Call from the main thread."""
-    raise_descriptor_limit()
-    set_tcp_timeouts(sock, settings)
-    with _server(app, settings, tls=tls, on_started=on_started) as server:
+    with configured_server(app, tls=tls, on_started=on_started) as server:
         server.run(sockets=[sock])
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit.
-
-    The usual soft limit of 1,024 is for programs that use select(2); a broker has one or two
-    descriptors per connection and per segment that is read.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower, unreported limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -92,18 +71,6 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def set_tcp_timeouts(sock: socket.socket, settings: HttpSettings) -> None:
-    """Have the kernel end connections whose clients have stopped reading, or no longer exist.
-
-    Connections inherit the options from the listening socket. None of our code runs while a
-    response is unread, so a timer of ours would be neither simpler nor safer.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
-
-
 def _is_not_logged_yet(record: logging.LogRecord) -> bool:
     """Filter uvicorn's log: it logs every exception of the application, including a
     TruncatedResponse, which `dispatch` has already logged.
@@ -116,20 +83,19 @@ class _Server(uvicorn.Server):
     uvicorn's.
     """
 
-    on_started: Callable[[], None] | None = None
-
-    @property
-    def _context(self) -> Context:
-        context: Context = self.config.app.state.context  # type: ignore[union-attr]
-        return context
+    def __init__(
+        self, config: uvicorn.Config, context: Context, on_started: Callable[[], None] | None
+    ) -> None:
+        super().__init__(config)
+        self._context, self._on_started = context, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.count_connections = self._count_connections
         await super().startup([])
         for sock in sockets or ():
             self.servers.append(await self._listen(sock))  # type: ignore[arg-type]
-        if self.on_started is not None:
-            self.on_started()
+        if self._on_started is not None:
+            self._on_started()
 
     def _count_connections(self) -> int:
         return len(self.server_state.connections) + sum(
@@ -137,7 +103,8 @@ class _Server(uvicorn.Server):
         )
 
     async def _listen(self, sock: socket.socket) -> asyncio.Server | TlsServer:
-        config = self.config
+        config, settings = self.config, self._context.settings
+        _set_tcp_timeouts(sock, settings)
 
         def new_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
@@ -149,7 +116,6 @@ class _Server(uvicorn.Server):
             return await loop.create_server(new_protocol, sock=sock, backlog=config.backlog)
         sock.listen(config.backlog)
         sock.setblocking(False)
-        settings = self._context.settings
         return TlsServer(
             sock,
             new_protocol,
@@ -169,11 +135,11 @@ class _Server(uvicorn.Server):
         if self._captured_signals:
             log.info("stopping", signal=signal.Signals(self._captured_signals[0]).name)
         protocol = self.config.http_protocol_class
-        assert issubclass(protocol, ImmediateProtocol), "set by `_server`"
+        assert issubclass(protocol, ImmediateProtocol), "set by `configured_server`"
         protocol.is_stopping = True  # for sockets that are accepted but not yet connections
         self._context.stop_waiting()  # ends every tail whose client reads
         timeout_s = self.config.timeout_graceful_shutdown
-        assert timeout_s is not None, "set by `_server`"
+        assert timeout_s is not None, "set by `configured_server`"
         loop = asyncio.get_running_loop()
         abort_unbounded = ImmediateProtocol.abort_unbounded_response
         timers = (
@@ -189,7 +155,7 @@ class _Server(uvicorn.Server):
 
     def _each_connection(self, abort: Callable[[ImmediateProtocol], None]) -> None:
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, ImmediateProtocol), "set by `_server`"
+            assert isinstance(connection, ImmediateProtocol), "set by `configured_server`"
             abort(connection)
 
     async def _close_connections(self) -> None:
@@ -200,20 +166,33 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
+def _set_tcp_timeouts(sock: socket.socket, settings: HttpSettings) -> None:
+    """Have the kernel end connections whose clients have stopped reading, or no longer exist.
+
+    Connections inherit the options from the listening socket. None of our code runs while a
+    response is unread, so a timer of ours would be neither simpler nor safer.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if user_timeout is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
+
+
 @contextlib.contextmanager
-def _server(
-    app: FastAPI,
-    settings: HttpSettings,
+def configured_server(
+    app: TierlogApp,
     *,
     tls: Tls | None,
     on_started: Callable[[], None] | None,
     loop: str = "auto",
-) -> Iterator[_Server]:
+) -> Iterator[uvicorn.Server]:
+    """Its sockets are given to `run`; the threads that read for it end with the context."""
+    settings = app.context.settings
     logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
     with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:
         config = uvicorn.Config(
             app,
-            http=_protocol(app, settings, threads),
+            http=_protocol(app, threads),
             ws="none",
             loop=loop,
             lifespan="on",
@@ -228,15 +207,12 @@ def _server(
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )
-        server = _Server(config)
-        server.on_started = on_started
-        yield server
+        yield _Server(config, app.context, on_started)
 
 
-def _protocol(
-    app: FastAPI, settings: HttpSettings, threads: ThreadPoolExecutor
-) -> type[ImmediateProtocol]:
+def _protocol(app: TierlogApp, threads: ThreadPoolExecutor) -> type[ImmediateProtocol]:
     """The protocol class of uvicorn's connections, with the limits bound to it."""
+    settings = app.context.settings
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
         header_max_bytes=settings.header_max_bytes,
@@ -288,49 +264,3 @@ def _connection_headers(problem: problems.Problem, body: bytes) -> problems.Head
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
     ]
-
-
-class RunningServer:
-    """A server in its own thread, on a loopback port. A context manager; leaving stops it."""
-
-    def __init__(
-        self, app: FastAPI, settings: HttpSettings, *, loop: str = "auto", tls: Tls | None = None
-    ) -> None:
-        self._sock = bind("127.0.0.1", 0)
-        set_tcp_timeouts(self._sock, settings)
-        self.port: int = self._sock.getsockname()[1]
-        self._started = threading.Event()
-        self._tls = tls
-        self._serving = _server(app, settings, tls=tls, on_started=self._started.set, loop=loop)
-        self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> RunningServer:
-        self._server = self._serving.__enter__()
-        self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
-            raise RuntimeError("the server did not start") from self._failure
-        return self
-
-    def _run(self) -> None:
-        assert self._server is not None
-        try:
-            self._server.run(sockets=[self._sock])
-        except BaseException as error:  # noqa: BLE001  raised by `__enter__`
-            self._failure = error
-        finally:
-            self._started.set()
-
-    def __exit__(self, *_: object) -> None:
-        assert self._server is not None
-        assert self._thread is not None
-        self._server.should_exit = True
-        self._thread.join()
-        self._serving.__exit__(None, None, None)

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -26,7 +28,7 @@ import structlog
 
 from api.app import create_app
 from api.http.exchange import Exchange
-from api.http.server import Tls, bind, raise_descriptor_limit, serve
+from api.http.server import Tls, bind, serve
 from broker.broker import Broker
 from broker.store_status import check_access
 from cold_tier.open import open_store
@@ -37,6 +39,8 @@ from record_format.loopback import is_loopback
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+_DESCRIPTORS_MAX = 1 << 18
 
 
 class _Stopped(BaseException):
@@ -71,7 +75,7 @@ def run_broker(
                 app = create_app(broker, settings.http)
                 if verbose:
                     app.on_finished = _log_request
-                serve(app, settings.http, sock=sock, tls=tls, on_started=on_started)
+                serve(app, sock=sock, tls=tls, on_started=on_started)
             finally:
                 broker.close()
             log.info("stopped")
@@ -136,7 +140,7 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
-    raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
+    _raise_descriptor_limit()  # a thousand partitions take more than the usual 1,024 to open
     store = open_store(settings.store_url, settings.s3) if settings.store_url else None
     if store is not None and verbose:
         store.ledger.watch = _log_store_request
@@ -150,6 +154,19 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
         left_ms = max(1, broker.store_start_timeout_ms - waited_ms)
         broker = replace(broker, store_start_timeout_ms=left_ms)
     return Broker.open(broker, store=store)
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard limit.
+
+    The usual soft limit of 1,024 is for programs that use select(2); a broker has one or two
+    descriptors per connection and per segment that is read.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower, unreported limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tls(settings: Settings) -> Tls | None:

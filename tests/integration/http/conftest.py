@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.server import RunningServer, Tls
+from api.http.server import Tls
 from api.http.settings import HttpSettings
 from broker.broker import Broker
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.openapi_document import OpenApiDocument
-from tests.fakes.served_broker import served_broker
+from tests.fakes.served_broker import RunningServer, served_broker
 from tests.fakes.waiting import until
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"

@@ -130,7 +130,7 @@ def test_appends_with_acks_0_count_as_in_flight_until_they_are_written(tmp_path:
     ):
         one.broker.create_topic("t")
         body = {"records": [{"value": "x" * 20_000}]}
-        inflight, params = one.app.state.context.inflight, {"acks": "0"}
+        inflight, params = one.app.context.inflight, {"acks": "0"}
         with one.broker.partition("t", 0).log._state.lock:  # a disk that hangs
             responses = [client.post(records_path("t"), json=body, params=params) for _ in range(9)]
         assert [response.status_code for response in responses] == [202] * 4 + [429] * 5
@@ -147,7 +147,7 @@ def test_health_and_hot_reads_respond_while_all_read_threads_wait(tmp_path: Path
         one.broker.create_topic("t")
         assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
         for _ in range(100):
-            one.app.state.context.readers.submit(released.wait)
+            one.app.context.readers.submit(released.wait)
         try:
             for path in ("/healthz", "/readyz", records_path("t")):
                 assert client.get(path).status_code == 200
