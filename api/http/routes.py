@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from api.http import schemas
@@ -73,6 +74,7 @@ _LOG_HEADERS: Final = {
     "Log-Tier": "hot, cold or mixed",
     "Log-Topic-Id": "id of the topic; a topic re-created under the same name has another",
 }
+_SEGMENT_BODY: Final = {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)}
 _SEGMENT_HEADERS: Final = {
     "ETag": "derived from topic id, size and checksum",
     "Accept-Ranges": "bytes",
@@ -83,47 +85,44 @@ _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
 _GROUP: Final = "/v1/groups/{group}"
 
+_topic_call = partial(Call, tag="topics")
+_record_call = partial(Call, tag="records")
+_log_call = partial(Call, tag="log")
+_group_call = partial(Call, tag="groups")
+_operator_call = partial(Call, tag="running it")
+
 _TOPIC_CALLS: Final = (
-    Call(
+    _topic_call(
         method="POST",
         path="/v1/topics",
         handler=topics.create_topic,
-        tag="topics",
         summary="Create a topic",
         body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
         status=201,
         response={JSON: Body(schema=TopicState)},
         response_headers={"Location": "the topic's path"},
-        problems=(
-            "invalid-config",
-            "invalid-topic-name",
-            "topic-exists",
-            "disk-full",
-        ),
+        problems=("invalid-config", "invalid-topic-name", "topic-exists", "disk-full"),
     ),
-    Call(
+    _topic_call(
         method="GET",
         path="/v1/topics",
         handler=topics.list_topics,
-        tag="topics",
         summary="List topics by name",
         query=topics.ListTopicsQuery,
         response={JSON: Body(schema=schemas.TopicList)},
     ),
-    Call(
+    _topic_call(
         method="GET",
         path=_TOPIC,
         handler=topics.get_topic,
-        tag="topics",
         summary="Describe a topic and its partitions",
         response={JSON: Body(schema=TopicState)},
         problems=NO_TOPIC,
     ),
-    Call(
+    _topic_call(
         method="PATCH",
         path=_TOPIC,
         handler=topics.alter_topic,
-        tag="topics",
         summary="Change the configuration or add partitions",
         body={
             JSON: Body(
@@ -140,11 +139,10 @@ _TOPIC_CALLS: Final = (
             "disk-full",
         ),
     ),
-    Call(
+    _topic_call(
         method="DELETE",
         path=_TOPIC,
         handler=topics.delete_topic,
-        tag="topics",
         summary="Delete a topic, its files and its objects",
         status=204,
         problems=(*NO_TOPIC, "leadership-lost", "disk-full"),
@@ -179,11 +177,10 @@ def _produce(path: str, *, to_partition: bool) -> Call:
             "out-of-order-sequence",
             "producer-fenced",
         )
-    return Call(
+    return _record_call(
         method="POST",
         path=path,
         handler=produce_to_partition if to_partition else produce_to_topic,
-        tag="records",
         summary="Produce to a partition" if to_partition else "Produce to a topic",
         description=_ACKS + (_BATCHES_ARE_PLAIN if to_partition else ""),
         query=ProduceQuery,
@@ -201,11 +198,10 @@ def _produce(path: str, *, to_partition: bool) -> Call:
 
 
 def _tail(path: str, *, whole_topic: bool) -> Call:
-    return Call(
+    return _record_call(
         method="GET",
         path=path,
         handler=tail_topic if whole_topic else tail_partition,
-        tag="records",
         summary="Follow a topic" if whole_topic else "Follow a partition",
         description=(
             "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
@@ -221,12 +217,11 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
 _RECORD_CALLS: Final = (
     _produce(_TOPIC + "/records", to_partition=False),
     _produce(_PARTITION + "/records", to_partition=True),
-    Call(
+    _record_call(
         method="GET",
         path=_PARTITION + "/records",
         handler=fetch,
         try_handler=try_fetch,
-        tag="records",
         summary="Fetch from an offset, a keyword or a time",
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
@@ -245,11 +240,10 @@ _RECORD_CALLS: Final = (
     ),
     _tail(_PARTITION + "/tail", whole_topic=False),
     _tail(_TOPIC + "/tail", whole_topic=True),
-    Call(
+    _record_call(
         method="POST",
         path="/v1/fetch",
         handler=many.fetch_many,
-        tag="records",
         summary="Fetch from many partitions in one long poll",
         body={
             JSON: Body(
@@ -264,43 +258,39 @@ _RECORD_CALLS: Final = (
         },
         only_reads=True,
     ),
-    Call(
+    _record_call(
         method="POST",
         path="/v1/producers",
         handler=new_producer,
-        tag="records",
         summary="Get an id for an idempotent producer",
         response={JSON: Body(schema=schemas.ProducerIdentity)},
     ),
 )
 
 _LOG_CALLS: Final = (
-    Call(
+    _log_call(
         method="GET",
         path=_PARTITION + "/offsets",
         handler=partitions.get_offsets,
-        tag="log",
         summary="The partition's offsets, or the offset at a time",
         query=partitions.OffsetsQuery,
         response={JSON: Body(schema=(schemas.OffsetsState, schemas.OffsetAtTime))},
         problems=READING,
     ),
-    Call(
+    _log_call(
         method="GET",
         path=_PARTITION + "/segments",
         handler=partitions.list_segments,
-        tag="log",
         summary="The segments of both tiers, oldest first",
         query=partitions.PageQuery,
         response={JSON: Body(schema=schemas.SegmentList)},
         problems=READING,
     ),
-    Call(
+    _log_call(
         method="GET",
         path=_PARTITION + "/segments/{base_offset}",
         handler=get_segment,
         try_handler=try_get_segment,
-        tag="log",
         summary="A segment's bytes",
         headers={
             "Range": "bytes=first-last",
@@ -308,64 +298,49 @@ _LOG_CALLS: Final = (
             "If-Match": "ETags",
             "If-None-Match": "ETags",
         },
-        response={OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
+        response=_SEGMENT_BODY,
         response_headers=_SEGMENT_HEADERS,
         other_responses={
             206: OtherResponse(
                 "the range",
-                {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)},
+                _SEGMENT_BODY,
                 {**_SEGMENT_HEADERS, "Content-Range": "bytes first-last/size"},
             ),
             304: OtherResponse("the client's copy is current", headers=_SEGMENT_HEADERS),
         },
         problems=(*READING, "unknown-segment", "range-not-satisfiable", "precondition-failed"),
     ),
-    Call(
+    _log_call(
         method="GET",
         path=_PARTITION + "/manifest",
         handler=partitions.get_manifest,
-        tag="log",
         summary="The current manifest, or an older version",
         query=partitions.ManifestQuery,
         response={JSON: Body(schema=schemas.ManifestState)},
         problems=(*READING, "unknown-manifest-version"),
     ),
-    Call(
+    _log_call(
         method="POST",
         path=_PARTITION + "/trim",
         handler=partitions.trim,
-        tag="log",
         summary="Move the log start (Kafka's DeleteRecords)",
         body={JSON: Body(schema=partitions.Trim, example={"before_offset": 1000})},
         response={JSON: Body(schema=schemas.Trimmed)},
-        problems=(
-            *NO_PARTITION,
-            "offset-past-end",
-            "leadership-lost",
-            "log-offline",
-            "disk-full",
-        ),
+        problems=(*NO_PARTITION, "offset-past-end", "leadership-lost", "log-offline", "disk-full"),
     ),
-    Call(
+    _log_call(
         method="POST",
         path=_TOPIC + "/offload",
         handler=operations.offload,
-        tag="log",
         summary="Roll the active segments and upload all rolled segments",
         query=operations.OffloadQuery,
         response={JSON: Body(schema=Offloaded)},
-        problems=(
-            *NO_TOPIC,
-            "leadership-lost",
-            "log-offline",
-            "store-unavailable",
-        ),
+        problems=(*NO_TOPIC, "leadership-lost", "log-offline", "store-unavailable"),
     ),
-    Call(
+    _log_call(
         method="POST",
         path=_TOPIC + "/verify",
         handler=operations.verify,
-        tag="log",
         summary="Check both tiers of a topic against the manifest",
         description=(
             "The response lists the problems, each with its object or file. Only one verification "
@@ -379,11 +354,10 @@ _LOG_CALLS: Final = (
 )
 
 _GROUP_CALLS: Final = (
-    Call(
+    _group_call(
         method="PUT",
         path=_GROUP + "/offsets",
         handler=groups.commit_offsets,
-        tag="groups",
         summary="Commit the offsets that a group reads next",
         description="The commit is durable when the call returns. Partitions that are not listed "
         "keep their offsets. With `topic_id` (as in `Log-Topic-Id`) a commit is refused if the "
@@ -397,29 +371,26 @@ _GROUP_CALLS: Final = (
         status=204,
         problems=(*NO_PARTITION, *REBUILDING_TO_WRITE),
     ),
-    Call(
+    _group_call(
         method="GET",
         path=_GROUP,
         handler=groups.get_group,
-        tag="groups",
         summary="A group's offsets and lag",
         response={JSON: Body(schema=schemas.GroupState)},
         problems=("unknown-group", *REBUILDING),
     ),
-    Call(
+    _group_call(
         method="DELETE",
         path=_GROUP,
         handler=groups.delete_group,
-        tag="groups",
         summary="Delete a group's offsets",
         status=204,
         problems=("unknown-group", *REBUILDING_TO_WRITE),
     ),
-    Call(
+    _group_call(
         method="GET",
         path="/v1/groups",
         handler=groups.list_groups,
-        tag="groups",
         summary="List groups by name",
         response={JSON: Body(schema=schemas.GroupList)},
         problems=REBUILDING,
@@ -427,19 +398,17 @@ _GROUP_CALLS: Final = (
 )
 
 _OPERATIONS_CALLS: Final = (
-    Call(
+    _operator_call(
         method="GET",
         path="/healthz",
         handler=operations.healthz,
-        tag="running it",
         summary="The process is alive",
         response={JSON: Body(schema=schemas.Alive)},
     ),
-    Call(
+    _operator_call(
         method="GET",
         path="/readyz",
         handler=operations.readyz,
-        tag="running it",
         summary="Every partition is served",
         response={JSON: Body(schema=schemas.Ready)},
         other_responses={
@@ -449,19 +418,17 @@ _OPERATIONS_CALLS: Final = (
             )
         },
     ),
-    Call(
+    _operator_call(
         method="GET",
         path="/metrics",
         handler=operations.metrics,
-        tag="running it",
         summary="Prometheus metrics",
         response={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
     ),
-    Call(
+    _operator_call(
         method="GET",
         path="/v1/storage",
         handler=operations.storage,
-        tag="running it",
         summary="Bytes and segments by tier, offload lag, cache, requests to the store",
         response={JSON: Body(schema=StorageReport)},
     ),
