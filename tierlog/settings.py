@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,6 @@ class Settings:
     insecure_no_auth: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -66,12 +65,10 @@ def load(
     Raises SettingsError.
     """
     values: dict[str, object] = {}
-    sources: dict[str, str] = {}
     for setting, raw, source in _given_values(flags, environment, file):
         flag_kind = setting.flag_kind if source.startswith("--") else None
         values[setting.name] = _parse(setting, raw, source, flag_kind or setting.kind)
-        sources[setting.name] = source
-    return _compose(values, sources)
+    return _compose(values)
 
 
 def _given_values(
@@ -212,7 +209,7 @@ _EXPECTED: Final[Mapping[Kind, str]] = {
 }
 
 
-def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings:
+def _compose(values: Mapping[str, object]) -> Settings:
     by_part: dict[Part, dict[str, Any]] = {part: {} for part in Part}
     for setting in TABLE:
         if setting.name in values:
@@ -249,7 +246,6 @@ def _compose(values: Mapping[str, object], sources: Mapping[str, str]) -> Settin
         insecure_no_auth=insecure,
         tls_cert=serve.get("tls_cert"),
         tls_key=serve.get("tls_key"),
-        sources=sources,
     )
 
 

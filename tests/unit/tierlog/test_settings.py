@@ -28,7 +28,6 @@ def test_flags_take_precedence_over_variables_and_those_over_the_file(tmp_path):
     assert loaded.broker.cache_bytes == 3
     assert loaded.broker.gc_grace_ms == 6
     assert loaded.http.records_max == 7
-    assert loaded.sources["cache.bytes"] == "--cache-bytes"
 
 
 def test_a_topic_setting_in_the_file_is_refused_with_a_hint(tmp_path):
