@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -77,11 +78,9 @@ def _index_problems(path: Path, entries: list[OffsetEntry | TimeEntry]) -> Itera
 
 
 def _order_problems(name: str, entries: list[OffsetEntry | TimeEntry]) -> Iterator[Problem]:
-    last: OffsetEntry | TimeEntry | None = None
-    for entry in entries:
-        if last is not None and _out_of_order(last, entry):
+    for last, entry in pairwise(entries):
+        if _out_of_order(last, entry):
             yield Problem(name, f"an entry out of order for offset {entry.offset}")
-        last = entry
 
 
 def _out_of_order(last: OffsetEntry | TimeEntry, entry: OffsetEntry | TimeEntry) -> bool:
