@@ -100,10 +100,8 @@ def readiness(
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
-    if bucket is not None and bucket.store_status.refusal:
-        degraded.append(f"store refused: {bucket.store_status.refusal}")
-    elif bucket is not None and bucket.store_status.unavailable:
-        degraded.append(f"store unavailable: {bucket.store_status.unavailable}")
+    if bucket is not None and bucket.store_status.trouble:
+        degraded.append(bucket.store_status.trouble)
     return Readiness(reasons, degraded)
 
 

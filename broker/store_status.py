@@ -101,6 +101,13 @@ class StoreStatus:
         """As last observed; does not contact the store."""
         return self.unavailable is None
 
+    @property
+    def trouble(self) -> str | None:
+        """For people: why nothing goes to the store at the moment."""
+        if self.refusal:
+            return f"store refused: {self.refusal}"
+        return f"store unavailable: {self.unavailable}" if self.unavailable else None
+
     def recheck(self) -> bool:
         """Contact the store, unless it is known to be unreachable; whether it is reachable."""
         if self.is_reachable:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
+from collections.abc import Awaitable
 from itertools import islice
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.console import topic_pages
-from api.console.record_browser import RecordPage, RecordsQuery, record_page
+from api.console.record_browser import RecordsQuery, record_page
 from api.console.rendering import HEADERS, fragment, page
 from api.console.samples import Sampler, series
 from api.http.access.scopes import Grant
@@ -205,9 +206,11 @@ def _group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
 async def store(context: Context, _: Exchange) -> Response:
     report = await context.read(context.broker.storage_report)
     prices = context.broker.settings.prices
+    bucket = context.broker.bucket
     return fragment(
         "store.html",
         report=report,
+        trouble=bucket.store_status.trouble if bucket else None,
         hit_rate=_hit_rate(report),
         a_month=report.cold_bytes / 1e9 * prices.stored_per_gb_month,
         priced=priced_by(prices),
@@ -238,6 +241,7 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
+        damaged=found.damaged,
         **_troubles(
             [
                 f"Partition {number}: {_why(context, one.reason)}"
@@ -246,7 +250,7 @@ async def topic(context: Context, exchange: Exchange) -> Response:
             + [
                 f"Partition {line.number}: {context.shorten_paths(line.trouble.reason)}"
                 for line in drawn.lines
-                if line.trouble
+                if isinstance(line, topic_pages.PartitionLine) and line.trouble
             ]
         ),
         overrides=found.config.overrides,
@@ -273,29 +277,30 @@ async def _head(context: Context, partition: Partition, tab: str) -> dict[str, A
     return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
 
 
+async def _found(context: Context, exchange: Exchange, page: Awaitable[object]) -> dict[str, Any]:
+    """The body of a partition's tab, or the error that is shown in its place, below the tabs."""
+    try:
+        return {"found": await page, "refusal": ""}
+    except TierlogError as error:
+        problem = context.problem(exchange, error).document
+        return {"found": None, "refusal": f"{problem['title']}: {problem['detail']}"}
+
+
 async def records(context: Context, exchange: Exchange) -> Response:
-    """An error is shown next to the form that caused it."""
     query = exchange.query(RecordsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "records")
-    found: RecordPage | None = None
-    refusal = ""
-    try:
-        found = await record_page(context, partition, query)
-    except TierlogError as error:
-        problem = context.problem(exchange, error).document
-        refusal = f"{problem['title']}: {problem['detail']}"
-    return fragment("records.html", **head, query=query, records=found, refusal=refusal)
+    found = await _found(context, exchange, record_page(context, partition, query))
+    return fragment("records.html", **head, **found, query=query)
 
 
 async def segments(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(SegmentsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "segments")
-    found = await context.read_cold(
-        topic_pages.segment_page, partition, from_offset=query.from_offset
-    )
-    return fragment("segments.html", **head, segments=found, from_offset=query.from_offset)
+    page = context.read_cold(topic_pages.segment_page, partition, from_offset=query.from_offset)
+    found = await _found(context, exchange, page)
+    return fragment("segments.html", **head, **found, from_offset=query.from_offset)
 
 
 async def manifest(context: Context, exchange: Exchange) -> Response:
@@ -303,15 +308,11 @@ async def manifest(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "manifest")
     version = None if isinstance(query.version, UnsetType) else query.version
-    found = await context.read_cold(
+    page = context.read_cold(
         topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
     )
-    return fragment(
-        "manifest.html",
-        **head,
-        found=found,
-        has_bucket=partition.cold is not None,
-    )
+    found = await _found(context, exchange, page)
+    return fragment("manifest.html", **head, **found, has_bucket=partition.cold is not None)
 
 
 async def partition_tail(context: Context, exchange: Exchange) -> Response:

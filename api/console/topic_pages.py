@@ -48,6 +48,12 @@ class PartitionLine(NamedTuple):
     trouble: Trouble | None
 
 
+class DamagedLine(NamedTuple):
+    """A partition that has no figures; `Topic.damaged` says why."""
+
+    number: int
+
+
 class TopicLine(NamedTuple):
     """`maps`: of the first partitions by number, on one axis; `more`: how many others there are.
     `marks`: why partitions are not served, and how many. `offset_count`: as many records, or fewer
@@ -75,7 +81,7 @@ class TopicPage(NamedTuple):
 
 class PartitionPage(NamedTuple):
     axis: Axis
-    lines: list[PartitionLine]
+    lines: list[PartitionLine | DamagedLine]
     page: int
     pages: int
 
@@ -184,13 +190,16 @@ SORT_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
 
 
 def partition_page(topic: Topic, *, page: int) -> PartitionPage:
-    numbers = sorted(topic.partitions)
-    pages = max(1, -(-len(numbers) // PARTITIONS_A_PAGE))
+    every: dict[int, Partition | None] = dict.fromkeys(topic.damaged) | topic.partitions
+    pages = max(1, -(-len(every) // PARTITIONS_A_PAGE))
     page = min(max(page, 1), pages)
     first = (page - 1) * PARTITIONS_A_PAGE
-    partitions = [topic.partitions[number] for number in numbers[first : first + PARTITIONS_A_PAGE]]
-    axis = axis_of([_places(partition) for partition in partitions])
-    lines = [partition_line(partition, axis) for partition in partitions]
+    shown = sorted(every.items())[first : first + PARTITIONS_A_PAGE]
+    axis = axis_of(_places(partition) for _, partition in shown if partition)
+    lines = [
+        partition_line(partition, axis) if partition else DamagedLine(number)
+        for number, partition in shown
+    ]
     return PartitionPage(axis, lines, page, pages)
 
 

@@ -21,7 +21,7 @@
   const askToken = document.getElementById("ask-token");
   const help = document.getElementById("help");
   let shown = null; // the path whose fragment is requested or shown
-  let isMissing = false; // whether its request got no response
+  let isMissing = false; // whether its request got no response, or an error in place of the page
   let kept = null; // the place to keep after a link that changes only the order of what is shown
 
   const token = () => sessionStorage.getItem(TOKEN);
@@ -136,6 +136,7 @@
     }
     if (!isWholeView) return notify(`${title}: ${detail}`);
     const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
+    isMissing = true;
     if (view.querySelector(":scope > .refusal")?.textContent === detail) return void view.removeAttribute("aria-busy");
     const back = make("p", "");
     const topic = /^\/console\/topics\/([\w.-]+)\/partitions\//.exec(shown)?.[1];
@@ -244,7 +245,7 @@
   // Fragments with figures are refreshed, but not in a hidden tab, or while a token is requested.
   setInterval(() => {
     if (document.hidden || askToken.open || view.hasAttribute("aria-busy")) return;
-    if (isMissing || !view.childElementCount || view.querySelector(":scope > .refusal")) show({ again: true });
+    if (isMissing || !view.childElementCount) show({ again: true });
     else document.body.dispatchEvent(new CustomEvent("tick"));
   }, TICK_MS);
 

@@ -731,7 +731,8 @@ def test_every_page_fits_a_phone_and_labels_its_controls(
         browser.until(
             "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         )
-    unlabelled = """[...document.querySelectorAll('input, select, button, a, svg[role], img')]
+    unlabelled = """[...document.querySelectorAll(
+            'input:not([type=hidden]), select, button, a, svg[role], img')]
         .filter(one => !(one.labels?.length || one.textContent.trim() || one.ariaLabel
                          || one.hasAttribute('alt'))).map(one => one.outerHTML)"""
     assert browser.run(unlabelled) == []
@@ -849,6 +850,14 @@ def test_a_store_that_is_down_is_reported(browser: Chromium, tmp_path: Path) -> 
         assert browser.run("document.querySelector('#view .refusal').textContent")
         browser.run("[...document.querySelectorAll('a.button')].at(-1).click()")
         browser.until("document.querySelector('#record-200')")
+        browser.run("[...document.querySelectorAll('.tabs a')].at(-1).click()")
+        browser.until("document.querySelector('.tabs [aria-current]').textContent === 'Manifest'")
+        browser.until(SETTLED)
+        shown = browser.run("document.querySelector('#view .refusal').textContent")
+        assert shown.startswith("The object store does not respond: ")
+        open_page(browser, console, "#/store", heading="Store")
+        shown = browser.run("document.querySelector('#store .trouble').textContent")
+        assert shown.startswith("store unavailable: ")
 
 
 def test_a_damaged_partition_is_reported_beside_the_others(
@@ -874,11 +883,14 @@ def test_a_damaged_partition_is_reported_beside_the_others(
         assert "tierlog storage repair" in text
         assert str(tmp_path) not in browser.text()  # the data folder is not disclosed
         rows = "[...document.querySelectorAll('[data-row][id]')].map(row => row.id)"
-        assert browser.run(rows) == ["partition-0", "partition-2"]
+        assert browser.run(rows) == ["partition-0", "partition-1", "partition-2"]
+        assert "1 damaged not served" in " ".join(browser.text().split())
+        browser.run("document.querySelector('#partitions').isOld = true")
         browser.run(TICK)
-        browser.until(f"{rows}.length === 2 && {notice}")
+        browser.until("!document.querySelector('#partitions').isOld")
+        assert browser.run(f"{rows}.length === 3 && Boolean({notice})")
         browser.expected += ("htmx:", "status of 5", "Error Code 5")
-        browser.run("location.hash = '#/topics/t/partitions/1/records'")
+        browser.run("document.querySelector('#partition-1').click()")
         browser.until("document.querySelector('#view > .refusal')")
         assert browser.run("document.title") == "A local file fails its check · tierlog"
         assert "t-1/00000000000000000000.log" in browser.text()
