@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from record_format.batch_order import headers_in_order
 from record_format.errors import InvalidRequest
 from tierlog.cli.client_options import TopicArgument, client_command
 from tierlog.cli.completion import complete_group
@@ -24,6 +25,7 @@ from tierlog.client.times import to_ms
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord, Limits
+    from tierlog.client.responses import FetchedBatches
 
 app = typer.Typer(add_completion=False)
 
@@ -242,7 +244,9 @@ def _batches(
     start: _Start,
     limits: Limits,
 ) -> None:
-    """Write whole batches as stored, up to the high watermark or the last stable offset."""
+    """Write whole batches as stored, up to what was the high watermark or the last stable offset
+    when it began.
+    """
     if partition is None:
         raise typer.BadParameter("--format batches requires --partition N")
     if sys.stdout.isatty():
@@ -250,12 +254,22 @@ def _batches(
             "--format batches cannot be printed on a terminal: redirect it to a file or a pipe"
         )
     offset, timestamp = start
-    at_end = False
+    at_end, end = False, None
     while not at_end:
         page = client.fetch_batches(
             topic, partition, offset=offset, timestamp=timestamp, limits=limits
         )
-        sys.stdout.buffer.write(page.batches)
-        at_end = page.up_to_date or page.next_offset == offset
+        end = page.high_watermark if end is None else end
+        sys.stdout.buffer.write(_batches_before(end, page))
+        at_end = page.up_to_date or page.next_offset == offset or page.next_offset >= end
         offset, timestamp = page.next_offset, None
     sys.stdout.buffer.flush()
+
+
+def _batches_before(end: int, page: FetchedBatches) -> bytes:
+    """The page without the batches that were appended later."""
+    if page.next_offset <= end:
+        return page.batches
+    headers = headers_in_order(page.batches, from_offset=0, next_offset=page.next_offset)
+    kept = sum(header.size_bytes for header in headers if header.next_offset <= end)
+    return page.batches[:kept]

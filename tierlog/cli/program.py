@@ -225,8 +225,24 @@ def run(arguments: list[str]) -> int:
 
 def _output_closed() -> int:
     """The reader of the pipe, such as `head`, has ended: not a failure."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _discard_output()
     return 0
+
+
+def _has_failed_output() -> bool:
+    """Whether standard output cannot be written, such as to a full disk. What is left is then
+    discarded: Python would write it at the end, and replace the exit code by 120.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+        return True
+    return False
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def fail(text: str) -> NoReturn:
@@ -259,5 +275,6 @@ def _print_error(text: str) -> int:
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        where = "standard output" if _has_failed_output() else error.filename
+        return f"{where}: {error.strerror}" if where else error.strerror
     return str(error) or type(error).__name__

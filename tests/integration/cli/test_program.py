@@ -174,6 +174,21 @@ def test_a_closed_output_pipe_is_not_a_failure():
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["doctor"]])
+def test_output_to_a_full_disk_is_a_failure_in_one_line(arguments):
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "tierlog.cli.main", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},
+            check=False,
+        )
+    message = b"tierlog: standard output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, message)
+
+
 def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
