@@ -151,6 +151,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         for timer in timers:
             timer.cancel()
+        if self.force_exit:  # by a second Ctrl-C: then uvicorn does not end the application
+            await self.lifespan.shutdown()
         await self._close_connections()
 
     def _each_connection(self, abort: Callable[[ImmediateProtocol], None]) -> None:

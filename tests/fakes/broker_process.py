@@ -52,8 +52,8 @@ class BrokerProcess:
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def stop(self) -> int:
-        return self._end(signal.SIGTERM)
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        return self._end(how)
 
     def _end(self, how: signal.Signals) -> int:
         if self.process is None:

@@ -1,3 +1,4 @@
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.waiting import until_waiting
+from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import records_path
 
 MALFORMED = (
@@ -56,3 +57,14 @@ def test_unread_responses_are_aborted_at_the_shutdown_timeout_without_an_error(
     # uvicorn's own timeout, which on a stalled machine may end together with the responses.
     faults = [line for line in lines if "graceful shutdown exceeded" not in line]
     assert not [line for line in faults if '"level": "error"' in line]
+
+
+def test_a_second_ctrl_c_ends_the_wait_for_clients_without_an_error(tmp_path: Path) -> None:
+    broker, log = BrokerProcess(tmp_path).start(), tmp_path / "broker.log"
+    with socket.create_connection(("127.0.0.1", broker.port)) as client:
+        client.sendall(b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGINT)
+        until(lambda: '"stopping"' in log.read_text())
+        assert broker.stop(signal.SIGINT) == 0
+    assert '"level": "error"' not in log.read_text()
