@@ -87,16 +87,19 @@ def _results(
     appends: Mapping[int, ProducedBatches],
     outcomes: Iterable[AppendResult | BaseException],
 ) -> list[PartitionResult]:
-    """Raises the first failure, together with what was appended."""
+    """Raises a failure, together with what was appended: one that leaves the outcome unknown if
+    there is one, since clients repeat a request of which nothing was appended.
+    """
     results: list[PartitionResult] = []
-    failure: BaseException | None = None
+    failures: list[BaseException] = []
     for number, outcome in zip(appends, outcomes, strict=True):
         if isinstance(outcome, BaseException):
-            failure = failure or _cause(request, number, outcome)
+            failures.append(_cause(request, number, outcome))
         else:
             results.append(_result(number, outcome, appends[number].record_count))
-    if failure is None:
+    if not failures:
         return results
+    failure = next((one for one in failures if isinstance(one, LogOfflineError)), failures[0])
     if results and isinstance(failure, Exception):
         raise AppendedInPart(failure, results=results)
     raise failure

@@ -131,6 +131,16 @@ def test_a_disk_error_takes_only_its_partition_offline(api: Api) -> None:
     assert api.get("/readyz").json()["ready"]
 
 
+def test_a_partition_with_an_unknown_outcome_is_reported_before_one_that_refused(api: Api) -> None:
+    topic = api.topic(partitions=2)
+    failing_disk(api, topic, 0).errno = errno.ENOSPC
+    failing_disk(api, topic, 1).errno = errno.EIO
+    records = [{"value": "x", "partition": partition} for partition in (0, 1)]
+    failed = api.produce(topic, *records)
+    assert problem(failed, 503, "log-offline")["outcome"] == "unknown"
+    assert api.delete(f"/v1/topics/{topic}").status_code == 204
+
+
 def test_a_request_without_a_file_descriptor_left_can_be_retried(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
