@@ -263,4 +263,5 @@ class Producer:
                 if pending is not None or self._closed:
                     return pending
                 due_ms = self._accumulator.next_due_ms()
-                self._condition.wait(None if due_ms is None else max(due_ms - now_ms, 1) / 1000)
+                wait_s = None if due_ms is None else max(due_ms - now_ms, 1) / 1000
+                self._condition.wait(wait_s and min(wait_s, threading.TIMEOUT_MAX))

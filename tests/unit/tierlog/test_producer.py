@@ -1,8 +1,10 @@
 """Producer: what `send` takes, the buffer, the futures and their callbacks."""
 
 import asyncio
+import math
 import threading
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -90,6 +92,23 @@ def test_a_clock_set_back_does_not_delay_records(monkeypatch):
             monkeypatch.setattr(time, "time_ns", lambda at=at: at * 1_000_000)
             sent.append(producer.send("t", "v", partition=0))
         assert sent[1].result(10).offset == 1
+
+
+@pytest.mark.parametrize("linger_ms", [2**63 - 1, math.inf])
+def test_a_producer_may_linger_until_it_is_flushed(monkeypatch, linger_ms):
+    broker, waiting, wait = TinyBroker(), threading.Event(), threading.Condition.wait
+
+    def wait_as_told(condition, timeout=None):
+        if timeout is not None:
+            waiting.set()
+        return wait(condition, timeout)
+
+    with client(broker) as c, c.producer(Batching(linger_ms=linger_ms)) as producer:
+        monkeypatch.setattr(producer._condition, "wait", partial(wait_as_told, producer._condition))
+        sent = producer.send("t", "v", partition=0)
+        assert waiting.wait(10)
+        assert producer.flush(10)
+        assert sent.result(0).offset == 0
 
 
 def test_send_refuses_an_invalid_record_and_others_are_delivered():
