@@ -37,7 +37,6 @@ from record_format.errors import RequestTooLarge
 from record_format.produced_checks import (
     KEY_REQUIRED,
     ProduceLimits,
-    TimeLimits,
     check_headers,
     timestamp_problem,
     too_large,
@@ -48,7 +47,6 @@ __all__ = [
     "KEY_REQUIRED",
     "ProduceLimits",
     "ProducedBatches",
-    "TimeLimits",
     "build_produced",
     "check_produced",
     "check_sizes",

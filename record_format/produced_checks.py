@@ -10,7 +10,7 @@ Rules that keep it honest:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from record_format import codecs
 from record_format.batch import (
@@ -41,19 +41,10 @@ KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
 _I64_MAX: Final = 2**63 - 1
 
 
-class TimeLimits(Protocol):
-    """The current time, and how far a record's timestamp may differ from it; all in ms."""
-
-    @property
-    def now_ms(self) -> int: ...
-    @property
-    def before_max_ms(self) -> int: ...
-    @property
-    def after_max_ms(self) -> int: ...
-
-
 class ProduceLimits(NamedTuple):
-    """Limits of the topic and the HTTP server. `require_keys` is set for compacted topics."""
+    """Limits of the topic and the HTTP server. A timestamp may be `before_max_ms` before `now_ms`,
+    and `after_max_ms` after it. `require_keys` is set for compacted topics.
+    """
 
     max_message_bytes: int
     now_ms: int
@@ -220,7 +211,7 @@ def _key_problem(records: Buffer, header: BatchHeader) -> str:
     return KEY_REQUIRED if -1 in fields.key_starts else ""
 
 
-def timestamp_problem(timestamp: int, limits: TimeLimits) -> str:
+def timestamp_problem(timestamp: int, limits: ProduceLimits) -> str:
     """How `timestamp` violates `message.timestamp.before.max.ms` or `.after.max.ms`, or "".
 
     Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Not to be called

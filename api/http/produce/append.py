@@ -16,7 +16,7 @@ from api.http.all_completed import AllCompleted
 from api.http.context import Context
 from api.http.http_errors import AppendedInPart
 from api.http.metrics import timings
-from api.http.produce.batches import TopicRules
+from api.http.produce.batches import is_expired
 from api.http.produce.head import ProduceRequest
 from api.http.responses import Response, json_response
 from api.http.schemas import Accepted, PartitionResult, Produced
@@ -159,6 +159,6 @@ def _count(
 def _warnings(
     request: ProduceRequest, appends: Mapping[int, ProducedBatches], now_ms: int
 ) -> list[str]:
-    rules = TopicRules.of(request.topic.config, now_ms=now_ms)
-    expired = any(rules.is_expired(produced) for produced in appends.values())
+    config = request.topic.config
+    expired = any(is_expired(one, config, now_ms=now_ms) for one in appends.values())
     return ["older-than-retention"] if expired else []

@@ -32,6 +32,7 @@ from record_format.produced import (
     timestamp_problem,
 )
 
+AS_PRODUCED: Final = "producer"  # compression.type: batches stay as the producer sent them
 _FEW_RECORDS: Final = 4096
 
 
@@ -46,56 +47,34 @@ class ProducerState(NamedTuple):
 _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
-class TopicRules(NamedTuple):
-    """The parts of a topic's configuration that apply to a produce request, and its time."""
-
-    now_ms: int
-    max_message_bytes: int
-    codec: int | None  # None: as the producer sent it
-    timestamp_type: int
-    before_max_ms: int
-    after_max_ms: int
-    retention_ms: int
-    needs_keys: bool
-
-    @classmethod
-    def of(cls, config: LogConfig, *, now_ms: int) -> TopicRules:
-        compression = config.compression_type
-        return cls(
-            now_ms=now_ms,
-            max_message_bytes=config.max_message_bytes,
-            codec=None if compression == "producer" else codecs.CODEC_IDS[compression],
-            timestamp_type=LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
-            before_max_ms=config.message_timestamp_before_max_ms,
-            after_max_ms=config.message_timestamp_after_max_ms,
-            retention_ms=config.retention_ms if config.deletes else -1,
-            needs_keys=config.compacts,
-        )
-
-    def is_expired(self, produced: ProducedBatches) -> bool:
-        """Whether the next retention check would delete all of these records."""
-        deletes = self.retention_ms >= 0 and self.timestamp_type == CREATE_TIME
-        newest = max(header.max_timestamp for header in produced.headers)
-        return deletes and 0 <= newest < self.now_ms - self.retention_ms
-
-
-def check_batches(body: bytearray, rules: TopicRules, settings: HttpSettings) -> ProducedBatches:
-    """Check the raw batches. Raises what `check_produced` does."""
-    limits = ProduceLimits(
-        max_message_bytes=rules.max_message_bytes,
-        now_ms=rules.now_ms,
-        timestamp_type=rules.timestamp_type,
-        before_max_ms=rules.before_max_ms,
-        after_max_ms=rules.after_max_ms,
+def limits_of(config: LogConfig, settings: HttpSettings, *, now_ms: int) -> ProduceLimits:
+    return ProduceLimits(
+        max_message_bytes=config.max_message_bytes,
+        now_ms=now_ms,
+        timestamp_type=LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
+        before_max_ms=config.message_timestamp_before_max_ms,
+        after_max_ms=config.message_timestamp_after_max_ms,
         max_expanded_bytes=settings.expanded_max_bytes,
         max_records=settings.records_max,
-        require_keys=rules.needs_keys,
+        require_keys=config.compacts,
     )
+
+
+def is_expired(produced: ProducedBatches, config: LogConfig, *, now_ms: int) -> bool:
+    """Whether the next retention check would delete all of these records."""
+    if config.retention_ms < 0 or config.log_append_time or not config.deletes:
+        return False
+    newest = max(header.max_timestamp for header in produced.headers)
+    return 0 <= newest < now_ms - config.retention_ms
+
+
+def check_batches(body: bytearray, limits: ProduceLimits, compression: str) -> ProducedBatches:
+    """Check the raw batches. Raises what `check_produced` does. `compression` is the topic's."""
     produced = check_produced(body, limits)
-    if rules.codec is None:
+    if compression == AS_PRODUCED:
         return produced
-    produced = recompress(produced, rules.codec)
-    check_sizes(produced, max_message_bytes=rules.max_message_bytes)
+    produced = recompress(produced, codecs.CODEC_IDS[compression])
+    check_sizes(produced, max_message_bytes=limits.max_message_bytes)
     return produced
 
 
@@ -110,13 +89,19 @@ def is_small_uncompressed_batch(body: bytes | bytearray) -> bool:
 
 
 def build_appends(
-    by_partition: Mapping[int, RecordColumns], rules: TopicRules, producer: ProducerState | None
+    by_partition: Mapping[int, RecordColumns],
+    limits: ProduceLimits,
+    compression: str,
+    producer: ProducerState | None,
 ) -> dict[int, ProducedBatches]:
-    """Encode each partition's columns as batches. Raises InvalidRecord, TooLarge."""
+    """Encode each partition's columns as batches. Raises InvalidRecord, TooLarge. `compression` is
+    the topic's.
+    """
+    codec = codecs.NONE if compression == AS_PRODUCED else codecs.CODEC_IDS[compression]
     appends = {}
     for partition, columns in by_partition.items():
         try:
-            appends[partition] = _build(columns, rules, producer or _NO_PRODUCER)
+            appends[partition] = _build(columns, limits, codec, producer or _NO_PRODUCER)
         except RecordTooLarge as error:
             raise _located(error, columns) from None
     return appends
@@ -133,31 +118,33 @@ def _located(error: RecordTooLarge, columns: RecordColumns) -> RecordTooLarge:
     )
 
 
-def _build(columns: RecordColumns, rules: TopicRules, producer: ProducerState) -> ProducedBatches:
-    if rules.needs_keys and (columns.keys is None or None in columns.keys):
+def _build(
+    columns: RecordColumns, limits: ProduceLimits, codec: int, producer: ProducerState
+) -> ProducedBatches:
+    if limits.require_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
         raise _invalid(columns.path(row, "key"), KEY_REQUIRED)
     return build_produced(
         columns.values,
-        timestamps=_timestamps(columns, rules),
+        timestamps=_timestamps(columns, limits),
         keys=columns.keys,
         headers=columns.headers,
-        max_message_bytes=rules.max_message_bytes,
-        codec=codecs.NONE if rules.codec is None else rules.codec,
+        max_message_bytes=limits.max_message_bytes,
+        codec=codec,
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
         base_sequence=producer.base_sequence,
     )
 
 
-def _timestamps(columns: RecordColumns, rules: TopicRules) -> list[int]:
-    now_ms = rules.now_ms
+def _timestamps(columns: RecordColumns, limits: ProduceLimits) -> list[int]:
+    now_ms = limits.now_ms
     if columns.timestamps is None:
         return [now_ms] * len(columns.values)
     timestamps = [now_ms if given is None else given for given in columns.timestamps]
-    if rules.timestamp_type == CREATE_TIME:
+    if limits.timestamp_type == CREATE_TIME:
         for timestamp in (max(timestamps), min(timestamps)):
-            problem = timestamp_problem(timestamp, rules)
+            problem = timestamp_problem(timestamp, limits)
             if problem:
                 index = timestamps.index(timestamp)
                 raise _invalid(columns.path(index, "timestamp"), problem)

@@ -15,10 +15,11 @@ from api.http.control_requests import no_body
 from api.http.exchange import Exchange
 from api.http.produce.append import append
 from api.http.produce.batches import (
-    TopicRules,
+    AS_PRODUCED,
     build_appends,
     check_batches,
     is_small_uncompressed_batch,
+    limits_of,
 )
 from api.http.produce.columns import (
     RecordColumns,
@@ -77,7 +78,7 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
         return len(body)
     if not is_small_uncompressed_batch(body):
         return UNKNOWN_SIZE
-    stays = request.topic.config.compression_type in ("producer", "uncompressed")
+    stays = request.topic.config.compression_type in (AS_PRODUCED, "uncompressed")
     return len(body) // 16 if stays else len(body)
 
 
@@ -87,15 +88,20 @@ def _prepare(
     """Parse and check the body: the batches of each partition. May run in a thread."""
     settings = context.settings
     body = bodies.expand(body, encoding, max_bytes=settings.expanded_max_bytes)
-    rules = TopicRules.of(request.topic.config, now_ms=settings.clock())
+    config = request.topic.config
+    limits = limits_of(config, settings, now_ms=settings.clock())
     if request.media_type == media_types.BATCHES:
         assert request.partition is not None, "checked by `read_head`"
         produced = check_batches(
-            body if isinstance(body, bytearray) else bytearray(body), rules, settings
+            body if isinstance(body, bytearray) else bytearray(body),
+            limits,
+            config.compression_type,
         )
         return {request.partition.number: produced}
     columns = _parse(request, body, records_max=settings.records_max)
-    return build_appends(_by_partition(request, columns), rules, request.producer)
+    return build_appends(
+        _by_partition(request, columns), limits, config.compression_type, request.producer
+    )
 
 
 def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
