@@ -107,15 +107,6 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    def watch_disconnect(self, callback: Callable[[], object]) -> asyncio.Task[None]:
-        """Call `callback` when the client disconnects. The caller cancels the task."""
-
-        async def watch() -> None:
-            await self.wait_for_disconnect()
-            callback()
-
-        return asyncio.get_running_loop().create_task(watch())
-
     async def next_body_part(self, *, timeout_s: float) -> tuple[bytes | bytearray, bool]:
         """(bytes, whether more follow). Raises TimeoutError, ClientDisconnected."""
         direct = self.direct_body

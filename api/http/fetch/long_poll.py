@@ -43,7 +43,7 @@ class LongPoll:
     def listen(self) -> None:
         """Keep `cancelled` up to date from now on, even while nothing waits."""
         if self._watch is None:
-            self._watch = self._exchange.watch_disconnect(self.cancel)
+            self._watch = self._loop.create_task(self._cancel_on_disconnect())
             self._context.add_waiting(self.cancel)
 
     async def wait(self, awaited: Iterable[AwaitedOffset]) -> None:
@@ -73,6 +73,10 @@ class LongPoll:
         """Stop waiting: the client has disconnected, or the server is stopping."""
         self.cancelled = True
         self._end()
+
+    async def _cancel_on_disconnect(self) -> None:
+        await self._exchange.wait_for_disconnect()
+        self.cancel()
 
     def _end(self) -> None:
         self._over = True
