@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
+from api.http.admin.partitions import first_page
 from broker.broker import Broker
 from broker.groups.groups import lag_of
 from broker.partition import Partition
@@ -24,6 +24,8 @@ from hot_tier.log_state import Offsets
 from manifest.state import Manifest, SegmentEntry
 from manifest.versions import VersionStat
 from record_format.errors import UnknownTopic
+
+T = TypeVar("T")
 
 TOPICS_A_PAGE: Final = 50
 PARTITIONS_A_PAGE: Final = 50
@@ -119,11 +121,15 @@ def topic_page(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) ->
     if sort != "name":
         key = SORT_KEYS[sort.removeprefix("-")]
         found.sort(key=key, reverse=sort.startswith("-"))
-    pages = max(1, -(-len(found) // TOPICS_A_PAGE))
-    page = min(max(page, 1), pages)
-    first = (page - 1) * TOPICS_A_PAGE
-    shown = found[first : first + TOPICS_A_PAGE]
+    shown, page, pages = _page_of(found, page, size=TOPICS_A_PAGE)
     return TopicPage([_topic_line(topic) for topic in shown], len(found), page, pages)
+
+
+def _page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], int, int]:
+    """The items of a page, its number, at most that of the last, and the number of pages."""
+    pages = max(1, -(-len(items) // size))
+    page = min(max(page, 1), pages)
+    return items[(page - 1) * size : page * size], page, pages
 
 
 def _topic_line(topic: Topic) -> TopicLine:
@@ -191,10 +197,7 @@ SORT_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
 
 def partition_page(topic: Topic, *, page: int) -> PartitionPage:
     every: dict[int, Partition | None] = dict.fromkeys(topic.damaged) | topic.partitions
-    pages = max(1, -(-len(every) // PARTITIONS_A_PAGE))
-    page = min(max(page, 1), pages)
-    first = (page - 1) * PARTITIONS_A_PAGE
-    shown = sorted(every.items())[first : first + PARTITIONS_A_PAGE]
+    shown, page, pages = _page_of(sorted(every.items()), page, size=PARTITIONS_A_PAGE)
     axis = axis_of(_places(partition) for _, partition in shown if partition)
     lines = [
         partition_line(partition, axis) if partition else DamagedLine(number)
@@ -234,12 +237,10 @@ def _places(partition: Partition) -> Places:
 
 
 def segment_page(partition: Partition, *, from_offset: int) -> SegmentPage:
-    """One segment more than shown is looked up, to know where the next page begins."""
-    found = list(islice(peek_segments(partition, from_offset=from_offset), SEGMENTS_A_PAGE + 1))
-    shown = found[:SEGMENTS_A_PAGE]
+    found = peek_segments(partition, from_offset=from_offset)
+    shown, following = first_page(found, SEGMENTS_A_PAGE)
     axis = Axis.over((one.base_offset, one.last_offset + 1) for one in shown)
     boxes = [SegmentBox(one, axis.extent(one.base_offset, one.last_offset + 1)) for one in shown]
-    following = found[SEGMENTS_A_PAGE].base_offset if len(found) > SEGMENTS_A_PAGE else None
     return SegmentPage(axis, boxes, following)
 
 
@@ -254,7 +255,7 @@ def manifest_page(
     newest = max(manifest.version, cold.manifest.version)
     versions = cold.history(after=max(0, newest - VERSIONS_SHOWN), limit=VERSIONS_SHOWN)
     entries = cold.entries_of(manifest, from_offset=from_offset)
-    found = list(islice(entries, SEGMENTS_A_PAGE + 1))
+    shown, following = first_page(entries, SEGMENTS_A_PAGE)
     before = None
     if any(one.version == manifest.version - 1 for one in versions):
         before = cold.version(manifest.version - 1)
@@ -262,10 +263,8 @@ def manifest_page(
         manifest=manifest,
         in_force=cold.manifest.version,
         versions=versions[::-1],
-        entries=found[:SEGMENTS_A_PAGE],
-        next_from_offset=found[SEGMENTS_A_PAGE].base_offset
-        if len(found) > SEGMENTS_A_PAGE
-        else None,
+        entries=shown,
+        next_from_offset=following,
         changes=changes(before, manifest) if before is not None else [],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -26,11 +26,12 @@ from api.http.schemas import (
 )
 from broker.cold_log import ColdLog
 from broker.partition import Partition
-from broker.segment_listing import iter_segments
+from broker.segment_listing import SegmentState, iter_segments
 from manifest.state import Manifest, SegmentEntry
 from record_format.errors import Forbidden, UnknownManifestVersion
 
 PAGE: Final = 1000
+Segment = TypeVar("Segment", SegmentState, SegmentEntry)
 FromOffset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -72,10 +73,14 @@ async def list_segments(context: Context, exchange: Exchange) -> Response:
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
-    """One segment more than requested is looked up, to know where the next page begins."""
-    found = list(islice(iter_segments(partition, from_offset=query.from_offset), query.limit + 1))
-    following = found[query.limit].base_offset if len(found) > query.limit else None
-    return SegmentList(found[: query.limit], following)
+    segments = iter_segments(partition, from_offset=query.from_offset)
+    return SegmentList(*first_page(segments, query.limit))
+
+
+def first_page(segments: Iterable[Segment], limit: int) -> tuple[list[Segment], int | None]:
+    """At most `limit` segments, and where the next page begins; None at the end."""
+    found = list(islice(segments, limit + 1))
+    return found[:limit], found[limit].base_offset if len(found) > limit else None
 
 
 async def get_manifest(context: Context, exchange: Exchange) -> Response:
@@ -101,7 +106,7 @@ def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
 def _shown_manifest(
     cold: ColdLog, manifest: Manifest, entries: Iterable[SegmentEntry], *, limit: int
 ) -> ManifestState:
-    found = list(islice(entries, limit + 1))
+    shown, following = first_page(entries, limit)
     return ManifestState(
         topic=manifest.topic,
         topic_id=manifest.topic_id,
@@ -114,8 +119,8 @@ def _shown_manifest(
         end_offset=manifest.end_offset,
         epochs=[EpochState(one.epoch, one.start_offset, one.owner) for one in manifest.epochs],
         gaps=[GapState(gap.start_offset, gap.end_offset) for gap in manifest.gaps],
-        segments=[_shown_entry(cold, entry) for entry in found[:limit]],
-        next_from_offset=found[limit].base_offset if len(found) > limit else None,
+        segments=[_shown_entry(cold, entry) for entry in shown],
+        next_from_offset=following,
     )
 
 
