@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from api.console import topic_pages
 from api.console.record_browser import RecordsQuery, record_page
-from api.console.rendering import HEADERS, fragment, page
+from api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from api.console.samples import Sampler, series
 from api.http.access.scopes import Grant
 from api.http.admin.partitions import FromOffset
@@ -64,9 +64,12 @@ class SegmentsQuery(msgspec.Struct, forbid_unknown_fields=True):
     from_offset: FromOffset = 0
 
 
-class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True):
+class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`seen`: the version in force that the page shows already."""
+
     version: Annotated[int, Meta(ge=1, le=MAX_OFFSET)] | UnsetType = UNSET
     from_offset: FromOffset = 0
+    seen: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] = 0
 
 
 class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -306,13 +309,18 @@ async def segments(context: Context, exchange: Exchange) -> Response:
 async def manifest(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    if query.seen and partition.cold and query.seen == partition.cold.bucket_state.version:
+        return NOTHING_NEW  # an open page costs no request to the store
     head = await _head(context, partition, "manifest")
     version = None if isinstance(query.version, UnsetType) else query.version
     page = context.read_cold(
         topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
     )
     found = await _found(context, exchange, page)
-    return fragment("manifest.html", **head, **found, has_bucket=partition.cold is not None)
+    has_bucket = partition.cold is not None
+    return fragment(
+        "manifest.html", **head, **found, query=msgspec.to_builtins(query), has_bucket=has_bucket
+    )
 
 
 async def partition_tail(context: Context, exchange: Exchange) -> Response:

@@ -35,6 +35,8 @@ _FRAGMENT: Final = (b"tierlog-console", b"fragment")
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_DATE_MS: Final = 253_402_300_799_999  # the end of the year 9999
 
+NOTHING_NEW: Final = Response(204, [NO_STORE, *HEADERS])
+
 
 @cache
 def environment() -> Environment:

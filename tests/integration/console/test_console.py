@@ -1,3 +1,4 @@
+import base64
 import dataclasses
 import json
 import re
@@ -95,6 +96,56 @@ def test_records_of_both_tiers_are_read_by_offset_and_by_time(
     assert "key 100" in browser.text()
 
 
+@pytest.mark.parametrize("secure", [True, False], ids=["https", "http"])
+def test_a_key_or_value_is_copied_whole_and_as_it_was_produced(
+    browser: Chromium, console: Console, secure: bool
+) -> None:
+    browser.expected += ("status of 410",)
+    topic = console.topic(f"copied-{secure}")
+    source = '{"a":  1.0}'
+    long = "x" * 100_000
+    console.produce(topic, {"key": "k\u200b", "value": source}, {"value": long})
+    console.produce(topic, {"key_base64": "/wA=", "value_base64": "eAD/"})
+    console.produce(topic, {"value_base64": base64.b64encode(long.encode() * 2 + b"\xff").decode()})
+    open_page(browser, console, f"#/topics/{topic}/partitions/0/records", heading=topic)
+    if secure:
+        permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+        browser.call("Browser.grantPermissions", permissions=permissions, origin=console.url)
+    else:
+        browser.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    browser.run(
+        "window.addEventListener('copy', ({ clipboardData }) => "
+        "{ window.taken = clipboardData.getData('text/plain') })"
+    )
+
+    def copied(offset: int, part: int) -> str:
+        row = f"document.querySelector('details[data-offset=\"{offset}\"]')"
+        browser.run(f"{row}.open = true")
+        browser.run(f"{row}.querySelectorAll('button')[{part}].focus()")
+        browser.press("Enter")
+        browser.until("document.querySelector('#said').textContent === 'Copied'")
+        browser.run("document.querySelector('#said').textContent = ''")
+        return str(
+            browser.run("navigator.clipboard ? navigator.clipboard.readText() : window.taken")
+        )
+
+    assert copied(0, 0) == "k\u200b"
+    assert copied(0, 1) == source
+    assert copied(1, 0) == long
+    assert [copied(2, 0), copied(2, 1)] == ["/wA=", "eAD/"]
+    assert base64.b64decode(copied(3, 0)) == long.encode() * 2 + b"\xff"
+    names = "[...document.querySelectorAll('details[open] button')].map(one => one.textContent)"
+    assert set(browser.run(names)) == {
+        "Copy key",
+        "Copy value",
+        "Copy key as base64",
+        "Copy value as base64",
+    }
+    console.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
+    browser.run("document.querySelector('details[open] button').click()")
+    browser.until("document.querySelector('#notice').innerText.startsWith('Nothing was copied: ')")
+
+
 def test_a_page_of_records_can_begin_at_a_keyword_and_have_any_length(
     console: Console, flights: str
 ) -> None:
@@ -134,6 +185,43 @@ def test_segments_and_manifest_versions_are_listed(
     browser.until("location.hash.includes('version=')")
     browser.until("document.querySelector('.versions tr.chosen a')?.hash.includes('version=')")
     assert "Against version" in browser.text()
+
+
+def test_open_pages_of_segments_and_of_the_manifest_are_refreshed(
+    browser: Chromium, console: Console
+) -> None:
+    topic = console.two_tiers("watched")
+    path = f"topics/{topic}/partitions/0"
+
+    def upload_one_more() -> int:
+        console.produce(topic, {"value": "one more"})
+        console.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000}).raise_for_status()
+        return int(console.get(f"/v1/{path}/manifest").json()["version"])
+
+    open_page(browser, console, f"#/{path}/segments", heading=topic)
+    last = "document.querySelector('#segments tbody tr:last-child .tier').textContent"
+    assert browser.run(last) == "hot"
+    browser.run("document.querySelector('#segment-20').focus()")
+    upload_one_more()
+    browser.run(TICK)
+    browser.until(f"{last} === 'both'")
+    assert browser.run("document.activeElement.id") == "segment-20"
+
+    open_page(browser, console, f"#/{path}/manifest?version=3", heading=topic)
+    assert browser.run("document.querySelector('#version-3').ariaCurrent") == "true"
+    browser.run("document.querySelector('#version-2').focus({ preventScroll: true })")
+    version = upload_one_more()
+    browser.run(TICK)
+    browser.until(f"document.querySelector('#version-{version}')")
+    assert browser.run("document.activeElement.id") == "version-2"
+    assert browser.run("document.querySelector('#version-3').ariaCurrent") == "true"
+
+    console.set_down(True)  # with nothing new the store is not asked
+    seen = {"version": 3, "seen": version}
+    assert console.get(f"/console/{path}/manifest", params=seen).status_code == 204
+    older = console.get(f"/console/{path}/manifest", params=seen | {"seen": version - 1})
+    console.set_down(False)
+    assert "The object store does not respond" in older.text
 
 
 def test_the_settings_of_a_topic_have_units(console: Console, flights: str) -> None:
