@@ -19,6 +19,7 @@ from bench.records import batch_of_size
 from bench.rounds import cpu_seconds_of, cpu_seconds_of_tree
 from bench.wire import Wire
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 MIB: Final = 1 << 20
 BATCH_BYTES: Final = 16 << 10
@@ -27,7 +28,6 @@ TOPIC_BYTES: Final = 512 * MIB
 COLD_BYTES: Final = TOPIC_BYTES - SEGMENT_BYTES
 LARGE_CACHE_BYTES: Final = 4 << 30
 FETCH_BYTES: Final = 8 * MIB
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Pass(NamedTuple):
@@ -126,7 +126,7 @@ class Reader:
 
     def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
         """Return the next offset, and the bytes read."""
-        request = self._wire.request(self._line % (offset, max_bytes), Accept=RAW)
+        request = self._wire.request(self._line % (offset, max_bytes), Accept=RECORD_BATCHES)
         head, size = self._wire.drain(request, self._buffer)
         found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
         if not size or found is None:

@@ -24,12 +24,12 @@ from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of, interleave
 from bench.wire import Wire
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5
 MIB: Final = 1 << 20
 RECORDS: Final = 512 * 1024  # of 1 KiB: CPU is counted in ticks, so the run is half a GB
 TOTAL_BYTES: Final = RECORDS * 1024
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 RECORDS_OF_TOPIC: Final = "/v1/topics/t/partitions/0/records"
 
 
@@ -67,7 +67,7 @@ def _spent(pid: int, run: Callable[[], None]) -> Callable[[], float]:
 def _produce(broker: Server) -> None:
     with Wire(broker) as wire:
         line = f"POST {RECORDS_OF_TOPIC}?acks=all"
-        request = wire.request(line, batch_of_size(MIB), Content_Type=RAW)
+        request = wire.request(line, batch_of_size(MIB), Content_Type=RECORD_BATCHES)
         for _ in range(TOTAL_BYTES // MIB):
             wire.timed(request)
 
@@ -77,7 +77,7 @@ def _consume(broker: Server) -> None:
     with Wire(broker) as wire:
         while left > 0:
             line = f"GET {RECORDS_OF_TOPIC}?offset={offset}&max_bytes={MIB}"
-            head, size = wire.drain(wire.request(line, Accept=RAW), buffer)
+            head, size = wire.drain(wire.request(line, Accept=RECORD_BATCHES), buffer)
             found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
             if not size or found is None:
                 raise RuntimeError(f"offset {offset}: {head!r}")

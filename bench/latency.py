@@ -32,12 +32,12 @@ from bench.report import Report, Target
 from bench.rounds import interleave
 from bench.wire import Wire, percentile
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5
 PRODUCES: Final = 400
 LOAD_S: Final = 3
 MIB: Final = 1 << 20
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 OCTETS: Final = "application/octet-stream"
 _RECORDS: Final = "/v1/topics/{}/partitions/0/records"
 _ONE_RECORD: Final = f"GET {_RECORDS.format('small')}?offset=0&max_records=1"
@@ -60,7 +60,7 @@ def _fill(broker: Server) -> None:
         client.create_topic("big", config={"retention.ms": -1, "segment.bytes": 64 * MIB})
         client.create_topic("small")
     with Wire(broker) as wire:
-        request = wire.request(f"POST {_RECORDS.format('big')}", batch, Content_Type=RAW)
+        request = wire.request(f"POST {_RECORDS.format('big')}", batch, Content_Type=RECORD_BATCHES)
         for _ in range(70):
             wire.timed(request)
         wire.timed(

@@ -41,13 +41,13 @@ from bench.s2 import S2Log, s2
 from bench.wire import Wire, percentile
 from record_format.encode import encode_batch
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 3
 SECONDS: Final = 0.6
 READ_RECORDS: Final = 30_000
 FETCH_BYTES: Final = 8 << 20
 _RECEIVE_BYTES: Final = 1 << 20
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 _JSON: Final = "application/json"
 DISK: Final = "the disk alone"
 
@@ -274,7 +274,7 @@ class OurLog:
     def __init__(self, server: Server, *, raw: bool, acks: str = "all") -> None:
         self._server = server
         self._acks = acks
-        self._form = RAW if raw else _JSON
+        self._form = RECORD_BATCHES if raw else _JSON
 
     def recreate(self, log: str) -> None:
         with Client(self._server.url) as client:
@@ -301,13 +301,13 @@ class OurLog:
                 offset = int(found[1])
 
     def _topic(self, log: str) -> str:
-        return f"{log}-{'raw' if self._form == RAW else 'json'}-{self._acks}"
+        return f"{log}-{'raw' if self._form == RECORD_BATCHES else 'json'}-{self._acks}"
 
     def _records(self, log: str) -> str:
         return f"/v1/topics/{self._topic(log)}/partitions/0/records"
 
     def _body(self, values: list[bytes]) -> bytes:
-        if self._form == RAW:
+        if self._form == RECORD_BATCHES:
             return _batch_of(values)
         return json.dumps({"records": [{"value": value.decode()} for value in values]}).encode()
 

@@ -28,12 +28,12 @@ from bench.records import batch_of_size, texts
 from bench.report import Report, Target
 from bench.rounds import interleave
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5
 DURATION_S: Final = 3
 RECORDS: Final = 1000
 MIB: Final = 1 << 20
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Case(NamedTuple):
@@ -92,7 +92,7 @@ def _json(record_bytes: int) -> bytes:
 
 def _our_run(broker: Server, case: Case, folder: Path) -> Callable[[], Rate]:
     body = folder / "body"
-    content_type = RAW if case.unit == "MB" else "application/json"
+    content_type = RECORD_BATCHES if case.unit == "MB" else "application/json"
     line = f"POST /v1/topics/t/partitions/0/records?acks={case.acks} Content-Type={content_type}"
 
     def run() -> Rate:

@@ -25,6 +25,7 @@ from bench.report import Report, Target
 from bench.rounds import interleave
 from record_format.batch import parse_header
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5
 KIB: Final = 1 << 10
@@ -33,7 +34,6 @@ BATCH_BYTES: Final = 16 * KIB
 SEGMENT_BYTES: Final = 128 * MIB
 DURATION_S: Final = 2
 SIZES: Final = {64 * KIB: ("64 KiB", 0.35), MIB: ("1 MiB", 0.6), 16 * MIB: ("16 MiB", 0.75)}
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Route(NamedTuple):
@@ -110,7 +110,7 @@ def _our_run(
     if route.by_offset:
         lines = [
             f"GET {base}/records?offset={at // BATCH_BYTES * batch_records}&max_bytes={size}"
-            f" Accept={RAW}"
+            f" Accept={RECORD_BATCHES}"
             for at in _positions(size)
         ]
     else:

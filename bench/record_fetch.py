@@ -27,13 +27,13 @@ from bench.rounds import interleave
 from bench.wire import Wire
 from record_format.encode import encode_batch
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5
 DURATION_S: Final = 2
 RECORD_BYTES: Final = 100
 BATCHES: Final = 64
 BATCH_RECORDS: Final = 1000
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 
 
 class Case(NamedTuple):
@@ -103,7 +103,7 @@ def _fill(broker: Server) -> None:
     with Wire(broker) as wire:
         path = "POST /v1/topics/t/partitions/0/records"
         for _ in range(BATCHES):
-            wire.timed(wire.request(path, batch, Content_Type=RAW))
+            wire.timed(wire.request(path, batch, Content_Type=RECORD_BATCHES))
         fetch = "GET /v1/topics/t/partitions/0/records?max_records=1&offset="
         for number in range(BATCHES):
             wire.timed(wire.request(f"{fetch}{number * BATCH_RECORDS}"))

@@ -28,13 +28,13 @@ from bench.rounds import interleave
 from bench.wire import Wire, percentile
 from record_format.batch import parse_header
 from tierlog.client import Client
+from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 3
 MIB: Final = 1 << 20
 OLD_BYTES: Final = 512 * MIB
 DISK_BYTES_PER_S: Final = 50_000_000
 SCAN_S: Final = 6
-RAW: Final = "application/vnd.apache.kafka.recordbatch.v2"
 OCTETS: Final = "application/octet-stream"
 _RECORDS: Final = "/v1/topics/{}/partitions/0/records"
 _BLKIO: Final = Path("/sys/fs/cgroup/blkio")
@@ -91,7 +91,8 @@ def _fill(broker: Server) -> list[str]:
         client.produce("tail", ["x" * 100])
     path = _RECORDS.format("old")
     offsets = range(0, OLD_BYTES // MIB * records, records)
-    return [f"GET {path}?offset={offset}&max_bytes={MIB} Accept={RAW}" for offset in offsets]
+    rest = f"&max_bytes={MIB} Accept={RECORD_BATCHES}"
+    return [f"GET {path}?offset={offset}{rest}" for offset in offsets]
 
 
 @contextmanager
