@@ -26,8 +26,8 @@ from broker.data_folder import (
     new_id,
     topic_id_of,
 )
-from broker.ownership.allocated_epochs import read_epochs
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.ownership.allocated_epochs import EPOCHS
+from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from broker.topics import MAX_PARTITIONS
 from hot_tier.log_folder import first_base_offset
 from hot_tier.segment_gaps import first_gap
@@ -63,8 +63,8 @@ def _refuse_lost_registry(folder: DataFolder) -> None:
     """Otherwise every topic would be adopted with the default configuration, which would then
     replace its own in the bucket. Only topics that were served from the folder have epochs.
     """
-    registry = folder.path / "tierlog" / "topics.json"
-    if not registry.exists() and read_epochs(folder.path):
+    registry = TOPICS.path(folder.path)
+    if not registry.exists() and EPOCHS.read(folder.path):
         raise CorruptManifest(
             "the file is missing, and with it the topics' configuration", file=str(registry)
         )

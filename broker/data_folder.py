@@ -40,8 +40,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_folder import has_segments
@@ -49,7 +50,7 @@ from record_format import checkpoint_files, sealed_json
 from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
 
-Document = TypeVar("Document")
+T = TypeVar("T")
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -261,11 +262,30 @@ def read_checkpoint(path: Path) -> dict[TopicPartition, int]:
     return {(entry.topic, entry.partition): entry.offset for entry in entries}
 
 
-def read_document(path: Path, *, kind: str, document: type[Document]) -> Document | None:
-    """A sealed document of the folder; None if there is no file. Raises CorruptDataError."""
-    if not path.exists():
-        return None
-    return sealed_json.decode(path.read_bytes(), kind=kind, file=str(path), document=document)
+@dataclass(frozen=True)
+class Document(Generic[T]):
+    """One of the sealed documents below `tierlog/`."""
+
+    name: str
+    kind: str
+    content: type[T]
+
+    def path(self, data_dir: Path) -> Path:
+        return data_dir / "tierlog" / self.name
+
+    def read(self, data_dir: Path) -> T | None:
+        """None if there is no file. Raises CorruptDataError."""
+        path = self.path(data_dir)
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+        return sealed_json.decode(data, kind=self.kind, file=str(path), document=self.content)
+
+    def write(
+        self, data_dir: Path, content: T, *, write: Callable[[Path, bytes], None] = write_durably
+    ) -> None:
+        """Durable when this returns. Raises what `write` raises."""
+        write(self.path(data_dir), sealed_json.encode(content, kind=self.kind))
 
 
 def write_checkpoint(

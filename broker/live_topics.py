@@ -58,7 +58,7 @@ class LiveTopics:
 
     def __init__(self, folder: DataFolder, opener: LogOpener, *, clock: Callable[[], int]) -> None:
         self._folder, self._opener, self._clock = folder, opener, clock
-        self.registry = TopicRegistry(folder.path / "tierlog" / "topics.json", write=folder.write)
+        self.registry = TopicRegistry(folder.path, write=folder.write)
         self.checkpoints = Checkpoints(folder, self.partitions, self.damaged)
         self.compaction_offsets = CompactionOffsets(folder)
         self._topics: dict[str, Topic] = {}

@@ -29,13 +29,12 @@ import msgspec
 import structlog
 
 from broker.bucket_state import has_bucket
-from broker.data_folder import DataFolder, read_document, unusable
+from broker.data_folder import DataFolder, Document, unusable
 from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
 from manifest.keys import CLUSTER_KEY
 from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
-from record_format import sealed_json
 from record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
@@ -48,7 +47,6 @@ from record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-KIND: Final = "store-probe"
 FOLDER_RACE_S: Final = 0.2
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 POLL_S: Final = 15.0  # a store that responded
@@ -65,6 +63,9 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     traits: StoreTraits
     probed_ms: int
+
+
+PROBE: Final = Document("store.json", "store-probe", ProbeResult)
 
 
 class StoreStatus:
@@ -163,7 +164,7 @@ class StoreStatus:
         found = self._cluster()
         if found is not None and found.cluster_id != self._folder.cluster_id:
             raise ConfigurationError(self._foreign_cluster(found))
-        known = read_probe(self._folder.path)
+        known = PROBE.read(self._folder.path)
         if found is None and known is not None and known.store[0] == self.store.url:
             raise StoreUnavailable(
                 f"{self.store.url} has no {CLUSTER_KEY}, although this data folder has used it: "
@@ -225,7 +226,7 @@ class StoreStatus:
         found = ProbeResult(
             store=store, place=self.store.identity, traits=traits, probed_ms=self._clock()
         )
-        write_probe(self._folder, found)
+        PROBE.write(self._folder.path, found, write=self._folder.write)
 
     def _foreign_cluster(self, found: Cluster) -> str:
         folder = f"data folder {self._folder.path}"
@@ -301,23 +302,11 @@ def check_has_no_bucket(data_dir: Path) -> None:
     try:
         if not has_bucket(data_dir):
             return
-        known = read_probe(data_dir)
+        known = PROBE.read(data_dir)
     except OSError as error:
         raise unusable(data_dir, error) from error
     which = f"the bucket {known.store[0]}" if known else "a bucket"
     raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")
-
-
-def read_probe(data_dir: Path) -> ProbeResult | None:
-    return read_document(_probe_path(data_dir), kind=KIND, document=ProbeResult)
-
-
-def write_probe(folder: DataFolder, found: ProbeResult) -> None:
-    folder.write(_probe_path(folder.path), sealed_json.encode(found, kind=KIND))
-
-
-def _probe_path(data_dir: Path) -> Path:
-    return data_dir / "tierlog" / "store.json"
 
 
 def _run_in_daemon_thread(call: Callable[[], object]) -> Future[None]:

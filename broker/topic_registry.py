@@ -19,10 +19,9 @@ from typing import Final
 
 import msgspec
 
-from broker.data_folder import read_document
+from broker.data_folder import Document
 from hot_tier.durable_file import write_durably
 from manifest.topic_objects import TopicObject
-from record_format import sealed_json
 from record_format.config_value import ConfigValue
 from record_format.errors import ShuttingDown
 
@@ -65,12 +64,17 @@ class _Topics(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[TopicRecord]
 
 
+TOPICS: Final = Document("topics.json", "topics", _Topics)
+
+
 class TopicRegistry:
-    def __init__(self, path: Path, *, write: Callable[[Path, bytes], None] = write_durably) -> None:
-        self._path, self._write = path, write
+    def __init__(
+        self, data_dir: Path, *, write: Callable[[Path, bytes], None] = write_durably
+    ) -> None:
+        self._data_dir, self._write_file = data_dir, write
         self._lock = threading.Lock()
         self._by_id: dict[str, TopicRecord] = {}
-        known = read_document(path, kind="topics", document=_Topics)
+        known = TOPICS.read(data_dir)
         if known is not None:
             self._by_id = {record.topic_id: record for record in known.topics}
 
@@ -111,14 +115,13 @@ class TopicRegistry:
         the next start would see the refused change: the old content is restored if the disk allows.
         """
         try:
-            self._write(self._path, _document(records))
+            self._write(records)
         except OSError:
             with suppress(OSError, ShuttingDown):
-                self._write(self._path, _document(self._by_id))
+                self._write(self._by_id)
             raise
         self._by_id = records
 
-
-def _document(records: Mapping[str, TopicRecord]) -> bytes:
-    topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
-    return sealed_json.encode(topics, kind="topics")
+    def _write(self, records: Mapping[str, TopicRecord]) -> None:
+        topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
+        TOPICS.write(self._data_dir, topics, write=self._write_file)

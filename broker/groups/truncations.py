@@ -15,29 +15,26 @@ Thread-safe; each change is durable when the call returns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from broker.data_folder import (
     DataFolder,
+    Document,
     TopicIdPartition,
     format_topic_id_partition,
     parse_topic_id_partition,
-    read_document,
 )
 from broker.partition import Partition
-from hot_tier.durable_file import write_durably
-from record_format import sealed_json
 
-KIND: Final = "cuts"
+TRUNCATIONS: Final = Document("cuts.json", "cuts", dict[str, int | None])
 
 
 class Truncations:
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._ends = read_truncations(folder.path)
+        self._ends = TRUNCATIONS.read(folder.path) or {}
 
     @property
     def ends(self) -> dict[TopicIdPartition, int]:
@@ -89,23 +86,5 @@ class Truncations:
 
     def _save(self, ends: dict[str, int | None]) -> None:
         if ends != self._ends:
-            write_truncations(self._folder.path, ends, write=self._folder.write)
+            TRUNCATIONS.write(self._folder.path, ends, write=self._folder.write)
             self._ends = ends
-
-
-def read_truncations(data_dir: Path) -> dict[str, int | None]:
-    """By topic id and partition. Raises CorruptDataError."""
-    return read_document(_path(data_dir), kind=KIND, document=dict[str, int | None]) or {}
-
-
-def write_truncations(
-    data_dir: Path,
-    ends: Mapping[str, int | None],
-    *,
-    write: Callable[[Path, bytes], None] = write_durably,
-) -> None:
-    write(_path(data_dir), sealed_json.encode(ends, kind=KIND))
-
-
-def _path(data_dir: Path) -> Path:
-    return data_dir / "tierlog" / "cuts.json"

@@ -10,21 +10,16 @@ Thread-safe: a repair may open a log at any time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, parse_topic_id_partition, read_document
+from broker.data_folder import DataFolder, Document, parse_topic_id_partition
 from broker.opened_log import OpenedLog
-from hot_tier.durable_file import write_durably
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
-from record_format import sealed_json
 
-KIND: Final = "epochs"
-
-Epochs = Mapping[str, tuple[EpochStart, ...]]
+EPOCHS: Final = Document("epochs.json", "epochs", dict[str, tuple[EpochStart, ...]])
 
 
 class AllocatedEpochs:
@@ -32,7 +27,7 @@ class AllocatedEpochs:
 
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
-        self._epochs = read_epochs(folder.path)
+        self._epochs = EPOCHS.read(folder.path) or {}
         self._lock = threading.Lock()  # for changes
 
     def of(self, name: str) -> tuple[EpochStart, ...]:
@@ -76,21 +71,6 @@ class AllocatedEpochs:
             if len(kept) != len(self._epochs):
                 self._save(kept)
 
-    def _save(self, epochs: Epochs) -> None:
-        write_epochs(self._folder.path, epochs, write=self._folder.write)
+    def _save(self, epochs: dict[str, tuple[EpochStart, ...]]) -> None:
+        EPOCHS.write(self._folder.path, epochs, write=self._folder.write)
         self._epochs = epochs
-
-
-def read_epochs(data_dir: Path) -> Epochs:
-    document = dict[str, tuple[EpochStart, ...]]
-    return read_document(_path(data_dir), kind=KIND, document=document) or {}
-
-
-def write_epochs(
-    data_dir: Path, epochs: Epochs, *, write: Callable[[Path, bytes], None] = write_durably
-) -> None:
-    write(_path(data_dir), sealed_json.encode(epochs, kind=KIND))
-
-
-def _path(data_dir: Path) -> Path:
-    return data_dir / "tierlog" / "epochs.json"

@@ -13,9 +13,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -23,16 +24,15 @@ import structlog
 from broker.cold_log import ColdLog
 from broker.data_folder import (
     DataFolder,
+    Document,
     parse_topic_id_partition,
-    read_document,
     topic_id_of,
 )
 from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
-from hot_tier.durable_file import sync_folder, write_durably
+from hot_tier.durable_file import sync_folder
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart, Manifest, SegmentEntry
-from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -43,7 +43,6 @@ from record_format.errors import (
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 16
-KIND = "take-over"
 NO_MANIFEST = ("", -1)
 
 Reopen = Callable[[int, int | None], PartitionLog]
@@ -65,13 +64,16 @@ class PendingTakeOver(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.whole_tail_of == in_force else self.gap
 
 
+TAKE_OVERS: Final = Document("take-over.json", "take-over", dict[str, PendingTakeOver])
+
+
 class PendingTakeOvers:
     """`take-over.json`. Thread-safe; each change is durable when the call returns."""
 
     def __init__(self, folder: DataFolder) -> None:
-        self._path = marker_path(folder.path)
+        self._data_dir = folder.path
         self._lock = threading.Lock()
-        self._pending = read_marker(folder.path)
+        self._pending = TAKE_OVERS.read(folder.path) or {}
 
     def get(self, name: str) -> PendingTakeOver | None:
         return self._pending.get(name)
@@ -94,24 +96,15 @@ class PendingTakeOvers:
         self.remove(gone)
 
     def _save(self, pending: dict[str, PendingTakeOver]) -> None:
-        write_marker(self._path, pending)
+        write_take_overs(self._data_dir, pending)
         self._pending = pending
 
 
-def marker_path(data_dir: Path) -> Path:
-    return data_dir / "tierlog" / "take-over.json"
-
-
-def read_marker(data_dir: Path) -> dict[str, PendingTakeOver]:
-    """The take-overs that are not complete, by topic id and partition. Raises CorruptDataError."""
-    path = marker_path(data_dir)
-    return read_document(path, kind=KIND, document=dict[str, PendingTakeOver]) or {}
-
-
-def write_marker(path: Path, pending: Mapping[str, PendingTakeOver]) -> None:
+def write_take_overs(data_dir: Path, pending: dict[str, PendingTakeOver]) -> None:
+    """Replace the file, or remove it if nothing is pending."""
     if pending:
-        write_durably(path, sealed_json.encode(pending, kind=KIND))
-    elif path.exists():
+        TAKE_OVERS.write(data_dir, pending)
+    elif (path := TAKE_OVERS.path(data_dir)).exists():
         path.unlink()
         sync_folder(path.parent)
 

@@ -21,10 +21,10 @@ import msgspec
 
 from broker.broker import Broker
 from broker.data_folder import DataFolder, folder_lock
-from broker.ownership.take_over import marker_path
+from broker.ownership.take_over import TAKE_OVERS
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
-from broker.store_status import ProbeResult, read_probe, write_probe
+from broker.store_status import PROBE, ProbeResult
 from broker.topic_registry import TopicRegistry
 from cold_tier.object_store import ObjectStore
 from cold_tier.probe import StoreTraits
@@ -90,7 +90,7 @@ def overlay(data_dir: Path, topic: str) -> Iterator[Path]:
     ConfigurationError if a broker has the folder open, or a take-over has begun.
     """
     with folder_lock(data_dir), tempfile.TemporaryDirectory(prefix="tierlog-plan-") as made:
-        if marker_path(data_dir).exists():
+        if TAKE_OVERS.path(data_dir).exists():
             raise ConfigurationError(
                 f"{data_dir}: its partitions are being taken over, after a restore or with "
                 "--take-over: start the broker once to complete that, or use --apply"
@@ -103,7 +103,7 @@ def overlay(data_dir: Path, topic: str) -> Iterator[Path]:
                 link_files(path, place / path.name)
         leave_out = shutil.ignore_patterns(*LEFT_OUT)
         shutil.copytree(data_dir / "tierlog", place / "tierlog", ignore=leave_out)
-        _keep_one(TopicRegistry(place / "tierlog" / "topics.json"), topic)
+        _keep_one(TopicRegistry(place), topic)
         yield place
 
 
@@ -116,13 +116,13 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
 def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
     """If a store was ever used, do not probe this one: a probe writes, and a plan needs none."""
     folder = DataFolder(place)
-    if read_probe(folder.path) is not None:
+    if PROBE.read(place) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
             place=store.identity,
             traits=StoreTraits(checks_checksums=False),  # so that none are tried
             probed_ms=wall_clock_ms(),
         )
-        write_probe(folder, believed)
+        PROBE.write(place, believed)
     folder.put_back_clean_marker()
     folder.close()

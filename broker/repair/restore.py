@@ -46,11 +46,11 @@ from broker.data_folder import (
     unusable,
     write_checkpoint,
 )
-from broker.groups.truncations import write_truncations
-from broker.ownership.allocated_epochs import write_epochs
-from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, marker_path, write_marker
+from broker.groups.truncations import TRUNCATIONS
+from broker.ownership.allocated_epochs import EPOCHS
+from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
 from broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
-from broker.topic_registry import TopicRecord, TopicRegistry
+from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_config import LogConfig
@@ -404,16 +404,14 @@ class _Restore:
         self._pending[name] = PendingTakeOver(gap=self._options.gap, whole_tail_of=whole)
 
     def _write_folder(self, cluster_id: str, records: list[TopicRecord]) -> None:
-        ours = self._data_dir / "tierlog"
-        registry = ours / "topics.json"
-        registry.unlink(missing_ok=True)
-        TopicRegistry(registry).put(*records)
-        write_epochs(self._data_dir, self._epochs)
-        write_truncations(self._data_dir, self._truncations)
+        TOPICS.path(self._data_dir).unlink(missing_ok=True)
+        TopicRegistry(self._data_dir).put(*records)
+        EPOCHS.write(self._data_dir, self._epochs)
+        TRUNCATIONS.write(self._data_dir, self._truncations)
         write_checkpoint(self._data_dir / RECOVERY_POINTS, self._recovery_points)
         write_checkpoint(self._data_dir / LOG_STARTS, self._log_starts)
         write_checkpoint(self._data_dir / COMPACTION_REACHED, self._cleaned_before)
-        write_marker(marker_path(self._data_dir), self._pending)
+        write_take_overs(self._data_dir, self._pending)
         properties = {
             "version": "1",
             "cluster.id": cluster_id,

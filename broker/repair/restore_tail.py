@@ -50,9 +50,9 @@ from broker.data_folder import (
     format_topic_id_partition,
     read_checkpoint,
 )
-from broker.groups.truncations import read_truncations
-from broker.ownership.allocated_epochs import read_epochs
-from broker.ownership.take_over import read_marker
+from broker.groups.truncations import TRUNCATIONS
+from broker.ownership.allocated_epochs import EPOCHS
+from broker.ownership.take_over import TAKE_OVERS
 from broker.topic_registry import TopicRegistry
 from hot_tier import closed_log
 from hot_tier.bad_sectors import zero_filling_pread
@@ -112,9 +112,9 @@ class OldFolder:
         self.path = path
         self._open = ExitStack()
         self._open.enter_context(folder_lock(path))
-        self._epochs = read_epochs(path)
-        self._take_overs = read_marker(path)
-        self.truncations = read_truncations(path)
+        self._epochs = EPOCHS.read(path) or {}
+        self._take_overs = TAKE_OVERS.read(path) or {}
+        self.truncations = TRUNCATIONS.read(path) or {}
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
         self._log_starts = read_checkpoint(path / LOG_STARTS)
         marks = (read_checkpoint(path / name) for name in (CLEANER_CHECKPOINT, COMPACTION_REACHED))
@@ -123,7 +123,7 @@ class OldFolder:
             self._high_watermarks = read_checkpoint(path / HIGH_WATERMARKS)
         except CorruptSnapshot:  # they only confirm the recovery points
             self._high_watermarks = {}
-        topics = TopicRegistry(path / "tierlog" / "topics.json")
+        topics = TopicRegistry(path)
         self.unpublished = {topic.topic_id: topic for topic in topics.live() if topic.dirty}
         self.deleted = {topic.topic_id: topic for topic in topics.deleted()}
 

@@ -13,7 +13,7 @@ from broker import segment_listing, topic_deletion
 from broker.background import background_tasks
 from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
-from broker.ownership.allocated_epochs import read_epochs
+from broker.ownership.allocated_epochs import EPOCHS
 from broker.ownership.owned_partition import OwnedPartition
 from broker.segment_listing import iter_segments, open_segment
 from cold_tier.object_store import IncompleteUpload
@@ -305,7 +305,7 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(harness) -> None:
     checkpoints.save(keys.segments, f"{keys.segments}interrupted.log", content, upload_id="u")
     harness.broker.delete_topic("gone")
     harness.wait_for(lambda: not harness.broker.registry.deleted())
-    harness.wait_for(lambda: list(read_epochs(harness.broker.folder.path)) == [f"{kept}-0"])
+    harness.wait_for(lambda: list(EPOCHS.read(harness.broker.folder.path)) == [f"{kept}-0"])
     named = (harness.root / "data" / "tierlog").rglob(f"{gone}*")
     assert [*named, *harness.broker.folder.uploads.iterdir()] == []
 

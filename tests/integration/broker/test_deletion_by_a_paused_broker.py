@@ -98,7 +98,7 @@ class Scenario:
         store = PausingStore(open_store(f"file://{self.bucket}"), self.take_over, at=at)
         settings = BrokerSettings(data_dir=self._old, cache_bytes=1 << 20).resolve()
         deleting = Bucket(folder, store, settings, clock=lambda: 0)
-        (record,) = TopicRegistry(self._old / "tierlog" / "topics.json").live()
+        (record,) = TopicRegistry(self._old).live()
         try:
             with suppress(FencedError):
                 deleting.delete_topic(record)

@@ -7,9 +7,9 @@ import pytest
 from broker.data_folder import format_topic_id_partition
 from broker.groups.groups import Groups, OffsetState
 from broker.groups.requests import NewOffset
-from broker.groups.truncations import Truncations, write_truncations
+from broker.groups.truncations import TRUNCATIONS, Truncations
 from broker.groups.view import GroupView
-from broker.ownership.take_over import marker_path
+from broker.ownership.take_over import TAKE_OVERS
 from broker.partition import Partition
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
@@ -373,7 +373,7 @@ def test_groups_of_an_adopted_folder_stay_in_their_partition_after_a_restore(
     commit(harness, group, t0=7)
     harness.restart()
     assert offsets_of(harness, group) == {("t", 0): 7}
-    assert not marker_path(harness.root / "data").exists()
+    assert not TAKE_OVERS.path(harness.root / "data").exists()
 
 
 @pytest.mark.parametrize("has_tail", [True, False])
@@ -390,7 +390,7 @@ def test_groups_are_reset_if_a_restore_finds_nothing_of_a_log(harness, tmp_path,
     harness.broker.close()
     data, lost = harness.root / "data", harness.root / "lost"
     data.rename(lost)
-    write_truncations(lost, {cut: 10})
+    TRUNCATIONS.write(lost, {cut: 10})
     shutil.rmtree(lost / "local-0")
     tail = lost if has_tail else None
     options = RestoreOptions(data_dir=data, gap=10, clock=lambda: 0, tail=tail)

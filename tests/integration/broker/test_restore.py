@@ -112,7 +112,7 @@ def test_every_record_is_restored_from_the_bucket_at_its_offset(lost, tmp_path, 
     assert len(now.partitions) == 2
     assert new.broker.folder.cluster_id
     assert new.broker.partition("t", 0).offsets().leader_epoch > epoch
-    assert not take_over.marker_path(new.root / "data").exists()
+    assert not take_over.TAKE_OVERS.path(new.root / "data").exists()
 
 
 def test_no_offset_is_reused_and_readers_skip_the_gap(lost, tmp_path, to_close):
@@ -375,7 +375,7 @@ def test_a_tail_corrupted_before_the_first_start_is_truncated_only_with_accept_l
     assert new.produce("t", [b"next"]).base_offset == (kept if is_whole else kept + GAP)
     new.offload()
     assert new.broker.verify("t", deep=True).ok
-    assert not take_over.marker_path(new.root / "data").exists()
+    assert not take_over.TAKE_OVERS.path(new.root / "data").exists()
     new.restart()
     assert len(new.records("t")) == kept + 1
 
@@ -586,7 +586,7 @@ def test_a_damaged_tail_of_a_deleted_topic_does_not_prevent_plans(lost, tmp_path
     corrupt_tail(lost.root / "data")
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
     to_close.append(new)
-    marker = take_over.marker_path(new.root / "data")
+    marker = take_over.TAKE_OVERS.path(new.root / "data")
     assert marker.exists()  # until the partition is repaired
     new.broker.delete_topic("t")
     run_copier(new.broker)  # waits for uploads, which a deletion waits for too
@@ -1045,7 +1045,7 @@ def crash(monkeypatch):
     @contextmanager
     def crashes():
         with monkeypatch.context() as patched:
-            patched.setattr(restoring, "write_marker", die)
+            patched.setattr(restoring, "write_take_overs", die)
             with pytest.raises(Crash):
                 yield
 

@@ -235,7 +235,7 @@ def test_a_crash_while_taking_over_a_shared_tail_is_resumed(
         with pytest.raises(Crash):
             harness.open(**TAKE_OVER)
     harness.broker = harness.open(restore_offset_gap=7)  # a pending take-over keeps its own gap
-    assert not take_over.marker_path(harness.root / "data").exists()
+    assert not take_over.TAKE_OVERS.path(harness.root / "data").exists()
     assert_continues_above_the_gap(harness, kept=140)
     copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
@@ -306,7 +306,7 @@ def test_a_damaged_log_is_taken_over_when_it_is_repaired(diverged):
     assert "was flushed" in reason
     (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
     assert step.action == "cut"
-    assert not take_over.marker_path(harness.root / "data").exists()
+    assert not take_over.TAKE_OVERS.path(harness.root / "data").exists()
     assert_continues_above_the_gap(harness, kept=160)
     copy.broker = copy.open()
     copy.broker.background.fence_checker.run_round()
@@ -376,7 +376,7 @@ def test_a_restart_after_a_take_over_is_an_ordinary_start(diverged):
     harness, _ = diverged
     harness.broker = harness.open(take_over=True)
     before, end = harness.records("t"), harness.broker.partition("t", 0).offsets().log_end_offset
-    assert not take_over.marker_path(harness.root / "data").exists()
+    assert not take_over.TAKE_OVERS.path(harness.root / "data").exists()
     harness.restart()
     harness.offload()
     assert harness.records("t") == before
@@ -412,7 +412,7 @@ def test_a_crash_at_any_step_is_resumed_by_the_next_start(diverged, monkeypatch,
         )
         with pytest.raises(Crash):
             harness.open(take_over=True)
-    assert take_over.marker_path(harness.root / "data").exists()
+    assert take_over.TAKE_OVERS.path(harness.root / "data").exists()
     harness.broker = harness.open()
     records = harness.records("t")
     assert [record.offset for record in records] == list(range(160))
@@ -459,7 +459,7 @@ def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness):
     harness.broker.close()
     (harness.root / "data" / ".kafka_cleanshutdown").unlink()
     pending = {f"{topic_id}-0": take_over.PendingTakeOver(gap=GAP)}
-    take_over.write_marker(take_over.marker_path(harness.root / "data"), pending)
+    take_over.write_take_overs(harness.root / "data", pending)
     harness.broker = harness.open()
     assert harness.records("t") == before
 
