@@ -130,7 +130,7 @@ class Maintenance:
     def _check_owned(self, partition: Partition, *, claim: bool) -> None:
         """Claim the partition, or only check that a claim would succeed. Raises FencedError."""
         if claim:
-            self._background.copier.claim(partition)
+            partition.claim()
         elif partition.cold is not None:
             partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
 

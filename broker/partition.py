@@ -122,6 +122,16 @@ class Partition:
         if reason:
             raise FencedError(f"leadership lost: {reason}")
 
+    def claim(self) -> None:
+        """Become the owner in the bucket, unless it is already. Raises FencedError,
+        StoreUnavailable.
+        """
+        assert self.cold is not None, "there is nothing to claim without a bucket"
+        if self.cold.ownership.claim(
+            log_start_offset=self.log.log_start_offset, log_end_offset=self.log.log_end_offset
+        ):
+            self.cold.follow_log_start(self.log.log_start_offset)  # it may have been trimmed before
+
     @contextmanager
     def reporting_defunct(self) -> Iterator[None]:
         """Report an error that follows from a deletion or take-over as that. A success is refused

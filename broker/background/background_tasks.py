@@ -60,37 +60,25 @@ class BackgroundTasks:
     ) -> None:
         self._settings, self._bucket, self._topics = settings, bucket, topics
         self._reserve = reserve
-        partitions = topics.partitions
         self.holes = Holes(topics.compaction_offsets.cleaned_before)
         self.failures = TaskFailures()
         self.copier = Copier(
-            partitions,
+            topics.partitions,
             concurrency=settings.offload_concurrency,
             holes=self.holes,
             failures=self.failures,
             store_is_reachable=bucket.store_status.recheck if bucket else lambda: True,
         )
-        self.fence_checker = FenceChecker(partitions, self.failures)
+        self.fence_checker = FenceChecker(topics.partitions, self.failures)
         self.janitor = Janitor(
-            partitions,
-            settings,
-            clock=clock,
-            holes=self.holes,
-            failures=self.failures,
-            move_log_start=topics.checkpoints.move_log_start,
+            topics, settings, clock=clock, holes=self.holes, failures=self.failures
         )
         rehydrate = None
         if bucket is not None:
             scratch, check_room = folder.scratch("bring-back"), reserve.check_fits
             rehydrate = Rehydrator(bucket, scratch=scratch, clock=clock, check_room=check_room)
         self.compactor = Compactor(
-            partitions,
-            topics.compaction_offsets,
-            settings,
-            clock=clock,
-            save_recovery_points=topics.checkpoints.save,
-            failures=self.failures,
-            rehydrate=rehydrate,
+            topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
         )
         self._copy_again_s = 0.0
         task = partial(PeriodicTask, failures=self.failures)

@@ -15,14 +15,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from broker.background.rehydration import Rehydrator, has_cold_only
-from broker.checkpoints import CompactionOffsets
+from broker.live_topics import LiveTopics
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.task_failures import TaskFailures
@@ -42,18 +42,16 @@ LOCK_WAIT_S = 0.2
 class Compactor:
     def __init__(
         self,
-        partitions: Callable[[], Iterable[Partition]],
-        offsets: CompactionOffsets,
+        topics: LiveTopics,
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
-        save_recovery_points: Callable[[], None],
         failures: TaskFailures,
         rehydrate: Rehydrator | None,
     ) -> None:
-        self._partitions, self._offsets, self._settings = partitions, offsets, settings
+        self._topics, self._settings, self._clock = topics, settings, clock
+        self._offsets = topics.compaction_offsets
         self._rehydrate, self._failures = rehydrate, failures
-        self._clock, self._save_recovery_points = clock, save_recovery_points
         self._backoff: WeakKeyDictionary[Partition, tuple[int, int]] = WeakKeyDictionary()
         """Since when, and for how long, in ms."""
         self._stopping = threading.Event()
@@ -76,13 +74,13 @@ class Compactor:
 
     def _rehydrate_all(self) -> None:
         """Download missing segments. Such a log is then cleaned from its start again."""
-        for partition in list(self._partitions()):
+        for partition in list(self._topics.partitions()):
             if self._rehydrate is None or self._stopping.is_set():
                 return
             try:
                 if not self._may_work_on(partition) or not has_cold_only(partition):
                     continue
-                self._save_recovery_points()
+                self._topics.checkpoints.save()
                 self._offsets.start_over(partition)
                 self._rehydrate(partition, stopping=self._stopping.is_set)
             except Interrupted:
@@ -93,7 +91,7 @@ class Compactor:
     def _due(self) -> list[tuple[Partition, Cleanable]]:
         """Dirtiest first."""
         found = []
-        for partition in list(self._partitions()):
+        for partition in list(self._topics.partitions()):
             if not partition.log.config.compacts:
                 self._recovered(partition)  # if compaction was turned off
             if not self._may_work_on(partition):
@@ -140,7 +138,7 @@ class Compactor:
         )
         try:
             while (cleanable := self._cleanable(partition)) is not None:
-                self._save_recovery_points()
+                self._topics.checkpoints.save()
                 self._offsets.begin_round(partition, cleanable.end_offset)  # before the first gap
                 done = partition.log.sealed.clean(cleanable, table, hooks)
                 self._offsets.end_round(partition, done.end_offset)

@@ -211,22 +211,13 @@ class Copier:
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 
-    def claim(self, partition: Partition) -> None:
-        """Become the owner in the bucket. Raises FencedError, StoreUnavailable."""
-        cold, log = partition.cold, partition.log
-        assert cold is not None, "there is nothing to claim without a bucket"
-        if cold.ownership.claim(
-            log_start_offset=log.log_start_offset, log_end_offset=log.log_end_offset
-        ):
-            cold.follow_log_start(log.log_start_offset)  # there may have been a trim before
-
     def _copy_next(self, partition: Partition, work: _Work) -> bool:
         """Claim, catch up, and upload the oldest segment. Returns whether there may be more."""
         cold = partition.cold
         assert cold is not None
         if self._stopping:
             return False
-        self.claim(partition)
+        partition.claim()
         cold.resolve_failed_commit()
         # Trims commit it themselves, but if one failed, records below may be gone here by now.
         cold.follow_log_start(partition.log.log_start_offset)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
@@ -29,6 +29,7 @@ import structlog
 from broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
 from broker.cold_log import ColdLog
 from broker.holes import Holes
+from broker.live_topics import LiveTopics
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.task_failures import PartitionTask, TaskFailures
@@ -55,21 +56,17 @@ TRIMS_MAX = 8  # concurrent commits, of different partitions
 
 
 class Janitor:
-    """`move_log_start` makes the new log start durable, and returns it."""
-
     def __init__(
         self,
-        partitions: Callable[[], Iterable[Partition]],
+        topics: LiveTopics,
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
         holes: Holes,
         failures: TaskFailures,
-        move_log_start: Callable[[Partition, int], int],
     ) -> None:
-        self._partitions, self._settings, self._clock = partitions, settings, clock
+        self._topics, self._settings, self._clock = topics, settings, clock
         self._holes, self._failures = holes, failures
-        self._move_log_start = move_log_start
         self.policy = GarbagePolicy(
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
@@ -95,14 +92,14 @@ class Janitor:
     def bucket_round(self) -> None:
         """Work that may contact the store, and may hang there."""
         self._for_each_partition("bucket-retention", self._maintain_bucket)
-        for partition in list(self._partitions()):
+        for partition in list(self._topics.partitions()):
             if not self._stopping.is_set():
                 self._maybe_collect(partition)
 
     def _for_each_partition(
         self, task: PartitionTask, maintain: Callable[[Partition], None]
     ) -> None:
-        for partition in list(self._partitions()):
+        for partition in list(self._topics.partitions()):
             if self._stopping.is_set():
                 return
             try:
@@ -193,7 +190,7 @@ class Janitor:
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
     ) -> int:
-        start = self._move_log_start(partition, before_offset)
+        start = self._topics.checkpoints.move_log_start(partition, before_offset)
         if in_bucket is not None:
             try:
                 in_bucket(start)
@@ -285,7 +282,7 @@ class Janitor:
         free, whatever its retention. A partition that fails does not delay the others.
         """
         freed = 0
-        for partition in list(self._partitions()):
+        for partition in list(self._topics.partitions()):
             try:
                 freed += self._delete_oldest(partition)
             except (TierlogError, OSError) as error:

@@ -40,25 +40,22 @@ class AllocatedEpochs:
 
     def allocate(self, opened: Iterable[OpenedLog]) -> None:
         """Start the next epoch of each log and prepare its claim; durable when this returns."""
+        owner = self._folder.owner
         with self._lock:
-            self._allocate(opened)
-
-    def _allocate(self, opened: Iterable[OpenedLog]) -> None:
-        epochs, owner = dict(self._epochs), self._folder.owner
-        for one in opened:
-            history = epochs.get(one.name, ())
-            own = (entry.epoch for entry in history)
-            last = max([one.log.leader_epoch, one.epoch_in_force, *own])
-            start = EpochStart(last + 1, one.next_offset, owner)
-            # Includes epochs under which nothing was written: one may be in force in the bucket
-            # through a claim whose process died before it was recorded here.
-            epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
-            one.log.bump_epoch(start.epoch)
-            if one.cold is not None:
-                one.cold.ownership.prepare(
-                    owner, epochs[one.name], take_over=one.take_over is not None
-                )
-        self._save(epochs)
+            epochs = dict(self._epochs)
+            for one in opened:
+                history = epochs.get(one.name, ())
+                own = (entry.epoch for entry in history)
+                last = max([one.log.leader_epoch, one.epoch_in_force, *own])
+                start = EpochStart(last + 1, one.next_offset, owner)
+                # Includes epochs under which nothing was written: one may be in force in the bucket
+                # through a claim whose process died before it was recorded here.
+                epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
+                one.log.bump_epoch(start.epoch)
+                if one.cold is not None:
+                    is_take_over = one.take_over is not None
+                    one.cold.ownership.prepare(owner, epochs[one.name], take_over=is_take_over)
+            self._save(epochs)
 
     def forget_all_but(self, topic_ids: Collection[str]) -> None:
         """Forget topics that no longer exist, here or in the bucket."""

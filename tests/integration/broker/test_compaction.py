@@ -235,16 +235,16 @@ def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path):
     """Otherwise a topic that is no longer compacted is truncated there after a crash."""
     harness.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
     log, compactor = harness.broker.partition("t", 0).log, harness.broker.background.compactor
-    save, last = compactor._save_recovery_points, fill(harness, "t", 100)
+    checkpoints, last = harness.broker.checkpoints, fill(harness, "t", 100)
     log.roll()
 
     def save_while_more_comes():
-        compactor._save_recovery_points = save
-        save()
+        del checkpoints.save
+        checkpoints.save()
         last.update(fill(harness, "t", 300, seed=2))
         log.roll()
 
-    compactor._save_recovery_points = save_while_more_comes
+    checkpoints.save = save_while_more_comes
     compactor.run_round()
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     shutil.copytree(harness.root / "data", tmp_path / "after the crash")

@@ -108,7 +108,7 @@ def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(harn
             losing_responses(harness, lambda v=view: partition.cold.offload(files_of(partition, v)))
         harness.set_down(False)
     harness.restart()
-    harness.broker.background.copier.claim(harness.broker.partition("t", 0))
+    harness.broker.partition("t", 0).claim()
 
 
 def test_a_claim_of_unknown_outcome_is_repeated(harness):
@@ -119,7 +119,7 @@ def test_a_claim_of_unknown_outcome_is_repeated(harness):
     partition = harness.broker.partition("t", 0)
     harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
     with pytest.raises(StoreUnavailable):
-        losing_responses(harness, lambda: harness.broker.background.copier.claim(partition))
+        losing_responses(harness, partition.claim)
     harness.set_down(False)
-    harness.broker.background.copier.claim(partition)
+    partition.claim()
     assert partition.cold.ownership.claimed

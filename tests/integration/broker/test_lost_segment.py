@@ -225,7 +225,7 @@ def test_a_lost_segment_of_a_local_topic_is_repaired(harness, has_bucket):
 def test_a_lost_segment_is_reported_once_remote_storage_is_disabled(harness):
     fill(harness, 5)
     lose(harness, 20)
-    harness.broker.background.copier.claim(harness.broker.partition("t", 0))
+    harness.broker.partition("t", 0).claim()
     run_janitor(harness.broker)
     assert harness.broker.readiness().degraded == [], "the copier reports it when it gets there"
     harness.broker.alter_topic("t", config={"remote.storage.enable": "false"})

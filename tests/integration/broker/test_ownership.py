@@ -235,7 +235,7 @@ def test_altering_a_topic_during_its_claim_reaches_the_bucket(harness, monkeypat
     def claim_and_list(prefix, **options):
         if prefix.endswith("/manifest/"):
             monkeypatch.undo()
-            broker.background.copier.claim(broker.partition("t", 0))
+            broker.partition("t", 0).claim()
         return list_(prefix, **options)
 
     monkeypatch.setattr(store, "list", claim_and_list)
@@ -258,5 +258,5 @@ def test_trimming_a_partition_during_its_claim_reaches_the_bucket(harness, monke
         return claim(ownership, **kwargs)
 
     monkeypatch.setattr(Ownership, "claim", trim_and_claim)
-    broker.background.copier.claim(partition)
+    partition.claim()
     assert partition.cold.manifest.log_start_offset == 7

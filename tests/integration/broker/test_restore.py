@@ -539,7 +539,7 @@ def test_a_partition_with_segments_but_no_manifest_is_not_re_created(lost, tmp_p
         note.unlink()
     lost.broker = lost.open()
     with pytest.raises(MissingObject, match="although there are segments"):
-        lost.broker.background.copier.claim(lost.broker.partition("t", 0))
+        lost.broker.partition("t", 0).claim()
     lost.broker.close()
     shutil.copytree(tmp_path / "kept", manifests)
     new = Restored(tmp_path / "new", lost)
