@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -25,7 +24,7 @@ from spark_reader.option_values import InvalidOption
 from spark_reader.options import NAMES, ReadOptions, parse_options, wants_headers
 from spark_reader.plan import Split
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLossPolicy, Warn
+from spark_reader.ranges import DataLossPolicy, Warn, log_to_stderr
 from spark_reader.split_reader import ReadRequest, read_split
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
@@ -68,7 +67,7 @@ def read_arrow(
         )
     if len(set(wanted)) < len(wanted):
         raise InvalidOption(f"a column is requested twice: {', '.join(wanted)}")
-    warn = on_data_loss or _to_stderr
+    warn = on_data_loss or log_to_stderr
     splits = Planner(parsed, report=_ignore, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
     return pa.RecordBatchReader.from_batches(schema, _batches(splits, parsed, wanted, warn))
@@ -133,7 +132,3 @@ def _batches(
 
 def _ignore(_: str) -> None:
     return None
-
-
-def _to_stderr(text: str) -> None:
-    print(f"tierlog: {text}", file=sys.stderr)

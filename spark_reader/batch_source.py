@@ -18,7 +18,8 @@ from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.source_partition import SplitPartition, log_to_stderr
+from spark_reader.ranges import log_to_stderr
+from spark_reader.source_partition import SplitPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

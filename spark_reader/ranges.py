@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,6 +30,11 @@ class OffsetRange(NamedTuple):
     facts: PartitionFacts
     start_offset: int
     end_offset: int
+
+
+def log_to_stderr(text: str) -> None:
+    """A `Warn`: Spark collects the standard error of its Python processes."""
+    print(f"tierlog: {text}", file=sys.stderr, flush=True)
 
 
 class DataLossPolicy(NamedTuple):

@@ -4,7 +4,6 @@ small, and without secrets in its repr.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from pyspark.sql.datasource import InputPartition
@@ -24,8 +23,3 @@ class SplitPartition(InputPartition):  # type: ignore[misc]
             f"{split.topic}-{split.partition}[{split.start_offset}, {split.end_offset})"
             for split in self.splits
         )
-
-
-def log_to_stderr(text: str) -> None:
-    """Log a line: Spark collects the standard error of its Python processes."""
-    print(f"tierlog: {text}", file=sys.stderr, flush=True)

@@ -31,8 +31,8 @@ from spark_reader.options import ReadOptions
 from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.ranges import OffsetRange, clamp, resolve_start
-from spark_reader.source_partition import SplitPartition, log_to_stderr
+from spark_reader.ranges import OffsetRange, clamp, log_to_stderr, resolve_start
+from spark_reader.source_partition import SplitPartition
 from spark_reader.stream_offsets import (
     Backlog,
     PartitionName,

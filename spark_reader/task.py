@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS, Filters
-from spark_reader.ranges import DataLossPolicy
-from spark_reader.source_partition import SplitPartition, log_to_stderr
+from spark_reader.ranges import DataLossPolicy, log_to_stderr
+from spark_reader.source_partition import SplitPartition
 from spark_reader.split_reader import ReadRequest, read_split
 
 
