@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
@@ -75,19 +74,17 @@ def _no_borders() -> AbstractContextManager[frozenset[int]]:
     return nullcontext(frozenset())
 
 
-@dataclass
-class CleanerHooks:
+class CleanerHooks(NamedTuple):
     """`stopping`: polled during the round; once it is true, nothing more is changed.
 
     `swapping`: entered around each swap; yields the offsets that no group may span (where the
-    bucket ends, and where its gaps end). `may_forget`: called at the start: whether tombstones and
-    markers past their horizon may be removed. They may not while the bucket may still have what
-    they delete or end.
+    bucket ends, and where its gaps end). `may_forget`: whether tombstones and markers past their
+    horizon may be removed. They may not while the bucket may still have what they delete or end.
     """
 
-    stopping: Callable[[], bool] = field(default=lambda: False)
-    may_forget: Callable[[], bool] = field(default=lambda: True)
-    swapping: Callable[[], AbstractContextManager[frozenset[int]]] = field(default=_no_borders)
+    stopping: Callable[[], bool] = lambda: False
+    swapping: Callable[[], AbstractContextManager[frozenset[int]]] = _no_borders
+    may_forget: bool = True
 
 
 class Interrupted(TierlogError):
@@ -103,7 +100,7 @@ class Cleaner:
         self._state, self._reaper, self._table, self._hooks = state, reaper, table, hooks
         self._read_bytes = self._written_bytes = 0
         self._tombstones = TombstonePolicy(
-            state.clock(), state.config.delete_retention_ms, may_drop=hooks.may_forget()
+            state.clock(), state.config.delete_retention_ms, may_drop=hooks.may_forget
         )
         self._transactions = CleanedTransactions()
         self._last_records: dict[int, LastRecord] = {}

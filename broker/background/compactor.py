@@ -131,15 +131,15 @@ class Compactor:
 
     def _clean(self, partition: Partition, table: KeyTable) -> None:
         """Clean in passes until nothing is dirty: the table may not hold all keys at once."""
-        hooks = CleanerHooks(
-            stopping=self._stopping.is_set,
-            may_forget=lambda: partition.cold is None or partition.log.sealed.mirrored,
-            swapping=lambda: self._swapping(partition),
-        )
         try:
             while (cleanable := self._cleanable(partition)) is not None:
                 self._topics.checkpoints.save()
                 self._offsets.begin_round(partition, cleanable.end_offset)  # before the first gap
+                hooks = CleanerHooks(
+                    stopping=self._stopping.is_set,
+                    swapping=lambda: self._swapping(partition),
+                    may_forget=partition.cold is None or partition.log.sealed.mirrored,
+                )
                 done = partition.log.sealed.clean(cleanable, table, hooks)
                 self._offsets.end_round(partition, done.end_offset)
                 log.info(

@@ -289,12 +289,12 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
         return found[b"deleted"][1] if b"deleted" in found else None
 
     if not tombstone_stays:  # then only the order of commits protects
-        clean, at_once = partition.log.sealed.clean, {"may_forget": lambda: True}
+        clean = partition.log.sealed.clean
         monkeypatch.setattr(
             partition.log.sealed,
             "clean",
             lambda cleanable, table, hooks: clean(
-                cleanable, table, dataclasses.replace(hooks, **at_once)
+                cleanable, table, hooks._replace(may_forget=True)
             ),
         )
     monkeypatch.setattr("broker.background.mirror._follow", overtaken)
