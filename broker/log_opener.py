@@ -23,8 +23,7 @@ from broker.cold_log import ColdLog
 from broker.damaged_partition import DamagedPartition, reason_of
 from broker.data_folder import DataFolder, format_topic_id_partition
 from broker.holes import lost_before
-from broker.log_spec import LogSpec, Wanted
-from broker.opened_log import OpenedLog
+from broker.log_spec import LogSpec, OpenedLog, Wanted
 from broker.ownership.allocated_epochs import AllocatedEpochs
 from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
 from broker.partition import Partition

@@ -15,7 +15,7 @@ from typing import Final
 
 from broker.cold_log import ColdLog
 from broker.data_folder import DataFolder, Document, parse_topic_id_partition
-from broker.opened_log import OpenedLog
+from broker.log_spec import OpenedLog
 from manifest.epochs import MAX_EPOCHS
 from manifest.state import EpochStart
 
