@@ -200,7 +200,7 @@ def take_tail(
     `source`: the partition's old folder, cleaned up. `snapshot`: the bucket's producer snapshot at
     the manifest's end; without one, the old folder's is used.
     """
-    state, bases = old.bucket_state(target.keys), closed_log.base_offsets(source)
+    bases = closed_log.base_offsets(source)
     end_offset = manifest.end_offset if manifest else (bases[0] if bases else 0)
     if not bases or bases[0] > max(end_offset, old.log_start(target.keys) or 0):
         return Tail(whole=False, detail=f"its log does not reach back to offset {end_offset}")
@@ -221,12 +221,7 @@ def take_tail(
     ends = copied.log_end_offset
     if ends == end_offset:  # nothing was copied
         ends = closed_log.end_offset(source)
-    reached = max(end_offset, old.reached(target.keys))
-    missing = copied.recovery.truncate_reason or _ends_too_soon(ends, reached)
-    if manifest is not None and manifests.is_stale_copy(state.manifest, manifest):
-        missing = missing or "it is an older copy: the bucket has been written to since"
-    if old.owes_gap(target.keys, manifest):
-        missing = missing or "it was restored itself with a gap to follow, and not started since"
+    missing = copied.recovery.truncate_reason or _why_incomplete(old, manifests, manifest, ends)
     taken = f"{copied.log_end_offset - end_offset} offsets copied"
     then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
     return Tail(
@@ -238,8 +233,22 @@ def take_tail(
     )
 
 
-def _ends_too_soon(end_offset: int, reached: int) -> str:
-    return f"it ends at offset {end_offset}, but had {reached}" if end_offset < reached else ""
+def _why_incomplete(
+    old: OldFolder, manifests: ManifestStore, manifest: Manifest | None, ends: int
+) -> str:
+    """Why acknowledged records may be missing from a log that ends at `ends`; empty if none can
+    be.
+    """
+    keys = manifests.keys
+    reached = max(manifest.end_offset if manifest else 0, old.reached(keys))
+    if ends < reached:
+        return f"it ends at offset {ends}, but had {reached}"
+    seen = old.bucket_state(keys).manifest
+    if manifest is not None and manifests.is_stale_copy(seen, manifest):
+        return "it is an older copy: the bucket has been written to since"
+    if old.owes_gap(keys, manifest):
+        return "it was restored itself with a gap to follow, and not started since"
+    return ""
 
 
 def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes | None) -> None:
