@@ -7,8 +7,6 @@
   objects are deleted: a crash in between leaves something to delete, never something missing.
 * Nothing expires by age while the store refuses this machine's clock. Without a store, or if it
   does not refuse, the clock is trusted.
-* A trim waits for its commit only as long as a client would, then leaves it to a thread; what that
-  fails to do is made up for in a later round (`follow_log_start`).
 * Work that may contact the store has its own rounds, so that a hanging store does not stop work on
   the disk. A store known to be unreachable is not contacted, because each partition would wait for
   it: the log start moves on disk, and the bucket follows later.
@@ -17,17 +15,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
 from weakref import WeakKeyDictionary
 
 import structlog
 
+from broker.background.bucket_trims import BucketTrims
 from broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
-from broker.cold_log import ColdLog
 from broker.holes import Holes
 from broker.live_topics import LiveTopics
 from broker.partition import Partition
@@ -41,8 +37,6 @@ from record_format.errors import (
     LogOfflineError,
     OutcomeUnknownError,
     RetriableError,
-    ShuttingDown,
-    StoreUnavailable,
     TierlogError,
     UnknownTopic,
 )
@@ -51,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 MIN_COLLECT_MS = 60_000
 NEVER_OLD = 2**63 - 1
-TRIM_WAIT_S = 15.0  # clients time out after half a minute
-TRIMS_MAX = 8  # concurrent commits, of different partitions
 
 
 class Janitor:
@@ -71,8 +63,7 @@ class Janitor:
             grace_ms=settings.gc_grace_ms, keep_min=settings.manifest_versions_min
         )
         self._stopping = threading.Event()
-        self._trims = ThreadPoolExecutor(TRIMS_MAX, thread_name_prefix="trim")
-        self._trimming: dict[ColdLog, threading.Event] = {}
+        self._trims = BucketTrims()
         self._collected_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()  # last attempt
 
     def stop(self) -> None:
@@ -82,7 +73,7 @@ class Janitor:
     def close(self) -> None:
         """As `stop`, and wait for trims that are being committed."""
         self.stop()
-        self._trims.shutdown(wait=True, cancel_futures=True)
+        self._trims.close()
 
     def disk_round(self) -> None:
         """Work that never contacts the store. A partition that fails does not delay the others."""
@@ -160,32 +151,8 @@ class Janitor:
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Advance the log start: durable when this returns, also in the bucket if it is fast."""
-        in_bucket = partial(self._trim_in_bucket, partition.cold) if partition.cold else None
+        in_bucket = partial(self._trims.trim, partition.cold) if partition.cold else None
         return self._advance(partition, before_offset, in_bucket=in_bucket)
-
-    def _trim_in_bucket(self, cold: ColdLog, start: int) -> None:
-        """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
-        deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
-        # One per partition: waiting in the pool, they would occupy the threads of the others.
-        while (ahead := self._trimming.setdefault(cold, done)) is not done:
-            _check_in_time(ahead.wait(_left_s(deadline_s)))
-        try:
-            trimming = self._trims.submit(self._do_trim, cold, start, done)
-        except RuntimeError as error:
-            del self._trimming[cold]
-            raise ShuttingDown(str(error)) from error
-        try:
-            _check_in_time(wait([trimming], _left_s(deadline_s)).done)
-            trimming.result()
-        finally:
-            del trimming  # breaks the reference cycle of the future and its exception
-
-    def _do_trim(self, cold: ColdLog, start: int, done: threading.Event) -> None:
-        try:
-            cold.trim(start)
-        finally:
-            del self._trimming[cold]
-            done.set()
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -302,15 +269,6 @@ class Janitor:
         partition.log.reap(at_once=True)
         log.warning("local segment deleted: the disk is full", partition=str(partition))
         return oldest.size_bytes
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())
-
-
-def _check_in_time(done: object) -> None:
-    if not done:
-        raise StoreUnavailable(f"no response within {TRIM_WAIT_S:g} s")
 
 
 def removable_end(partition: Partition) -> int:

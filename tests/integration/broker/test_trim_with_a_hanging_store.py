@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.background import janitor
+from broker.background import bucket_trims
 from tests.fakes.faulty_object_store import Slow
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
@@ -13,7 +13,7 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 @pytest.fixture
 def gate(harness, monkeypatch):
     """200 records of t-0 in the bucket; its next commit waits for the returned event."""
-    monkeypatch.setattr(janitor, "TRIM_WAIT_S", 0.05)
+    monkeypatch.setattr(bucket_trims, "TRIM_WAIT_S", 0.05)
     harness.broker.create_topic("t", config=CONFIG)
     harness.fill(200)
     harness.offload()
@@ -51,11 +51,12 @@ def test_a_second_trim_during_the_first_reaches_the_bucket(harness, gate):
 
 
 def test_trims_beyond_the_thread_pool_are_left_to_the_next_round(harness, gate, monkeypatch):
-    monkeypatch.setattr(harness.broker.background.janitor, "_trims", ThreadPoolExecutor(1))
+    trims = harness.broker.background.janitor._trims
+    monkeypatch.setattr(trims, "_threads", ThreadPoolExecutor(1))
     for offset in (55, 65, 75):
         assert harness.broker.trim("t", 0, offset) == offset
     gate.set()
-    harness.broker.background.janitor._trims.shutdown(wait=True)
+    trims._threads.shutdown(wait=True)
     assert log_start_in_bucket(harness) == 55, "trims that did not start in time are dropped"
     harness.broker.background.janitor.bucket_round()
     assert log_start_in_bucket(harness) == 75
@@ -68,7 +69,7 @@ def test_trims_of_one_partition_block_no_other(harness, gate):
     harness.copy_sealed()
     other = harness.broker.partition("u", 0).cold
     assert other.manifest.end_offset == 10
-    for before in range(1, janitor.TRIMS_MAX + 3):
+    for before in range(1, bucket_trims.TRIMS_MAX + 3):
         assert harness.broker.trim("t", 0, before) == before
     assert harness.broker.trim("u", 0, 5) == 5
     harness.wait_for(lambda: other.manifest.log_start_offset == 5)
