@@ -113,9 +113,8 @@ class ColdReader:
         *,
         limits: ColdLimits = ColdLimits(),  # noqa: B008  immutable
         reader: RangedReader | None = None,
-        indexes: SegmentIndexes | None = None,
     ) -> None:
-        self._indexes = indexes or SegmentIndexes(store)
+        self._indexes = SegmentIndexes(store)
         self._reader = reader or RangedReader(store, requests_max=limits.fills)
         self._fills = ChunkFills(
             cache,

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -139,7 +138,6 @@ class Prefetcher:
             self._slots.release()
 
 
-@lru_cache(maxsize=4096)
 def _folder_of(log_key: str) -> str:
     """The partition's segments folder, which sequential reads have in common."""
     return log_key.rpartition("/")[0]

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
-from cold_tier.retry import ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
+from cold_tier.retry import ChecksumMismatch, retry_on_checksum_mismatch
 from record_format.errors import StoreUnavailable, TierlogError, disk_full_error
 
 T = TypeVar("T")
@@ -68,11 +68,7 @@ class _Cancelled(TierlogError):
 
 
 def read_chunk(
-    store: ObjectStore,
-    chunk: ChunkRef,
-    *,
-    buffer: memoryview | None = None,
-    policy: RetryPolicy | None = None,
+    store: ObjectStore, chunk: ChunkRef, *, buffer: memoryview | None = None
 ) -> memoryview:
     """The chunk's verified bytes, for readers without a cache, such as Spark's executors.
 
@@ -92,19 +88,16 @@ def read_chunk(
         _check(chunk, size_bytes=size, crc=crc)
         return body
 
-    chosen = policy or store.read_policy
     return retry_on_checksum_mismatch(
-        lambda: chosen.run(attempt), file=chunk.log_key, position=chunk.position
+        lambda: store.read_policy.run(attempt), file=chunk.log_key, position=chunk.position
     )
 
 
-def read_range(
-    store: ObjectStore, key: str, start: int, end: int, *, policy: RetryPolicy | None = None
-) -> bytes:
+def read_range(store: ObjectStore, key: str, start: int, end: int) -> bytes:
     """Bytes [start, end) of an object, which the caller has to verify. Raises CorruptObject,
     MissingObject, StoreUnavailable, ConfigurationError.
     """
-    return (policy or store.read_policy).run(lambda: b"".join(store.get_range(key, start, end)))
+    return store.read_policy.run(lambda: b"".join(store.get_range(key, start, end)))
 
 
 class Hedging:
@@ -153,12 +146,11 @@ class RangedReader:
         store: ObjectStore,
         *,
         requests_max: int = 32,
-        policy: RetryPolicy | None = None,
         hedging: Hedging | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._monotonic = store, monotonic
-        self._policy = policy or store.read_policy
+        self._policy = store.read_policy
         self._hedging = hedging or Hedging()
         self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
         self._thread_local = threading.local()
@@ -179,7 +171,7 @@ class RangedReader:
 
     def fetch_into(self, chunk: ChunkRef, buffer: memoryview) -> None:
         """Fetch the chunk's verified bytes into `buffer` on the calling thread."""
-        read_chunk(self._store, chunk, buffer=buffer, policy=self._policy)
+        read_chunk(self._store, chunk, buffer=buffer)
 
     def close(self) -> None:
         self._requests.shutdown(wait=True, cancel_futures=True)

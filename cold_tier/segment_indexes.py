@@ -31,7 +31,6 @@ from cold_tier.object_keys import parse_segment
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from cold_tier.ranged_reader import ChunkRef, read_range
-from cold_tier.retry import RetryPolicy
 from record_format.errors import (
     CorruptObject,
     CorruptSnapshot,
@@ -94,9 +93,8 @@ class SegmentIndexes:
         *,
         limit_bytes: int = LIMIT_BYTES,
         loads_max: int = LOADS_MAX,
-        policy: RetryPolicy | None = None,
     ) -> None:
-        self._store, self._policy, self._limit_bytes = store, policy, limit_bytes
+        self._store, self._limit_bytes = store, limit_bytes
         self._lock = threading.Lock()
         self._loads = threading.BoundedSemaphore(loads_max)
         self._failed_loads = 0
@@ -113,7 +111,7 @@ class SegmentIndexes:
         end = segment.chunk_table_position + segment.chunk_table_size
 
         def load() -> tuple[SegmentIndex, int]:
-            head = self._fetch(segment.indexes_key, 0, end)
+            head = read_range(self._store, segment.indexes_key, 0, end)
             found = parse_index(head, segment)
             return found, OBJECT_OVERHEAD * end
 
@@ -130,15 +128,17 @@ class SegmentIndexes:
 
     def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""
-        section = self.get(segment).directory.section(kind)
+        section, key = self.get(segment).directory.section(kind), segment.indexes_key
         if section is None:
             return b""
 
         def load() -> tuple[bytes, int]:
-            body = self._fetch(segment.indexes_key, section.position, section.end_position)
+            body = read_range(
+                self._store, segment.indexes_key, section.position, section.end_position
+            )
             return check_section(section, body, file=segment.indexes_key), len(body)
 
-        return self._get((segment.indexes_key, int(kind)), load)
+        return self._get((key, int(kind)), load)
 
     def transactions(self, segment: ColdSegment) -> SegmentTransactions:
         """Raises what `get` does, and CorruptIndex."""
@@ -156,16 +156,13 @@ class SegmentIndexes:
             return None
 
         def load() -> tuple[Producers, int]:
-            body = self._fetch(file, section.position, section.end_position)
+            body = read_range(self._store, file, section.position, section.end_position)
             return parse_producers(check_section(section, body, file=file), file=file), len(body)
 
         try:
             return self._get((file, PRODUCERS), load)
         except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
             return None
-
-    def _fetch(self, key: str, start: int, end: int) -> bytes:
-        return read_range(self._store, key, start, end, policy=self._policy)
 
     def _get(self, key: tuple[str, int], load: Callable[[], tuple[T, int]]) -> T:
         with self._lock:

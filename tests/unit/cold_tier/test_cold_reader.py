@@ -36,12 +36,8 @@ QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 
 @pytest.fixture
 def reader(store, cache):
-    cold_reader = ColdReader(
-        store,
-        cache,
-        reader=RangedReader(store, requests_max=8, policy=QUICK),
-        indexes=SegmentIndexes(store, policy=QUICK),
-    )
+    store.read_policy = QUICK
+    cold_reader = ColdReader(store, cache, limits=ColdLimits(requests_max=8))
     yield cold_reader
     cold_reader.close()
 
@@ -543,7 +539,8 @@ def test_a_marker_in_a_later_segment_is_found(store, reader, tmp_path):
 def test_a_failed_read_keeps_no_file_open(store, cache, written):
     """Not even until the next garbage collection: open files take space in the cache."""
     segment = upload(store, written)
-    reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=1, policy=QUICK))
+    store.read_policy = QUICK
+    reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=1))
     chunks = reader._indexes.get(segment).table.chunks
     store.fail("get_range", FailsBefore(), times=99, when=lambda key: len(gets(store, ".log")) > 1)
     gc.disable()

@@ -49,7 +49,8 @@ def cache(disk):
 
 @pytest.fixture
 def reader(store, cache):
-    ranged = RangedReader(store, requests_max=4, policy=QUICK)
+    store.read_policy = QUICK
+    ranged = RangedReader(store, requests_max=4)
     with closing(ColdReader(store, cache, reader=ranged)) as cold_reader:
         yield cold_reader
 
@@ -122,7 +123,7 @@ def test_memory_is_limited_and_a_reader_waits_until_another_is_done(
     chunks = reader._indexes.get(segment).chunks
     limit = chunks[0].size_bytes + chunks[1].size_bytes
     with (
-        closing(RangedReader(store, policy=QUICK)) as ranged,
+        closing(RangedReader(store)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=limit)) as fills,
     ):
         in_use = [fills.get(chunks[0]), fills.get(chunks[1])]
@@ -137,7 +138,7 @@ def test_a_chunk_above_the_limit_has_the_memory_to_itself(disk, store, cache, re
     disk.fill()
     chunks = reader._indexes.get(segment).chunks
     with (
-        closing(RangedReader(store, policy=QUICK)) as ranged,
+        closing(RangedReader(store)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=1)) as fills,
     ):
         in_use = fills.get(chunks[0])

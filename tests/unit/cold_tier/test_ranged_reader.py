@@ -34,6 +34,7 @@ def ref(start=1000, end=700_000, body=BODY):
 @pytest.fixture
 def store(store):
     store.put(KEY, BODY)
+    store.read_policy = QUICK
     return store
 
 
@@ -41,7 +42,7 @@ def store(store):
 def fetch(store, tmp_path):
     """Fetches a chunk into a new file in `tmp_path`."""
     names = itertools.count()
-    reader = RangedReader(store, requests_max=4, policy=QUICK)
+    reader = RangedReader(store, requests_max=4)
     yield lambda chunk: reader.fetch(chunk, lambda: tmp_path / f"temp-{next(names)}")
     reader.close()
 
@@ -121,7 +122,7 @@ def test_a_configuration_error_is_not_retried(store, fetch):
 
 
 def test_a_file_that_cannot_be_created_is_reported_as_a_full_disk(store, fetch, tmp_path):
-    reader = RangedReader(store, requests_max=1, policy=QUICK)
+    reader = RangedReader(store, requests_max=1)
     with pytest.raises(DiskFull):
         reader.fetch(ref(), lambda: tmp_path / "no" / "such" / "folder")
     reader.close()
@@ -129,7 +130,7 @@ def test_a_file_that_cannot_be_created_is_reported_as_a_full_disk(store, fetch, 
 
 def test_the_deadline_covers_all_attempts(store, tmp_path):
     now = [0.0]
-    policy = RetryPolicy(
+    store.read_policy = RetryPolicy(
         attempts=100,
         deadline_s=10,
         monotonic=lambda: now[0],
@@ -137,7 +138,7 @@ def test_the_deadline_covers_all_attempts(store, tmp_path):
         jitter=lambda: 1.0,
     )
     store.fail("get_range", FailsBefore(), times=1000)
-    reader = RangedReader(store, requests_max=1, policy=policy, monotonic=lambda: now[0])
+    reader = RangedReader(store, requests_max=1, monotonic=lambda: now[0])
     with pytest.raises(StoreUnavailable):
         reader.fetch(ref(), lambda: tmp_path / "t")
     reader.close()
@@ -146,12 +147,8 @@ def test_the_deadline_covers_all_attempts(store, tmp_path):
 
 def test_a_response_slower_than_the_deadline_is_abandoned(store, tmp_path):
     ticks = itertools.count(step=20)
-    reader = RangedReader(
-        store,
-        requests_max=1,
-        policy=RetryPolicy(attempts=1, deadline_s=30),
-        monotonic=lambda: next(ticks),
-    )
+    store.read_policy = RetryPolicy(attempts=1, deadline_s=30)
+    reader = RangedReader(store, requests_max=1, monotonic=lambda: next(ticks))
     with pytest.raises(StoreUnavailable, match="too slow"):
         reader.fetch(ref(), lambda: tmp_path / "t")
     reader.close()
@@ -167,7 +164,7 @@ def test_a_late_response_is_hedged_and_the_loser_leaves_no_file(store, tmp_path)
     slow = Slow()
     store.fail("get_range", slow)
     names, hedging = itertools.count(), QuickToHedge()
-    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=hedging)
+    reader = RangedReader(store, requests_max=2, hedging=hedging)
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     assert path.read_bytes() == BODY[1000:700_000]
     slow.gate.set()
@@ -179,7 +176,7 @@ def test_a_late_response_is_hedged_and_the_loser_leaves_no_file(store, tmp_path)
 def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
     slow = Slow()
     store.fail("get_range", slow)
-    reader = RangedReader(store, requests_max=2, policy=QUICK, hedging=QuickToHedge())
+    reader = RangedReader(store, requests_max=2, hedging=QuickToHedge())
     names = itertools.count()
     threading.Timer(0.2, slow.gate.set).start()
     store.fail("get_range", FailsBefore())
@@ -203,12 +200,12 @@ def test_hedges_are_limited_by_a_budget():
 
 
 def test_read_chunk_verifies_its_bytes(store):
-    assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]
+    assert read_chunk(store, ref()) == BODY[1000:700_000]
     store.fail("get_range", WrongBytes(3))
-    assert read_chunk(store, ref(), policy=QUICK) == BODY[1000:700_000]
+    assert read_chunk(store, ref()) == BODY[1000:700_000]
     store.fail("get_range", WrongBytes(3), times=2)
     with pytest.raises(CorruptObject):
-        read_chunk(store, ref(), policy=QUICK)
+        read_chunk(store, ref())
 
 
 def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
@@ -217,6 +214,8 @@ def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
 
     class SlowAfterItsFirstPiece:
         """The first GET gives one piece and then waits until the other has won."""
+
+        read_policy = QUICK
 
         def get_range(self, key, start, end, *, into=None):
             pieces = store.get_range(key, start, end, into=into)
@@ -230,9 +229,7 @@ def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
                 assert won.wait(30)
 
     names = itertools.count()
-    reader = RangedReader(
-        SlowAfterItsFirstPiece(), requests_max=2, policy=QUICK, hedging=QuickToHedge()
-    )
+    reader = RangedReader(SlowAfterItsFirstPiece(), requests_max=2, hedging=QuickToHedge())
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     won.set()
     reader.close()

@@ -35,7 +35,8 @@ class GatedStore(MemoryStore):
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), MissingObject("k", file="k")])
 def test_loads_that_waited_fail_with_the_store_without_a_request(error):
     store = GatedStore(error)
-    indexes = SegmentIndexes(store, loads_max=1, policy=RetryPolicy(attempts=1))
+    store.read_policy = RetryPolicy(attempts=1)
+    indexes = SegmentIndexes(store, loads_max=1)
     with ThreadPoolExecutor(3) as readers:
         first = readers.submit(indexes.get, segment(1))
         until(lambda: store.requested)
