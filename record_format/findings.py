@@ -69,14 +69,13 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     problems_left_out: int = 0
 
 
-class Findings:
+class Findings(msgspec.Struct):
     """Problems and counts of one unit of work. Not thread-safe: each thread has its own."""
 
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.checked = Checked()
-        self.problems: list[Problem] = []
-        self.left_out = 0
+    partition: int
+    checked: Checked = msgspec.field(default_factory=Checked)
+    problems: list[Problem] = []
+    left_out: int = 0
 
     def add(
         self,

@@ -19,7 +19,7 @@ from manifest.keys import PartitionKeys
 from manifest.partition_check import ManifestCheck
 from manifest.state import SegmentEntry
 from record_format import typed_json
-from record_format.findings import Checked, Findings, Problem, VerifyReport
+from record_format.findings import Findings, VerifyReport
 from spark_reader.access import Access, Connections
 from spark_reader.jobs.session import Progress, progress_reported
 from spark_reader.options import parse_options
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_TASKS: Final = 10_000
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """The serialized form of an executor's findings."""
-
-    checked: Checked
-    problems: list[Problem]
-    left_out: int
 
 
 def verify(
@@ -91,11 +83,7 @@ def _on_executors(
         _check_with(access), "partition int, base_offset bigint, found binary"
     )
     for row in checked.orderBy("partition", "base_offset").toLocalIterator():
-        found = typed_json.decode(bytes(row["found"]), _Found)
-        findings = Findings(row["partition"])
-        findings.checked, findings.problems = found.checked, found.problems
-        findings.left_out = found.left_out
-        yield findings
+        yield typed_json.decode(bytes(row["found"]), Findings)
 
 
 def _check_with(
@@ -108,8 +96,7 @@ def _check_with(
         for batch in batches:
             for row in batch.to_pylist():
                 entry = typed_json.decode(row["entry"], SegmentEntry)
-                seen = check_segment(store, entry, partition=row["partition"], deep=True)
-                found = _Found(seen.checked, seen.problems, seen.left_out)
+                found = check_segment(store, entry, partition=row["partition"], deep=True)
                 yield pa.RecordBatch.from_pydict(
                     {
                         "partition": pa.array([row["partition"]], pa.int32()),
