@@ -25,7 +25,7 @@ GAP = 1000
 TAKE_OVER = {"take_over": True, "restore_offset_gap": GAP}
 
 
-class Crash(BaseException):
+class Crash(Exception):
     """The process ends here."""
 
 
