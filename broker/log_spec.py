@@ -107,7 +107,6 @@ class LogSpec:
             flushed_end=flushed_end,
             log_start_offset=log_start_offset,
             start_offset=self.cold_end,
-            jitter_seed=self.name,
             disk=self.disk,
             open_files=self.open_files,
             fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,

@@ -49,10 +49,10 @@ PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor
 
 
-def _load(state: LogState, topic_id: str, request: OpenRequest) -> RecoveryReport:
+def _load(state: LogState, request: OpenRequest) -> RecoveryReport:
     try:
         found = LogFolder.open(state.folder, disk=state.disk)
-        found.check_topic_id(topic_id)
+        found.check_topic_id(state.topic_id)
         return load_log(state, found, request)
     except OSError as error:
         if error.errno in PERMISSION_ERRNOS:
@@ -65,15 +65,9 @@ class PartitionLog:
     """One log. Thread-safe. Created by `open`."""
 
     def __init__(
-        self,
-        state: LogState,
-        *,
-        topic: str,
-        partition: int,
-        topic_id: str,
-        recovery: RecoveryReport,
+        self, state: LogState, *, topic: str, partition: int, recovery: RecoveryReport
     ) -> None:
-        self.topic, self.partition, self.topic_id = topic, partition, topic_id
+        self.topic, self.partition, self.topic_id = topic, partition, state.topic_id
         self.recovery = recovery
         self.on_high_watermark: list[Callable[[int], None]] = []
         self._state = state
@@ -97,7 +91,6 @@ class PartitionLog:
         flushed_end: int = 0,
         log_start_offset: int | None = None,
         start_offset: int = 0,
-        jitter_seed: int | str | None = None,
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
         monotonic_clock: Clock = monotonic_ms,
@@ -118,12 +111,12 @@ class PartitionLog:
         state = LogState(
             folder=folder,
             name=f"{topic}-{partition}",
+            topic_id=topic_id,
             config=config,
             clock=clock,
             monotonic_clock=monotonic_clock,
             disk=disk,
             files=open_files or OpenFiles(),
-            jitter_seed=jitter_seed,
             fetch_producer_snapshot=fetch_producer_snapshot,
         )
         state.files.invalidate_folder(folder)  # they may be of an earlier log there
@@ -131,8 +124,8 @@ class PartitionLog:
         request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         with ExitStack() as on_failure:
             on_failure.callback(state.close_files)
-            report = _load(state, topic_id, request)
-            log = cls(state, topic=topic, partition=partition, topic_id=topic_id, recovery=report)
+            report = _load(state, request)
+            log = cls(state, topic=topic, partition=partition, recovery=report)
             if state.log_start_offset > state.log_end_offset:
                 log.truncate_fully_and_start_at(state.log_start_offset)
             on_failure.pop_all()

@@ -104,17 +104,17 @@ class LogState:
         *,
         folder: Path,
         name: str,
+        topic_id: str,
         config: LogConfig,
         clock: Clock,
         monotonic_clock: Clock,
         disk: Disk,
         files: OpenFiles,
-        jitter_seed: int | str | None,
         fetch_producer_snapshot: FetchProducerSnapshot,
     ) -> None:
-        self.folder, self.name, self.config, self.clock = folder, name, config, clock
-        self.monotonic_clock, self.disk, self.files = monotonic_clock, disk, files
-        self._jitter_seed = f"{jitter_seed}-{name}"
+        self.folder, self.name, self.topic_id = folder, name, topic_id
+        self.config, self.clock, self.monotonic_clock = config, clock, monotonic_clock
+        self.disk, self.files = disk, files
         self.fetch_producer_snapshot = fetch_producer_snapshot
         self.lock = threading.RLock()
         self.segments = Segments((), ())
@@ -169,7 +169,7 @@ class LogState:
         if limit_ms <= 0:
             return 0
         # A hash: a `random.Random` would take 2.5 KiB per partition.
-        return crc32(f"{self._jitter_seed}-{base_offset}".encode()) % limit_ms
+        return crc32(f"{self.topic_id}-{self.name}-{base_offset}".encode()) % limit_ms
 
     def go_offline(self, error: Exception) -> LogOfflineError:
         """Refuse writes until the next start; returns the error to raise. Also called for our own

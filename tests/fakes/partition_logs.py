@@ -129,14 +129,13 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     def _open(
         folder: Path | None = None, *, config: dict[str, Any] | None = None, **arguments: Any
     ):
-        arguments = {"clean": True, "topic_id": TOPIC_ID, "monotonic_clock": clock, **arguments}
+        given = {"clean": True, "topic_id": TOPIC_ID, "partition": 0, "monotonic_clock": clock}
         log = PartitionLog.open(
             folder or tmp_path / "t-0",
             topic="t",
-            partition=0,
             config=LogConfig.parse(config or {}),
             clock=clock,
-            **arguments,
+            **{**given, **arguments},
         )
         opened.append(log)
         return log

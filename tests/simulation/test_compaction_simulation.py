@@ -61,7 +61,6 @@ class World:
             monotonic_clock=self.clock,
             clean=clean,
             recovery_point=self.recovery_point,
-            jitter_seed=1,
             disk=disk,
         )
 

@@ -80,7 +80,6 @@ class World:
             clean=clean,
             recovery_point=self.checkpoint,
             log_start_offset=self.log_start,
-            jitter_seed=1,
             disk=disk,
         )
 

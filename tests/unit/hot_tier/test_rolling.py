@@ -63,12 +63,12 @@ def test_the_first_timestamp_is_known_after_a_restart(open_log, append_values):
     assert bases(log) == [0, 1]
 
 
-def test_jitter_is_seeded_and_bounded(open_log, append_values, tmp_path):
-    def rolled_after(folder: str, seed: int) -> int:
+def test_jitter_differs_between_partitions_and_is_bounded(open_log, append_values, tmp_path):
+    def rolled_after(folder: str, partition: int) -> int:
         log = open_log(
             tmp_path / folder,
             config={"segment.ms": 1000, "segment.jitter.ms": 900},
-            jitter_seed=seed,
+            partition=partition,
         )
         for ms in range(1002):
             append_values(log, b"", timestamps=[NOW_MS + ms])
@@ -76,7 +76,7 @@ def test_jitter_is_seeded_and_bounded(open_log, append_values, tmp_path):
                 return ms
         raise AssertionError("never rolled")
 
-    waits = {seed: rolled_after(f"a{seed}", seed) for seed in range(5)}
+    waits = {number: rolled_after(f"a{number}", number) for number in range(5)}
     assert all(100 < wait <= 1001 for wait in waits.values())
     assert len(set(waits.values())) > 1
     assert rolled_after("again", 3) == waits[3]
