@@ -29,10 +29,9 @@ from record_format.batch import (
     iter_headers,
     parse_header,
     set_max_timestamp,
-    set_producer,
 )
 from record_format.decode import expand
-from record_format.encode import EncodedRange, Headers, encode_batches
+from record_format.encode import Headers, encode_batch, encode_batches
 from record_format.errors import RequestTooLarge
 from record_format.produced_checks import (
     KEY_REQUIRED,
@@ -144,6 +143,19 @@ def build_produced(
     idempotent producer's records do not fit in a single batch: they share one base sequence.
     The caller checks keys (`KEY_REQUIRED`) and timestamps (`timestamp_problem`) of each record.
     """
+    if producer_id != NO_PRODUCER_ID:
+        body = encode_batch(
+            values,
+            timestamps=timestamps,
+            keys=keys,
+            headers=headers,
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
+        _check_single(body, max_message_bytes)
+        return ProducedBatches(body, [parse_header(body)], [min(timestamps)])
     ranges = encode_batches(
         values,
         timestamps=timestamps,
@@ -152,14 +164,6 @@ def build_produced(
         codec=codec,
         max_bytes=max_message_bytes,
     )
-    if producer_id != NO_PRODUCER_ID:
-        _check_single(ranges, max_message_bytes)
-        set_producer(
-            ranges[0].batch,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-        )
     body = bytearray().join(item.batch for item in ranges)
     return ProducedBatches(
         body,
@@ -168,11 +172,11 @@ def build_produced(
     )
 
 
-def _check_single(ranges: Sequence[EncodedRange], max_message_bytes: int) -> None:
-    if len(ranges) > 1:
+def _check_single(batch: bytearray, max_message_bytes: int) -> None:
+    if len(batch) > max_message_bytes:
         raise RequestTooLarge(
-            "an idempotent producer's request must fit one batch; "
-            f"max.message.bytes is {max_message_bytes}",
+            f"an idempotent producer's request must fit one batch; it makes one of {len(batch)} "
+            f"bytes, and max.message.bytes is {max_message_bytes}",
             limit_bytes=max_message_bytes,
-            size_bytes=sum(len(item.batch) for item in ranges),
+            size_bytes=len(batch),
         )

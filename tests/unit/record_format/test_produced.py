@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -394,19 +393,17 @@ def test_built_batches_are_valid(batch: Rows, codec: int) -> None:
     assert check(built.body) == built
 
 
-def test_an_idempotent_request_is_one_batch() -> None:
+def test_an_idempotent_request_is_one_batch_up_to_the_limit() -> None:
     ids = {"producer_id": 2**40, "producer_epoch": 2, "base_sequence": 10}
-    fields: Callable[[int], dict[str, Any]] = lambda count: {  # noqa: E731
-        "values": [b"v" * 100] * count,
-        "timestamps": [NOW] * count,
-        "max_message_bytes": 1000,
-    }
-    built = build_produced(**fields(5), **ids)
+    columns: dict[str, Any] = {"values": [b"v"] * 100, "timestamps": [NOW] * 100}
+    size = len(encode_batch(**columns))
+    built = build_produced(**columns, **ids, max_message_bytes=size)
     assert built.headers[0][10:13] == (2**40, 2, 10)
     assert check(built.body) == built
-    with pytest.raises(RequestTooLarge):
-        build_produced(**fields(50), **ids)
-    assert len(build_produced(**fields(50)).headers) > 1
+    with pytest.raises(RequestTooLarge) as refused:
+        build_produced(**columns, **ids, max_message_bytes=size - 1)
+    assert (refused.value.size_bytes, refused.value.limit_bytes) == (size, size - 1)
+    assert len(build_produced(**columns, max_message_bytes=size - 1).headers) > 1
 
 
 def test_compressed_garbage_is_refused() -> None:
