@@ -63,6 +63,9 @@ _HEADER_SHAPES: Final[Mapping[str, Json]] = {
     "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd"]},
 }
+_KINDS: Final[Mapping[str, problems.Kind]] = {  # of rows with one code, the first
+    kind.code: kind for kind in reversed((*problems.TABLE.values(), problems.INTERNAL))
+}
 COMMON_PROBLEMS: Final = (
     "invalid-request",
     "unauthorized",
@@ -75,6 +78,20 @@ COMMON_PROBLEMS: Final = (
 )
 # For POST, PUT and PATCH, including those without a body.
 BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
+_COMMON_HEADERS: Final[Mapping[str, str]] = {
+    "X-Request-Id": "names the request in the log",
+    "Server-Timing": "milliseconds in total, in the broker, and of encoding",
+}
+_BOUNDS: Final[Mapping[str, str]] = {
+    "Log-Start-Offset": "the earliest offset that can be read",
+    "Log-High-Watermark": "consumers read up to, but not including, this offset",
+}
+_PROBLEM_HEADERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "unauthorized": {"WWW-Authenticate": "Bearer, and what is wrong with the token"},
+    "offset-trimmed": _BOUNDS,
+    "offset-past-end": _BOUNDS,
+    "range-not-satisfiable": {"Content-Range": "the size of the segment"},
+}
 # Health is served to everybody, always, as JSON.
 _NOT_OF_OPEN_PATHS: Final = frozenset(
     ("unauthorized", "not-acceptable", "throttled", "shutting-down")
@@ -93,7 +110,7 @@ PROBLEM_SCHEMA: Final[Json] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "what was wrong and what to do"},
-        "code": {"type": "string", "enum": sorted({k.code for k in problems.TABLE.values()})},
+        "code": {"type": "string", "enum": sorted(_KINDS)},
         "errors": {
             "type": "array",
             "items": {
@@ -246,22 +263,29 @@ def _common_problems(call: Call) -> Iterable[str]:
 
 
 def _response(response: OtherResponse, schemas: Schemas) -> Json:
-    headers = {**response.headers, "X-Request-Id": "names the request in the log"}
     described: Json = {
         "description": response.description,
-        "headers": {
-            name: {"description": description, "schema": {"type": "string"}}
-            for name, description in headers.items()
-        },
+        "headers": _headers({**response.headers, **_COMMON_HEADERS}),
     }
     if response.content:
         described["content"] = _content(response.content, schemas)
     return described
 
 
+def _headers(descriptions: Mapping[str, str]) -> Json:
+    return {
+        name: {"description": description, "schema": {"type": "string"}}
+        for name, description in descriptions.items()
+    }
+
+
 def _add_problem(responses: Json, code: str) -> None:
     kind = _KINDS[code]
     response = responses.setdefault(str(kind.status), {"description": kind.title})
+    headers = response.setdefault("headers", _headers(_COMMON_HEADERS))
+    headers |= _headers(_PROBLEM_HEADERS.get(code, {}))
+    if kind.status in problems.NEEDS_RETRY_AFTER:
+        headers |= _headers({"Retry-After": "seconds"})
     content = response.setdefault("content", {})
     shown = content.setdefault(
         problems.MEDIA_TYPE, {"schema": {"$ref": PROBLEM_REF}, "examples": {}}
@@ -275,8 +299,3 @@ def _add_problem(responses: Json, code: str) -> None:
             "code": code,
         }
     }
-
-
-_KINDS: Final[Mapping[str, problems.Kind]] = {  # of rows with one code, the first
-    kind.code: kind for kind in reversed((*problems.TABLE.values(), problems.INTERNAL))
-}
