@@ -79,15 +79,9 @@ def bench(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Measure produce and fetch rates, with a new topic that is deleted afterwards."""
-    from record_format.codecs import CODEC_IDS
-
     if acks not in ("all", "1"):
         raise typer.BadParameter(f"--acks must be all or 1, not {acks!r}")
-    if compression not in CODEC_IDS:
-        raise typer.BadParameter(
-            f"--compression must be one of {', '.join(CODEC_IDS)}, not {compression!r}"
-        )
-    body = _batch(batch, record_bytes, CODEC_IDS[compression])
+    body = _batch(batch, record_bytes, _codec(compression))
     topic = f"tierlog-bench-{secrets.token_hex(4)}"
     limit = max(len(body), 1 << 20) + 64
     client.create_topic(topic, partitions=partitions, config={"max.message.bytes": limit})
@@ -108,6 +102,16 @@ def bench(
     finally:
         client.delete_topic(topic)
     _report(phases, output)
+
+
+def _codec(compression: str) -> int:
+    from record_format.codecs import CODEC_IDS
+
+    if compression not in CODEC_IDS:
+        raise typer.BadParameter(
+            f"--compression must be one of {', '.join(CODEC_IDS)}, not {compression!r}"
+        )
+    return CODEC_IDS[compression]
 
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:

@@ -307,12 +307,11 @@ def fetch(
             fetched = fetched._replace(next_offset=corrupt_from, up_to_date=False)
         if from_ms is not None:
             records = from_timestamp(records, from_ms)
-        if limits.max_records is None or len(records) <= limits.max_records:
-            return FetchedRecords(records, *fetched[1:])
-        # Batches are fetched whole: the next fetch begins at the first record left out.
-        records, next_offset = records[: limits.max_records], records[limits.max_records].offset
-        fetched = fetched._replace(next_offset=next_offset, up_to_date=False)
-        return FetchedRecords(records, *fetched[1:])
+        if limits.max_records is not None and len(records) > limits.max_records:
+            # Batches are fetched whole: the next fetch begins at the first record left out.
+            next_offset = records[limits.max_records].offset
+            fetched = fetched._replace(next_offset=next_offset, up_to_date=False)
+        return FetchedRecords(records[: limits.max_records], *fetched[1:])
 
     return Call(raw.request, read)
 
