@@ -4,9 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-
-import uvicorn
+from typing import Any, NamedTuple
 
 from api.app import create_app
 from api.http.dispatch import TierlogApp
@@ -17,47 +15,9 @@ from broker.settings import BrokerSettings
 from cold_tier.object_store import ObjectStore
 
 
-class RunningServer:
-    """A server in its own thread, on a loopback port."""
-
-    def __init__(self, app: TierlogApp, *, loop: str, tls: Tls | None) -> None:
-        self._sock = bind("127.0.0.1", 0)
-        self.port: int = self._sock.getsockname()[1]
-        self._started = threading.Event()
-        self._tls = tls
-        self._serving = configured_server(app, tls=tls, on_started=self._started.set, loop=loop)
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._server = self._serving.__enter__()
-        self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
-            raise RuntimeError("the server did not start") from self._failure
-        return self
-
-    def _run(self) -> None:
-        assert self._server is not None
-        try:
-            self._server.run(sockets=[self._sock])
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._started.set()
-
-    def __exit__(self, *_: object) -> None:
-        assert self._server is not None
-        assert self._thread is not None
-        self._server.should_exit = True
-        self._thread.join()
-        self._serving.__exit__(None, None, None)
+class RunningServer(NamedTuple):
+    url: str
+    port: int
 
 
 class Served(NamedTuple):
@@ -81,7 +41,27 @@ def served_broker(
     broker = Broker.open(given, store=store)
     try:
         app = create_app(broker, http or HttpSettings())
-        with RunningServer(app, loop=loop, tls=tls) as server:
+        with _running(app, loop=loop, tls=tls) as server:
             yield Served(broker, server, app)
     finally:
         broker.close()
+
+
+@contextmanager
+def _running(app: TierlogApp, *, loop: str, tls: Tls | None) -> Iterator[RunningServer]:
+    """In a thread, on a loopback port."""
+    sock = bind("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    started = threading.Event()
+    with configured_server(app, tls=tls, on_started=started.set, loop=loop) as server:
+        thread = threading.Thread(
+            target=server.run, args=([sock],), name="http-server", daemon=True
+        )
+        thread.start()
+        while not started.wait(0.1):
+            assert thread.is_alive(), "the server did not start"
+        try:
+            yield RunningServer(f"{'https' if tls else 'http'}://127.0.0.1:{port}", port)
+        finally:
+            server.should_exit = True
+            thread.join()
