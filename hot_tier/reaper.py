@@ -89,17 +89,19 @@ class Reaper:
         `moved` receives the new path of each file.
         """
         state = self._state
-        renamed = []
-        for suffix in suffixes:
-            path = segment.path(suffix)
-            if path.exists():
-                deleted_path = staged(path, DELETED)
-                state.disk.rename(path, deleted_path)
-                renamed.append(deleted_path)
-                if moved is not None:
-                    moved[path] = deleted_path
-            state.files.invalidate(path)  # last, so that nobody caches the old file after it
-        self._deleted.append(_Deleted(state.monotonic_clock(), tuple(renamed)))
+        renamed: list[Path] = []
+        try:
+            for suffix in suffixes:
+                path = segment.path(suffix)
+                if path.exists():
+                    deleted_path = staged(path, DELETED)
+                    state.disk.rename(path, deleted_path)
+                    renamed.append(deleted_path)
+                    if moved is not None:
+                        moved[path] = deleted_path
+                state.files.invalidate(path)  # last, so that nobody caches the old file after it
+        finally:  # what was renamed before an error is unlinked like the rest: it is the room
+            self._deleted.append(_Deleted(state.monotonic_clock(), tuple(renamed)))
 
     def _start_epochs_at(self, offset: int) -> None:
         """Drop epochs without local records, as Kafka does.
