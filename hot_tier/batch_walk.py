@@ -15,13 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from crc32c import crc32c
+
 from hot_tier.open_files import FileReader, Pread
 from record_format.batch import (
+    CRC_START,
     HEADER_SIZE,
     BatchHeader,
     check_crc,
     parse_header,
     truncated_batch,
+    wrong_checksum,
 )
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
@@ -170,15 +174,19 @@ def checked_in(chunk: bytes, chunk_position: int, *, start: int = 0) -> Iterator
 
 
 def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
-    """The batch at `position`, which is larger than a chunk or truncated by the end of the file."""
+    """The batch at `position`, which is larger than a chunk or truncated by the end of the file.
+
+    It is read as a whole only once its checksum has been verified: a corrupt length may claim all
+    the rest of the file.
+    """
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
     if header.end_position > end:
         raise truncated_batch(header, end=end)
-    batch = CheckedBatch(header, log.read(header.size_bytes, position), 0)
-    try:
-        check_crc(batch.chunk, batch.header_in_chunk())
-    except CorruptBatch as bad:
-        raise batch.with_location(bad) from None
-    return batch
+    crc = 0
+    for at in range(position + CRC_START, header.end_position, CHECK_CHUNK_BYTES):
+        crc = crc32c(log.read(min(CHECK_CHUNK_BYTES, header.end_position - at), at), crc)
+    if crc != header.crc:
+        raise wrong_checksum(header, crc)
+    return CheckedBatch(header, log.read(header.size_bytes, position), 0)

@@ -255,11 +255,15 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
     check_whole(buf, header)
     found = compute_crc(buf, header)
     if found != header.crc:
-        raise CorruptBatch(
-            f"checksum is {found:08x}, expected {header.crc:08x}",
-            position=header.position,
-            offset=header.base_offset,
-        )
+        raise wrong_checksum(header, found)
+
+
+def wrong_checksum(header: BatchHeader, found: int) -> CorruptBatch:
+    return CorruptBatch(
+        f"checksum is {found:08x}, expected {header.crc:08x}",
+        position=header.position,
+        offset=header.base_offset,
+    )
 
 
 def with_checksum(head: bytes, records: bytes) -> bytearray:

@@ -1,6 +1,11 @@
 """What a salvage finds in damaged bytes; tests/integration/broker repairs whole partitions."""
 
+import pytest
+
+from hot_tier.batch_walk import CHECK_CHUNK_BYTES, checked_batches
 from hot_tier.salvage import LostRange, SalvageScan
+from record_format.batch import LOG_OVERHEAD
+from record_format.errors import CorruptBatch
 from tests.fakes.partition_logs import batch
 
 
@@ -10,10 +15,10 @@ class CountingBytes:
     name = "0.log"
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.reads = data, 0
+        self.data, self.reads = data, list[int]()  # their sizes
 
     def read(self, size_bytes: int, position: int) -> bytes:
-        self.reads += 1
+        self.reads.append(size_bytes)
         return self.data[position : position + size_bytes]
 
 
@@ -24,4 +29,14 @@ def test_the_missing_part_of_a_cut_file_is_not_searched_byte_by_byte():
     found, lost = scan
     assert found.header.base_offset == 0
     assert lost == LostRange(1, 9, len(first), 10_000 - len(first))
-    assert log.reads < 20
+    assert len(log.reads) < 20
+
+
+def test_a_corrupt_length_does_not_bring_the_rest_of_the_file_into_memory():
+    first, second = (batch([b"v" * 100], base_offset=offset) for offset in range(2))
+    size_bytes = 4 * CHECK_CHUNK_BYTES
+    claims_all = first[:8] + (size_bytes - LOG_OVERHEAD).to_bytes(4, "big") + first[12:]
+    log = CountingBytes(bytes(claims_all + second).ljust(size_bytes, b"\0"))
+    with pytest.raises(CorruptBatch, match="checksum"):
+        next(checked_batches(log, end=size_bytes))
+    assert max(log.reads) <= CHECK_CHUNK_BYTES
