@@ -54,7 +54,9 @@ log = structlog.get_logger(__name__)
 
 
 class LiveTopics:
-    """Thread-safe. Empty until `open_all`."""
+    """Thread-safe. Empty until `open_all`. `registry`, `checkpoints` and `compaction_offsets`: what
+    the data folder's files say of the topics.
+    """
 
     def __init__(self, folder: DataFolder, opener: LogOpener, *, clock: Callable[[], int]) -> None:
         self._folder, self._opener, self._clock = folder, opener, clock

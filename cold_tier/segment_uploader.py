@@ -100,7 +100,7 @@ class SegmentUploader:
         self,
         store: ObjectStore,
         *,
-        limits: UploadLimits = UploadLimits(),  # noqa: B008  immutable
+        limits: UploadLimits,
         read_back_whole: bool = False,
         pace: Callable[[int], None] | None = None,
         checkpoints: UploadCheckpoints | None = None,

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from manifest.invariants import where
 from manifest.keys import base_offset_of
-from manifest.paging import references_object
+from manifest.paging import in_chunks, references_object
 from manifest.pins import Pin, Pins
 from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
@@ -185,7 +185,7 @@ class Collector:
         kept = {pin.version for pin in pinned_since}
         self._manifests.versions.delete([one for one in plan.versions if one not in kept])
         to_delete = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
-        for keys in _batches(tuple(to_delete)):
+        for keys in in_chunks(tuple(to_delete), LIST_LIMIT):
             self._manifests.objects.delete(keys)
         for upload in plan.uploads:
             self._manifests.objects.abort_upload(upload)
@@ -298,8 +298,3 @@ class _FailFastPages:
         except CorruptDataError:
             self._failed.add(page.key)
             raise
-
-
-def _batches(keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for start in range(0, len(keys), LIST_LIMIT):
-        yield keys[start : start + LIST_LIMIT]

@@ -62,7 +62,7 @@ def spill_overflow(manifest: Manifest, *, unique: Callable[[], str]) -> SpillRes
         if isinstance(page, PageRef):
             written.append(page)
             continue
-        for entries in _chunks(page.entries, PAGE_ENTRIES):
+        for entries in in_chunks(page.entries, PAGE_ENTRIES):
             ref, body = build_page(keys, entries, unique=unique())
             written.append(ref)
             objects.append((ref.key, body))
@@ -77,7 +77,7 @@ def _overflow_paged(manifest: Manifest) -> Manifest:
         return manifest
     count = min(len(manifest.segments), -(-surplus // SMALL_PAGE) * SMALL_PAGE)
     overflow, inline = manifest.segments[:count], manifest.segments[count:]
-    loose = [UnwrittenPage(entries=chunk) for chunk in _chunks(overflow, PAGE_ENTRIES)]
+    loose = [UnwrittenPage(entries=chunk) for chunk in in_chunks(overflow, PAGE_ENTRIES)]
     return replace(manifest, segments=inline, pages=(*manifest.pages, *loose))
 
 
@@ -100,7 +100,7 @@ def _removed_paged(
     keys = keys_of(manifest)
     cut = len(manifest.removed) - REMOVED_KEPT
     refs, objects = [], []
-    for chunk in _chunks(manifest.removed[:cut], PAGE_ENTRIES):
+    for chunk in in_chunks(manifest.removed[:cut], PAGE_ENTRIES):
         key = keys.removed_page(manifest.version + 1, unique())
         body = encode_removed_page(keys, chunk)
         newest_ms = max(entry.removed_ms for entry in chunk)
@@ -129,7 +129,7 @@ def build_page(
     return ref, body
 
 
-def _chunks(items: tuple[_Item, ...], size: int) -> Iterator[tuple[_Item, ...]]:
+def in_chunks(items: tuple[_Item, ...], size: int) -> Iterator[tuple[_Item, ...]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

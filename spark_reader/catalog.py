@@ -107,15 +107,15 @@ class Catalog:
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False
         if self._connections.has_store:
-            manifest, is_pinned = self._manifest(topic, partition)
+            manifests = self._manifests(topic.name, topic.topic_id, partition)
+            manifest, is_pinned = self._manifest(manifests)
             if manifest is None:
                 self._check_store(topic, partition)
         start, cold_end = _cold_range(manifest)
         if manifest is not None and self._options.isolation == "read_committed":
             # Only the tail, which the broker serves, tells how a transaction ended that is open at
             # the manifest's end. It may have begun below the log start, which was trimmed since.
-            stable = self._cold_stable_end(manifest, self._manifests(topic, partition))
-            cold_end = max(start, stable)
+            cold_end = max(start, self._cold_stable_end(manifest, manifests))
         end, tail_bytes = cold_end, None
         if self._with_broker and is_pinned:
             end = self._pinned_end(topic, partition, cold_end)
@@ -185,10 +185,10 @@ class Catalog:
         open_since = cold_index.first_open_transaction(self._connections.indexes, last[-1])
         return manifest.end_offset if open_since is None else min(open_since, manifest.end_offset)
 
-    def _manifest(self, topic: TopicFacts, partition: int) -> tuple[Manifest | None, bool]:
+    def _manifest(self, manifests: ManifestStore) -> tuple[Manifest | None, bool]:
         """The manifest to read, and whether an option pins its version."""
-        manifests = self._manifests(topic, partition)
-        version = self._options.manifest_versions.get(topic.name, {}).get(partition)
+        topic, _, partition = manifests.keys
+        version = self._options.manifest_versions.get(topic, {}).get(partition)
         if self._options.pin is not None:
             version = self._pinned_version(manifests)
         if version is not None:
@@ -224,9 +224,8 @@ class Catalog:
         keys = manifests.keys
         raise InvalidOption(f"option pin: {keys} has no pin {wanted!r}")
 
-    def _manifests(self, topic: TopicFacts | PartitionFacts, partition: int) -> ManifestStore:
-        name = topic.name if isinstance(topic, TopicFacts) else topic.topic
-        keys = PartitionKeys(name, topic.topic_id, partition)
+    def _manifests(self, topic: str, topic_id: str, partition: int) -> ManifestStore:
+        keys = PartitionKeys(topic, topic_id, partition)
         return ManifestStore(self._connections.store, keys, StoreOptions(clock=wall_clock_ms))
 
     # --- segments ---------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class Catalog:
         """The segments in the bucket that may hold offsets in [start, end)."""
         if facts.manifest is None:
             return
-        manifests = self._manifests(facts, facts.partition)
+        manifests = self._manifests(facts.topic, facts.topic_id, facts.partition)
         for entry in manifests.iter_entries(facts.manifest, from_offset=start):
             if entry.base_offset >= end:
                 return
