@@ -143,7 +143,7 @@ def test_an_offload_that_waits_collects_no_garbage(harness, monkeypatch):
 def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(harness, copier_of):
     """The log start has moved and local files are deleted; the bucket has no trim yet."""
     copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
-    copier.claim(partition)
+    partition.claim()
     start = partition.log.base_offsets[1]
     harness.broker.checkpoints.move_log_start(partition, start)
     partition.log.delete_local(start)
@@ -170,8 +170,9 @@ def test_a_sealed_but_unflushed_segment_waits_without_an_error(harness, copier_o
 
 
 def test_a_commit_stored_with_wrong_bytes_does_not_count(harness, copier_of):
-    copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
-    copier.claim(partition)
+    copier_of(concurrency=1)  # the only one
+    partition = harness.broker.partition("a", 0)
+    partition.claim()
     harness.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
     with pytest.raises(CorruptManifest):
         partition.cold.offload(partition.log.sealed.files(0))
