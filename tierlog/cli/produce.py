@@ -199,6 +199,8 @@ def _read_items(
 @contextlib.contextmanager
 def _opened(file: Path | None, batcher: RequestBatcher) -> Iterator[IO[bytes]]:
     if file is None:
+        if sys.stdin.isatty():
+            note("reads from the terminal; Ctrl-D ends the input")
         with io.FileIO(sys.stdin.fileno(), closefd=False) as source:
             yield io.BufferedReader(LiveInput(source, batcher))
         return

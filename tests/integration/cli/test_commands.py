@@ -437,6 +437,14 @@ def test_the_program_runs_with_standard_streams_closed(tierlog):
     assert result.returncode == 0
 
 
+def test_produce_says_that_it_reads_from_the_terminal(tierlog):
+    tierlog.ok("topic", "create", "typed")
+    code, shown = tierlog.answer_prompt("one\n\x04", "produce", "typed")
+    assert code == 0
+    assert "Ctrl-D ends the input" in shown
+    assert "typed: 1 records" in shown
+
+
 def test_unencodable_characters_are_escaped(tierlog):
     tierlog.ok("topic", "create", "latin")
     tierlog.ok("group", "set", "gr\u03b1\u00df", "latin:0=0")
