@@ -24,6 +24,7 @@ from record_format import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:tierlog:problem:"
+_TEXT_MAX: Final = 1000
 
 HeaderList = list[tuple[bytes, bytes]]
 Members = Callable[[Any], Mapping[str, object]]
@@ -54,8 +55,13 @@ def _take(*names: str) -> Members:
     return lambda error: {name: getattr(error, name) for name in names}
 
 
+def _cut(text: str) -> str:
+    """A text with something of the request in it, which may be as long as a request."""
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+
+
 def _errors(error: errors.InvalidRequest) -> Mapping[str, object]:
-    return {"errors": [{"loc": loc, "msg": msg} for loc, msg in error.problems]}
+    return {"errors": [{"loc": _cut(loc), "msg": _cut(msg)} for loc, msg in error.problems]}
 
 
 def _no_errors(_: Exception) -> Mapping[str, object]:
@@ -213,7 +219,7 @@ def _detail(error: Exception, kind: Kind, shorten: Callable[[str], str]) -> str:
     if isinstance(error, errors.CorruptDataError):
         return corruption_detail(error)
     if isinstance(error, errors.RequestError):
-        return str(error)  # about the request: a path in it is not a local path
+        return _cut(str(error))  # about the request: a path in it is not a local path
     return shorten(str(error))
 
 

@@ -1,8 +1,12 @@
 import inspect
 
+import pytest
+
 from api.http import http_errors, problems
 from api.protocol import errors as of_connections
 from record_format import errors
+
+LONG = "a" * 1_000_000
 
 
 def test_every_error_class_has_a_row_in_the_table() -> None:
@@ -27,6 +31,17 @@ def test_an_internal_error_reveals_only_the_request_id() -> None:
     assert problem.status == 500
     assert problem.document["request_id"] == "r-1"
     assert b"secret" not in problem.body()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UnknownTopic(f"there is no topic {LONG!r}"),
+        errors.InvalidConfig("no", problems=(errors.FieldProblem(LONG, LONG),)),
+    ],
+)
+def test_a_problem_is_small_however_long_what_it_names(error: errors.RequestError) -> None:
+    assert len(problems.to_problem(error, request_id="").body()) < 5_000
 
 
 def test_retriable_problems_have_retry_after() -> None:
