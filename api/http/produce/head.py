@@ -81,12 +81,13 @@ def read_head(context: Context, exchange: Exchange, partition: Partition | None)
 
 def _media_type(exchange: Exchange, partition: Partition | None) -> str:
     header = exchange.header(b"content-type")
-    media_type = media_types.content_type(header, accepted=_ALL_FORMS)
-    if media_type == media_types.BATCHES and partition is None:
+    if partition is not None:
+        return media_types.content_type(header, accepted=_ALL_FORMS)
+    if header == media_types.BATCHES:
         raise UnsupportedMediaType(
             "raw batches are only accepted on a partition's path", accepted=_RECORD_FORMS
         )
-    return media_type
+    return media_types.content_type(header, accepted=_RECORD_FORMS)
 
 
 def _check_parameters(query: ProduceQuery, media_type: str) -> None:

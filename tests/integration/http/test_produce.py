@@ -378,7 +378,11 @@ def test_an_unknown_topic_partition_type_or_parameter_is_refused(api: Api) -> No
     problem(api.post(records_path(topic, 7), json={"records": [{}]}), 404, "unknown-partition")
     problem(api.post(f"/v1/topics/{topic}/partitions/x/records"), 400, "invalid-request")
     refused = problem(post(api, topic, b"", "text/csv"), 415, "unsupported-media-type")
-    assert NDJSON in refused["accepted"]
+    of_records = ["application/json", NDJSON, "application/octet-stream"]
+    assert refused["accepted"] == [*of_records, BATCHES]
+    anywhere = api.post(f"/v1/topics/{topic}/records", headers={"content-type": "text/csv"})
+    refused = problem(anywhere, 415, "unsupported-media-type")
+    assert refused["accepted"] == of_records
     refused = problem(api.produce(topic, {}, ack="1"), 400, "invalid-request")
     assert refused["errors"][0]["loc"] == "ack"
     problem(
