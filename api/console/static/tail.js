@@ -11,6 +11,7 @@
   const RETRY_MS = 2000;
   const DRAW_MS = 150;
   const RECONNECTING = "the broker does not respond; reconnecting";
+  const REFUSED = "refused for now; trying again"; // the notice says why
   const STOPPED = "stopped"; // by an error that a retry does not mend
   // Characters that are invisible or reorder the text around them; as the server shows them.
   const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
@@ -65,7 +66,7 @@
         const body = await response.text();
         window.tierlog.showError(response.status, body);
         const isTemporary = response.status >= 500 || response.status === 429;
-        this.setStatus(response.status === 401 ? "waits for a token" : isTemporary ? RECONNECTING : STOPPED);
+        this.setStatus(response.status === 401 ? "waits for a token" : isTemporary ? REFUSED : STOPPED);
         return isTemporary;
       }
       this.setStatus("live");

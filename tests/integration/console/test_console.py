@@ -982,8 +982,15 @@ def test_a_damaged_partition_is_reported_beside_the_others(
         browser.until("document.querySelector('#view > .refusal')")
         assert browser.run("document.title") == "A local file fails its check · tierlog"
         assert "t-1/00000000000000000000.log" in browser.text()
+        browser.run("location.hash = '#/topics/t/tail'")
+        state = "document.querySelector('[data-tail-state]')?.textContent"
+        browser.until(f"{state} === 'refused for now; trying again'")
+        assert "t-1/00000000000000000000.log" in browser.run(
+            "document.querySelector('#notice').innerText"
+        )
         browser.run("document.querySelector('#view [data-up]').click()")
         browser.until(f"{HEADING}.textContent.trim() === 't'")
+        browser.until("document.querySelector('#partitions')")
         browser.emulate(width=PHONE)
         browser.until("document.documentElement.scrollWidth <= innerWidth")
 
