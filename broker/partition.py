@@ -70,6 +70,10 @@ class Fetched(NamedTuple):
     def size_bytes(self) -> int:
         return sum([piece.size_bytes for piece in self.slices])
 
+    def span_from(self, offset: int) -> int:
+        """How many offsets the batches span from `offset` on; 0 if only a gap was skipped."""
+        return max(0, self.next_offset - offset) if self.slices else 0
+
 
 class Partition:
     """One partition of the broker. Thread-safe."""

@@ -224,7 +224,7 @@ async def _response(
         if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
             fetched = fetch.fetched
             work += work_bytes(fetched, fetch.offset)
-            records = max(0, fetched.next_offset - fetch.offset)
+            records = fetched.span_from(fetch.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
     def render(nowait: bool) -> bytes:

@@ -49,7 +49,7 @@ async def read(context: Context, partition: Partition, offset: int, query: ReadQ
 
 def work_bytes(fetched: Fetched, offset: int) -> int:
     """Estimate the work of encoding this as text: few compressed bytes may hold many records."""
-    return max(fetched.size_bytes, (fetched.next_offset - offset) * _RECORD_BYTES)
+    return max(fetched.size_bytes, fetched.span_from(offset) * _RECORD_BYTES)
 
 
 async def compute_text(context: Context, work: int, render: Callable[[bool], T]) -> T:

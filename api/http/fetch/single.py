@@ -302,7 +302,7 @@ def _batches_response(context: Context, exchange: Exchange, result: ReadResult) 
     partition, offset, fetched = result
     next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # HEAD reads no files
-        records = next_offset - offset
+        records = fetched.span_from(offset)
         context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
     headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)

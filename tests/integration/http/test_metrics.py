@@ -108,6 +108,18 @@ def test_produced_and_fetched_records_are_counted_by_tier(api: Api) -> None:
     assert value(api, "tierlog_store_requests_total", purpose="cold_read", operation="get") > 0
 
 
+def test_a_skipped_gap_counts_as_no_records(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = api.topic()
+    partition = api.broker.partition(topic, 0)
+    gap = partition.read(0, max_bytes=1)._replace(next_offset=10**9)
+    monkeypatch.setattr(partition, "try_read", lambda *_, **__: gap)
+    for accept in (BATCHES, NDJSON):
+        assert api.fetch(topic, accept=accept).headers["log-next-offset"] == str(10**9)
+    fetched = api.post("/v1/fetch", json={"partitions": [{"topic": topic, "partition": 0}]})
+    assert fetched.json()["partitions"][0]["next_offset"] == 10**9
+    assert value(api, "tierlog_fetched_records_total") < 10**9
+
+
 def test_flushes_and_commits_are_timed(api: Api) -> None:
     topic = api.topic()
     names = [f"tierlog_log_{step}_seconds_count" for step in ("write", "flush", "commit")]
