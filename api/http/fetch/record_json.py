@@ -24,7 +24,6 @@ from record_format import codecs, page_cache
 from record_format.batch import BatchHeader, check_crc
 from record_format.batch_order import headers_in_order
 from record_format.decode import Columns, decode_columns
-from record_format.encode import Headers
 from record_format.errors import CorruptBatch
 from record_format.file_slice import FileSlice
 from record_format.index_layouts import AbortedTxn
@@ -269,7 +268,10 @@ def _members(
         values = _documents(columns.values, values, one_line=one_line)
     headers: Iterable[list[HeaderOut]] = repeat(_NO_HEADERS)
     if any(columns.headers):
-        headers = [_headers_out(item, encoding) for item in columns.headers]
+        headers = [
+            [_header_out(name, content, encoding) for name, content in item]
+            for item in columns.headers
+        ]
     return (
         columns.offsets,
         columns.timestamps,
@@ -324,10 +326,6 @@ def _document(item: bytes, text: Shown, *, one_line: bool) -> Shown:
         # JSON escapes line breaks inside strings, so these are whitespace between tokens.
         return Raw(bytes(raw).translate(None, _LINE_BREAKS))
     return raw
-
-
-def _headers_out(headers: Headers, encoding: Encoding) -> list[HeaderOut]:
-    return [_header_out(name, content, encoding) for name, content in headers]
 
 
 def _header_out(name: str, content: bytes | None, encoding: Encoding) -> HeaderOut:

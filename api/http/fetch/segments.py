@@ -7,7 +7,7 @@ never sends wrong bytes. Files that are open, or in the chunk cache, are sent wi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
         return selection
     start, end, _ = selection.range
     slices = slices_of(partition, segment, start=start, end=end)
-    next_slice = partial(_next_slice, slices)
+    next_slice = partial(next, slices, None)
     first = await context.read_at(partition, base_offset, next_slice)
 
     async def windows(
@@ -131,10 +131,6 @@ def _count_fetched(
 ) -> None:
     if exchange.method != "HEAD":  # HEAD reads no files
         context.metrics.requests.fetched(segment.tier, sent.end - sent.start)
-
-
-def _next_slice(slices: Iterator[FileSlice]) -> FileSlice | None:
-    return next(slices, None)
 
 
 def _no_segment(base_offset: int) -> UnknownSegment:
