@@ -92,8 +92,7 @@ class Exchange:
         value = strict_json.parse_natural(text.removeprefix("-"))
         if value is None:
             msg = f"expected a whole number of at most 19 digits, not {text[:64]!r}"
-            problem = FieldProblem(name, msg)
-            raise InvalidRequest(f"{name} in the path: {problem.msg}", problems=(problem,))
+            raise InvalidRequest(f"{name} in the path: {msg}", problems=(FieldProblem(name, msg),))
         if text.startswith("-"):
             value = -value
         if value < 0 and missing is not None:

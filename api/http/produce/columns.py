@@ -29,7 +29,7 @@ from api.http.produce.repeated_members import (
 )
 from api.http.request.times import parse_time
 from record_format.encode import Headers
-from record_format.errors import FieldProblem, InvalidRecord, InvalidRequest, TooManyRecords
+from record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
 
 Content = bytes | None
 PathOf = Callable[[int, str], str]  # the path of a row's member in the request
@@ -331,11 +331,9 @@ def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        msg = f"the body is not UTF-8: {error.reason} at byte {error.start}"
         line = body.count(b"\n", 0, error.start) + 1
-        loc = f"line {line}" if has_lines else ""
-        detail = f"{loc}: {msg}" if loc else msg
-        raise InvalidRequest(detail, problems=(FieldProblem(loc, msg),)) from error
+        msg = f"the body is not UTF-8: {error.reason} at byte {error.start}"
+        strict_json.refuse_field(f"line {line}" if has_lines else "", msg)
 
 
 def _check_candidates(count: int, *, records_max: int) -> None:
