@@ -48,7 +48,6 @@ class Context:
         self.access = Access(settings)
         self.watermarks = Watermarks()
         self.pages = SharedPages(self.metrics.shared_pages)
-        self.count_connections: Callable[[], int] = lambda: 0  # set by the server
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.unsent = UnsentResponses(
             broker.settings.data_dir, lambda call: self.run(self.readers, call)
@@ -71,7 +70,6 @@ class Context:
         metrics = self.metrics
         metrics.register(BrokerMetrics(self.broker))
         metrics.sample("tierlog_http_waiting_requests", lambda: len(self._waiting))
-        metrics.sample("tierlog_http_connections", lambda: self.count_connections())  # noqa: PLW0108
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
         metrics.sample("tierlog_http_unsent_memory_bytes", lambda: self.unsent.held.memory_bytes)
         metrics.sample("tierlog_http_unsent_disk_bytes", lambda: self.unsent.held.disk_bytes)

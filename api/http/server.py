@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
         self._context, self._on_started = context, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._context.count_connections = self._count_connections
+        self._context.metrics.sample("tierlog_http_connections", self._count_connections)
         await super().startup([])
         for sock in sockets or ():
             self.servers.append(await self._listen(sock))  # type: ignore[arg-type]
