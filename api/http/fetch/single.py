@@ -166,7 +166,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
-        return await tail_of(context, exchange, [partition])
+        return await tail_of(context, exchange, partition)
     query = exchange.query(FetchQuery)
     position = parse_position(query.offset, query.timestamp, default=EARLIEST)
     if form == media_types.BATCHES:

@@ -63,17 +63,17 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
 class Tail:
     """The next offset of each partition, and what to wait for."""
 
-    def __init__(self, context: Context, query: TailQuery, *, topic: Topic | None) -> None:
-        self._context, self._query, self._topic = context, query, topic
-        self._whole_topic = topic is not None
+    def __init__(self, context: Context, query: TailQuery, source: Partition | Topic) -> None:
+        self._context, self._query, self._source = context, query, source
+        self._whole_topic = isinstance(source, Topic)
         self.next_offsets: dict[Partition, int] = {}
         self._high_watermarks: dict[Partition, int] = {}  # as of the last read
         self.at_end = False
 
-    async def start(self, partitions: list[Partition], resumed: Mapping[int, int]) -> None:
+    async def start(self, resumed: Mapping[int, int]) -> None:
         """Resolve where each partition starts. Raises OffsetTrimmed, OffsetPastEnd, FencedError."""
         position = parse_position(self._query.offset, self._query.timestamp, default=LATEST)
-        for partition in partitions:
+        for partition in _partitions_of(self._source):
             offset = resumed.get(partition.number)
             if offset is None and resumed:  # added to the topic after that event: all of it is new
                 offset = partition.offsets().log_start_offset
@@ -86,9 +86,10 @@ class Tail:
 
     def add_new_partitions(self) -> bool:
         """Add partitions that the topic has gained, from their start. Returns whether there are."""
-        if self._topic is None or len(self._topic.partitions) == len(self.next_offsets):
+        source = self._source
+        if isinstance(source, Partition) or len(source.partitions) == len(self.next_offsets):
             return False
-        for _, partition in sorted(self._topic.partitions.items()):
+        for _, partition in sorted(source.partitions.items()):
             self.next_offsets.setdefault(partition, partition.offsets().log_start_offset)
         return True
 
@@ -169,35 +170,29 @@ class Tail:
 
 async def tail_partition(context: Context, exchange: Exchange) -> AnyResponse:
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    return await tail_of(context, exchange, [partition])
+    return await tail_of(context, exchange, partition)
 
 
 async def tail_topic(context: Context, exchange: Exchange) -> AnyResponse:
-    topic = context.broker.topic(exchange.topic)
-    return await tail_of(context, exchange, topic.all_partitions(), topic=topic)
+    return await tail_of(context, exchange, context.broker.topic(exchange.topic))
 
 
 async def tail_of(
-    context: Context,
-    exchange: Exchange,
-    partitions: list[Partition],
-    *,
-    topic: Topic | None = None,
+    context: Context, exchange: Exchange, source: Partition | Topic
 ) -> StreamResponse:
-    """The stream of `partitions`, which are all of `topic` if that is given."""
     query = exchange.query(TailQuery)
     media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
-    resumed: dict[int, int] = {}
-    if last_event_id:
-        whole_topic = topic is not None
-        resumed = parse_last_event_id(last_event_id, partitions, whole_topic=whole_topic)
-    tail = Tail(context, query, topic=topic)
-    await tail.start(partitions, resumed)
-    headers = (
-        _HEADERS if topic else [*_HEADERS, *_log_headers_at(*next(iter(tail.next_offsets.items())))]
-    )
+    tail = Tail(context, query, source)
+    await tail.start(_parse_last_event_id(last_event_id, source) if last_event_id else {})
+    headers = _HEADERS
+    if isinstance(source, Partition):
+        headers = [*_HEADERS, *_log_headers_at(source, tail.next_offsets[source])]
     return StreamResponse(headers, _stream(context, exchange, tail))
+
+
+def _partitions_of(source: Partition | Topic) -> list[Partition]:
+    return [source] if isinstance(source, Partition) else source.all_partitions()
 
 
 def _log_headers_at(partition: Partition, offset: int) -> HeaderList:
@@ -207,12 +202,10 @@ def _log_headers_at(partition: Partition, offset: int) -> HeaderList:
     return log_headers(partition, now, next_offset=offset, tier=tier)
 
 
-def parse_last_event_id(
-    text: str, partitions: list[Partition], *, whole_topic: bool
-) -> dict[int, int]:
+def _parse_last_event_id(text: str, source: Partition | Topic) -> dict[int, int]:
     """Each partition's next offset. Raises InvalidRequest."""
-    parts = text.split(",") if whole_topic else [f"{partitions[0].number}:{text}"]
-    numbers = {partition.number for partition in partitions}
+    parts = [f"{source.number}:{text}"] if isinstance(source, Partition) else text.split(",")
+    numbers = {partition.number for partition in _partitions_of(source)}
     offsets: dict[int, int] = {}
     for part in parts:
         match = _PARTITION_OFFSET.match(part)
