@@ -78,8 +78,9 @@ COMMON_PROBLEMS: Final = (
 )
 # For POST, PUT and PATCH, including those without a body.
 BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
+_REQUEST_ID: Final = {"X-Request-Id": "names the request in the log"}
 _COMMON_HEADERS: Final[Mapping[str, str]] = {
-    "X-Request-Id": "names the request in the log",
+    **_REQUEST_ID,
     "Server-Timing": "milliseconds in total, in the broker, and of encoding",
 }
 _BOUNDS: Final[Mapping[str, str]] = {
@@ -282,7 +283,9 @@ def _headers(descriptions: Mapping[str, str]) -> Json:
 def _add_problem(responses: Json, code: str) -> None:
     kind = _KINDS[code]
     response = responses.setdefault(str(kind.status), {"description": kind.title})
-    headers = response.setdefault("headers", _headers(_COMMON_HEADERS))
+    # A head that is too large is refused by the connection, which times no request.
+    common = _REQUEST_ID if code == "header-too-large" else _COMMON_HEADERS
+    headers = response.setdefault("headers", _headers(common))
     headers |= _headers(_PROBLEM_HEADERS.get(code, {}))
     if kind.status in problems.NEEDS_RETRY_AFTER:
         headers |= _headers({"Retry-After": "seconds"})
