@@ -824,6 +824,9 @@ def test_every_page_fits_a_phone_and_labels_its_controls(
         .filter(one => !(one.labels?.length || one.textContent.trim() || one.ariaLabel
                          || one.hasAttribute('alt'))).map(one => one.outerHTML)"""
     assert browser.run(unlabelled) == []
+    small = """[...document.querySelectorAll('[data-row]')].map(one => one.getBoundingClientRect())
+        .filter(({ width, height }) => Math.min(width, height) < 24).length"""
+    assert browser.run(small) == 0, "what is smaller is hard to hit (WCAG 2.5.8)"
     assert browser.run("document.querySelectorAll('h1').length") == 1
     ids = "[...document.querySelectorAll('[id]')].map(one => one.id)"
     assert browser.run(f"new Set({ids}).size === {ids}.length")
