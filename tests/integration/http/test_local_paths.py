@@ -10,7 +10,7 @@ from tests.fakes.damage import flip
 from tests.integration.http.conftest import Api, api_of, records_path
 
 LOG = "00000000000000000000.log"
-PLACE = "hidden"
+PLACE = "unsaid"  # no word of a console page
 
 
 @pytest.fixture(params=[PLACE, f"a {PLACE} place", f"{PLACE} (v1)/~x"])
