@@ -116,6 +116,7 @@ def consume(
             raise typer.BadParameter(_BATCHES_ALONE)
         _batches(client, topic, partition, start=start, limits=limits)
         return
+    topic_id = client.describe_topic(topic).topic_id if group and max_records else None
     records = client.consume(
         topic,
         partitions=None if partition is None else [partition],
@@ -133,7 +134,7 @@ def consume(
     count, last = _print(islice(records, max_records), to_line, flush=flush)
     if group is not None and last is not None and count == max_records:
         records.close()
-        _commit_last(client, group, last)
+        _commit_last(client, group, last, topic_id=topic_id)
 
 
 class _Start(NamedTuple):
@@ -154,13 +155,13 @@ def _start(offset: str | None, timestamp: str | None, group: str | None) -> _Sta
     return _Start(parse_offset(offset or "earliest"), _parse_time(timestamp))
 
 
-def _commit_last(client: Client, group: str, last: ConsumedRecord) -> None:
+def _commit_last(client: Client, group: str, last: ConsumedRecord, *, topic_id: str | None) -> None:
     """Commit the last record: it counts as consumed when the next one is requested, which does not
     happen with --max-records.
     """
     from tierlog.client import OffsetCommit
 
-    commit = OffsetCommit(last.topic, last.partition, last.offset + 1)
+    commit = OffsetCommit(last.topic, last.partition, last.offset + 1, topic_id=topic_id)
     client.commit_offsets(group, [commit])
 
 

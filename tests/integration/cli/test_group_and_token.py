@@ -1,8 +1,11 @@
 import json
+import os
+from tempfile import TemporaryFile
 
 import pytest
 
 from tests.fakes.command_line import Program, RunningBroker
+from tests.fakes.forked import Forked
 
 
 def test_groups_are_set_shown_listed_and_deleted(tierlog):
@@ -51,6 +54,24 @@ def test_consume_resumes_a_group_after_the_last_printed_record(tierlog):
     assert [one["offset"] for one in shown["offsets"]] == [4]
     for options in (["--timestamp", "0"], ["--partition", "0", "--format", "batches"]):
         assert "--group" in tierlog.fails(2, "consume", "for-a-group", "-g", "readers", *options)
+
+
+def test_a_group_has_no_offset_in_a_topic_created_again_while_records_were_printed(tierlog):
+    tierlog.ok("topic", "create", "again")
+    tierlog.ok("produce", "again", stdin=b"x" * 500_000)
+    read, write = os.pipe()
+    command = ["consume", "again", "--group", "late", "--max-records", "1"]
+    with open(read, "rb") as shown, open(write, "wb") as out, TemporaryFile() as errors:
+        program = Forked(command, stdout=out, stderr=errors, env=tierlog.environment)
+        out.close()
+        shown.read(1)  # it was fetched, and is larger than a pipe's buffer
+        tierlog.ok("topic", "delete", "again", "--yes")
+        tierlog.ok("topic", "create", "again")
+        shown.read()
+        assert program.wait(60) == 1
+        errors.seek(0)
+        assert b"re-created" in errors.read()
+    assert "no group" in tierlog.fails(1, "group", "describe", "late")
 
 
 @pytest.mark.parametrize("position", ["t", "t:0", "t=0", "t:x=0", ":0=0", "t:0=", "t:0=soon"])
