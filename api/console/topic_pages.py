@@ -45,7 +45,6 @@ class PartitionLine(NamedTuple):
     number: int
     offsets: Offsets
     sizes: TierSizes
-    places: Places
     map: TierMap
     trouble: Trouble | None
 
@@ -213,7 +212,6 @@ def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionL
         number=partition.number,
         offsets=partition.offsets(),
         sizes=tier_sizes(partition),
-        places=places,
         map=tier_map(places, axis_of([places]) if axis is None else axis),
         trouble=trouble_of(partition),
     )

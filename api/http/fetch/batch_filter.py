@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from api.http.fetch.record_json import is_aborted
 from broker.partition import Fetched
 from record_format.batch import HEADER_SIZE, BatchHeader, parse_header
 from record_format.errors import CorruptBatch
 from record_format.file_slice import FileSlice
-
-
-class _Batch(NamedTuple):
-    """A batch and where it is in its file."""
-
-    header: BatchHeader
-    piece: FileSlice
 
 
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
@@ -42,12 +34,13 @@ def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) ->
     return fetched._replace(slices=tuple(_merged(kept)))
 
 
-def _batches(fetched: Fetched) -> Iterator[_Batch]:
+def _batches(fetched: Fetched) -> Iterator[tuple[BatchHeader, FileSlice]]:
+    """Each batch, and where it is in its file."""
     for piece in fetched.slices:
         position, end = piece.position, piece.position + piece.size_bytes
         while position < end:
             header = _header_at(piece, position)
-            yield _Batch(header, piece._replace(position=position, size_bytes=header.size_bytes))
+            yield header, piece._replace(position=position, size_bytes=header.size_bytes)
             position += header.size_bytes
 
 
