@@ -79,7 +79,7 @@ COMMON_PROBLEMS: Final = (
 # For POST, PUT and PATCH, including those without a body.
 BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
 _REQUEST_ID: Final = {"X-Request-Id": "names the request in the log"}
-_COMMON_HEADERS: Final[Mapping[str, str]] = {
+COMMON_HEADERS: Final[Mapping[str, str]] = {
     **_REQUEST_ID,
     "Server-Timing": "milliseconds in total, in the broker, and of encoding",
 }
@@ -266,7 +266,7 @@ def _common_problems(call: Call) -> Iterable[str]:
 def _response(response: OtherResponse, schemas: Schemas) -> Json:
     described: Json = {
         "description": response.description,
-        "headers": _headers({**response.headers, **_COMMON_HEADERS}),
+        "headers": _headers({**response.headers, **COMMON_HEADERS}),
     }
     if response.content:
         described["content"] = _content(response.content, schemas)
@@ -284,7 +284,7 @@ def _add_problem(responses: Json, code: str) -> None:
     kind = _KINDS[code]
     response = responses.setdefault(str(kind.status), {"description": kind.title})
     # A head that is too large is refused by the connection, which times no request.
-    common = _REQUEST_ID if code == "header-too-large" else _COMMON_HEADERS
+    common = _REQUEST_ID if code == "header-too-large" else COMMON_HEADERS
     headers = response.setdefault("headers", _headers(common))
     headers |= _headers(_PROBLEM_HEADERS.get(code, {}))
     if kind.status in problems.NEEDS_RETRY_AFTER:
