@@ -112,7 +112,7 @@ class Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.listing = True
         try:
-            super().format_help(ctx, formatter)
+            _format_help(super().format_help, ctx, formatter)
         finally:
             self.listing = False
 

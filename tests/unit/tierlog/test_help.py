@@ -1,6 +1,8 @@
 """Help texts in a terminal 80 columns wide."""
 
 import pytest
+import typer.rich_utils
+from rich.table import Table
 
 from tierlog.cli.program import COMMANDS, load_command, run
 
@@ -34,6 +36,15 @@ def test_option_names_are_neither_truncated_nor_wrapped(path, command, capsys, m
     for parameter in command.params:
         for word in words_to_type(parameter):
             assert word in shown
+
+
+def test_the_first_page_of_help_fits_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(typer.rich_utils, "Table", Table)  # as in a new process
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert all(name in shown for name in (*COMMANDS, "--install-completion"))
 
 
 def test_choices_are_not_wrapped(capsys, monkeypatch):
