@@ -35,11 +35,12 @@ def stats(
     from spark_reader.jobs.stats import stats as run_stats
     from spark_reader.jobs.stats_chart import chart_svg
 
+    options = source.of(topic)
     with (
         job("tierlog stats", master=source.master, conf=source.conf) as session,
         task_bar(f"stats {topic}") as progress,
     ):
-        rows = run_stats(session, source.of(topic), progress=progress)
+        rows = run_stats(session, options, progress=progress)
     if picture is not None:
         picture.write_text(chart_svg(rows, title=f"Topic {topic}"))
         note(f"picture written to {picture}")

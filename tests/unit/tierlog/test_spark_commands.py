@@ -6,6 +6,7 @@ from urllib.request import url2pathname
 
 import pytest
 
+from tierlog.cli.program import run
 from tierlog.cli.spark_options import job
 
 
@@ -33,3 +34,10 @@ def test_sparks_log_is_discarded_by_default(session_config):
 def test_a_log_level_in_conf_keeps_sparks_log(session_config):
     with job("tierlog stats", master=None, conf=["spark.log.level=WARN"]):
         assert session_config == {"spark.log.level": "WARN"}
+
+
+@pytest.mark.parametrize("command", [["stats", "t"], ["replay", "t", "--to-json", "folder"]])
+def test_a_missing_source_is_reported_before_spark_starts(session_config, capsys, command):
+    assert run(command) == 2
+    assert "give --store URL, or --server URL" in capsys.readouterr().err
+    assert not session_config
