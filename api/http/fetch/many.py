@@ -81,6 +81,9 @@ class PartitionFetch(NamedTuple):
     page_bytes: int = 0  # `max_bytes`, or what the partitions before have left of the request's
 
 
+Fetch = PartitionFetch | FailedFetch
+
+
 class RecordBudget:
     """How much the response may still hold, after the partitions before."""
 
@@ -127,7 +130,7 @@ async def _resolve(
     wanted: RequestedPartition,
     position: Position,
     request: FetchMany,
-) -> PartitionFetch | FailedFetch:
+) -> Fetch:
     try:
         grant.check_topic(wanted.topic)
         partition = context.broker.partition(wanted.topic, wanted.partition)
@@ -138,28 +141,33 @@ async def _resolve(
     return PartitionFetch(partition, position, offset, wanted.max_bytes)
 
 
-async def _read_all(
-    context: Context, fetches: Sequence[PartitionFetch | FailedFetch], request: FetchMany
-) -> list[PartitionFetch | FailedFetch]:
+async def _read_all(context: Context, fetches: Sequence[Fetch], request: FetchMany) -> list[Fetch]:
     bytes_left, store_wait_s = request.max_bytes, 0.0
     store_error: TierlogError | None = None
-    done: list[PartitionFetch | FailedFetch] = []
+    done: list[Fetch] = []
     for fetch in fetches:
-        if isinstance(fetch, PartitionFetch):
-            began_s = time.monotonic()
-            fetch = await _read_one(context, fetch, request, bytes_left, store_error=store_error)
-            if isinstance(fetch, FailedFetch) and isinstance(fetch.error, STORE_ERRORS):
-                store_wait_s += time.monotonic() - began_s
-                if store_wait_s > STORE_WAIT_MAX_S:
-                    kind = Throttled if isinstance(fetch.error, Throttled) else StoreUnavailable
-                    store_error = kind(
-                        "not tried: reads of earlier partitions in this request waited "
-                        "for the store without success"
-                    )
-            if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
-                bytes_left -= fetch.fetched.size_bytes
-        done.append(fetch)
+        if isinstance(fetch, FailedFetch):
+            done.append(fetch)
+            continue
+        began_s = time.monotonic()
+        read = await _read_one(context, fetch, request, bytes_left, store_error=store_error)
+        done.append(read)
+        if isinstance(read, PartitionFetch):
+            assert read.fetched is not None, "just read"
+            bytes_left -= read.fetched.size_bytes
+        elif isinstance(read.error, STORE_ERRORS):
+            store_wait_s += time.monotonic() - began_s
+            if store_wait_s > STORE_WAIT_MAX_S:
+                store_error = _not_tried(read.error)
     return done
+
+
+def _not_tried(error: Exception) -> TierlogError:
+    kind = Throttled if isinstance(error, Throttled) else StoreUnavailable
+    return kind(
+        "not tried: reads of earlier partitions in this request waited for the store without "
+        "success"
+    )
 
 
 async def _read_one(
@@ -169,7 +177,7 @@ async def _read_one(
     bytes_left: int,
     *,
     store_error: TierlogError | None,
-) -> PartitionFetch | FailedFetch:
+) -> Fetch:
     """Read up to `bytes_left`; with none left, only the offsets. If `store_error` is given, fail
     with it instead of waiting for the store.
     """
@@ -193,7 +201,7 @@ def _needs_store(fetch: PartitionFetch) -> bool:
     return is_cold and partition.try_read(offset, max_bytes=1) is None
 
 
-def _is_enough(fetches: Sequence[PartitionFetch | FailedFetch], request: FetchMany) -> bool:
+def _is_enough(fetches: Sequence[Fetch], request: FetchMany) -> bool:
     """A failed partition is enough too: the problem is returned without waiting."""
     read = [
         fetch.fetched for fetch in fetches if isinstance(fetch, PartitionFetch) and fetch.fetched
@@ -205,7 +213,7 @@ def _is_enough(fetches: Sequence[PartitionFetch | FailedFetch], request: FetchMa
     return size >= min(request.min_bytes, request.max_bytes) or full
 
 
-def _awaited_offsets(fetches: Sequence[PartitionFetch | FailedFetch]) -> list[AwaitedOffset]:
+def _awaited_offsets(fetches: Sequence[Fetch]) -> list[AwaitedOffset]:
     return [
         AwaitedOffset(fetch.partition, fetch.fetched.high_watermark)
         for fetch in fetches
@@ -216,7 +224,7 @@ def _awaited_offsets(fetches: Sequence[PartitionFetch | FailedFetch]) -> list[Aw
 async def _response(
     context: Context,
     exchange: Exchange,
-    fetches: Sequence[PartitionFetch | FailedFetch],
+    fetches: Sequence[Fetch],
     request: FetchMany,
 ) -> Response:
     work = 0
@@ -241,7 +249,7 @@ async def _response(
 def _fetch_json(
     context: Context,
     exchange: Exchange,
-    fetch: PartitionFetch | FailedFetch,
+    fetch: Fetch,
     budget: RecordBudget,
     *,
     request: FetchMany,
