@@ -156,13 +156,19 @@ class Partition:
     ) -> Future[AppendResult]:
         """Queue the batches for the next group commit; does not block.
 
-        The future completes with the offsets once `acks` is met, or with an error. Raises
-        FencedError, DiskFull, and LogOfflineError if the log is offline already.
+        The future completes with the offsets once `acks` is met, or with an error. Raises what
+        `check_writable` does.
+        """
+        self.check_writable()
+        return self._commits.submit(Append(batches, expected_offset), acks=acks)
+
+    def check_writable(self) -> None:
+        """Raises UnknownTopic, FencedError, DiskFull, and LogOfflineError if the log is offline
+        already.
         """
         self.check_leadership()
         self._check_room()
         self.log.raise_if_offline()
-        return self._commits.submit(Append(batches, expected_offset), acks=acks)
 
     def stop_appends(self, timeout_s: float) -> bool:
         """Refuse new appends. Returns True once all accepted ones have completed."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 
 import structlog
@@ -35,12 +35,15 @@ async def append(
     """
     name = request.topic.record.name
     acks = _acks_to_await(request, appends)
+    if acks is Acks.NONE:
+        for number in appends:  # before any is queued: a refused request has changed nothing
+            request.topic.partition(number).check_writable()
     futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
     if acks is Acks.NONE:
-        _raise_if_all_failed(futures.values())
         for number, future in futures.items():
             _detach(context, f"{name}-{number}", appends[number], future)
+        _raise_if_failed(futures.values())
         return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await AllCompleted(futures.values())
@@ -75,11 +78,11 @@ def _submit(
         return refused
 
 
-def _raise_if_all_failed(futures: Collection[Future[AppendResult]]) -> None:
-    """With acks=0 a later failure is only logged, but some are known at once, as a full disk."""
-    errors = [future.exception() for future in futures if future.done()]
-    if errors and len(errors) == len(futures) and all(errors):
-        raise next(filter(None, errors))
+def _raise_if_failed(futures: Iterable[Future[AppendResult]]) -> None:
+    """With acks=0 a later failure is only logged, but one that is known already is raised."""
+    for future in futures:
+        if future.done() and (error := future.exception()) is not None:
+            raise error
 
 
 def _results(
