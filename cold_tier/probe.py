@@ -7,7 +7,8 @@
   there the condition must hold for sequential writes.
 * A store that accepts a body with a wrong checksum, or returns none, is not rejected: objects that
   are uploaded there are read back in full.
-* The probe writes below `probe/<run>/` and deletes what it wrote.
+* The probe writes below `probe/<run>/` and deletes what it wrote. If its process dies, a later one
+  does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_keys import new_unique, probe_key
 from cold_tier.object_store import ChecksumRefused, ObjectStore
+from cold_tier.store_ledger import PROBE_PREFIX
 from record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -41,6 +43,8 @@ LARGE_BYTES: Final = 5 * 1024 * 1024  # large enough to expose stores that check
 FIRST_LARGE_BYTES: Final = 128 * 1024
 RACE_S: Final = 2.5
 LOST_ROUNDS_MAX: Final = 3  # fewer may be due to the network
+LEFTOVERS_MAX: Final = 1000
+LEFTOVER_AFTER_MS: Final = 3_600_000  # another broker's probe takes seconds
 
 USE_ANOTHER: Final = (
     "use a store with an atomic conditional PUT (AWS S3, MinIO, versitygw, Ceph, file:///folder)"
@@ -72,6 +76,7 @@ def probe(
         run.check_condition()
         traits = StoreTraits(checks_checksums=run.checks_checksums())
         run.check_delete()
+        run.delete_leftovers()
         if not allow_single_writer:
             run.check_race(monotonic, race_s=race_s)
         return traits
@@ -154,6 +159,16 @@ class _ProbeRun:
     def check_delete(self) -> None:
         """Retention, and the removal of what nothing names any more, need it."""
         self._store.delete([self.keys[-1]])
+
+    def delete_leftovers(self) -> None:
+        """Delete what probes left whose processes died meanwhile: up to 60 MB each. Ages are by the
+        store's own clock.
+        """
+        found = self._store.list(PROBE_PREFIX, limit=LEFTOVERS_MAX)
+        now_ms = max((stat.modified_ms for stat in found), default=0)
+        left = [stat.key for stat in found if now_ms - stat.modified_ms > LEFTOVER_AFTER_MS]
+        if left:
+            self._store.delete(left)
 
     def check_race(self, monotonic: Callable[[], float], *, race_s: float) -> None:
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="store-probe") as pool:

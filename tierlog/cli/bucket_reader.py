@@ -51,7 +51,7 @@ class BucketReader:
 
     def topics(self, names: Iterable[str]) -> Iterator[Topic | CorruptDataError]:
         """The topics of these names; deleted ones are skipped, unreadable ones are errors."""
-        with ThreadPoolExecutor(MAX_CONCURRENT_LOOKUPS) as pool:  # three requests each
+        with ThreadPoolExecutor(MAX_CONCURRENT_LOOKUPS) as pool:  # four requests each
             yield from filter(None, pool.map(self._find, names))
 
     def _find(self, name: str) -> Topic | CorruptDataError | None:

@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 
@@ -72,6 +73,16 @@ def test_a_sound_store_passes_and_is_left_empty(make, tmp_path):
     store = make() or FolderStore(tmp_path)
     probe(store, race_s=0.2)
     assert store.list("", limit=10) == []
+
+
+def test_what_a_probe_left_that_died_is_deleted_by_a_later_one(tmp_path):
+    store = FolderStore(tmp_path)
+    for key in ("probe/died/large-1", "probe/running/large-1"):
+        store.put(key, b"left")
+    hours_ago = time.time() - 2 * 3600
+    os.utime(tmp_path / "probe/died/large-1", (hours_ago, hours_ago))
+    probe(store, race_s=0.1)
+    assert [stat.key for stat in store.list("", limit=10)] == ["probe/running/large-1"]
 
 
 @pytest.mark.parametrize(
