@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -315,8 +314,7 @@ class Broker:
         self._opener.close_timer()
         self._appenders.shutdown()
         for partition in self.partitions():
-            with contextlib.suppress(TierlogError, OSError):
-                partition.log.close()
+            partition.log.abandon()
         self._close_bucket()
 
     def _close_bucket(self) -> None:

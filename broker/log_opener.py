@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
@@ -102,7 +102,7 @@ class LogOpener:
         self.has_opened_logs = True
         opened = self._open_in_parallel(wanted)
         sound = [one for one in opened if isinstance(one, OpenedLog)]
-        with _closed_on_failure(sound):
+        with _abandoned_on_failure(sound):
             self.epochs.allocate(sound)
             self._commit_take_overs([one for one in sound if one.take_over is not None])
         return [
@@ -117,7 +117,7 @@ class LogOpener:
             except BaseException:  # a signal: open no more
                 threads.shutdown(cancel_futures=True)
                 raise
-        with _closed_on_failure(one.result() for one in opening if one.exception() is None):
+        with _abandoned_on_failure(one.result() for one in opening if one.exception() is None):
             return [one.result() for one in opening]
 
     def find_cold_log(self, record: TopicRecord, number: int) -> ColdLog | None:
@@ -340,13 +340,12 @@ def _log_recovery(opened: PartitionLog) -> None:
 
 
 @contextmanager
-def _closed_on_failure(opened: Iterable[OpenedLog | DamagedPartition]) -> Iterator[None]:
-    """Close every log if one fails."""
+def _abandoned_on_failure(opened: Iterable[OpenedLog | DamagedPartition]) -> Iterator[None]:
+    """Close every log, without a flush, if one fails."""
     try:
         yield
     except Exception:
         for one in opened:
             if isinstance(one, OpenedLog):
-                with suppress(TierlogError):
-                    one.log.close()
+                one.log.abandon()
         raise

@@ -398,7 +398,9 @@ class PartitionLog:
             self._flusher.close()
 
     def abandon(self) -> None:
-        """Close the files without flushing: the log is about to be deleted."""
+        """Close the files without flushing: the log is about to be deleted, or nothing was appended
+        since it was opened.
+        """
         with self._state.lock:
             self._state.closing = True
         self._flusher.close()

@@ -23,6 +23,7 @@ from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from hot_tier.durable_file import REAL_DISK
+from hot_tier.log import PartitionLog
 from manifest.topic_objects import TopicObjects
 from record_format import sealed_json
 from record_format.errors import (
@@ -356,12 +357,14 @@ def test_a_failed_start_releases_everything(harness, monkeypatch):
         threads = [thread.name for thread in threading.enumerate()]
         return {name for name in files if str(harness.root) in name}, threads
 
-    before = open_resources()
+    before, flushed = open_resources(), []
     with monkeypatch.context() as patched:
         patched.setattr(Truncations, "reconcile_at_start", no_room)
+        patched.setattr(PartitionLog, "flush", flushed.append)
         with pytest.raises(ConfigurationError, match="No space left"):
             harness.open()
     assert open_resources() == before
+    assert not flushed, "with thousands of logs, the reason would be known minutes later"
     harness.broker = harness.open()
 
 
