@@ -108,6 +108,19 @@ class Topic:
         """The numbers of all partitions that the folder has."""
         return sorted([*self.partitions, *self.damaged])
 
+    def next_partition(self) -> int:
+        """For the records without a key of one request: round robin over the partitions that
+        append, or over all if none does.
+        """
+        numbers = sorted(self.partitions) or self.numbers
+        turn = next(self.turns) % len(numbers)
+        following = numbers[turn:] + numbers[:turn]
+        return next((number for number in following if self._appends(number)), numbers[turn])
+
+    def _appends(self, number: int) -> bool:
+        partition = self.partitions.get(number)
+        return partition is not None and not (partition.is_defunct or partition.log.offline)
+
     def partition(self, number: int) -> Partition:
         """Raises UnknownPartition; CorruptDataError or LogOfflineError for a damaged one."""
         found = self.partitions.get(number)

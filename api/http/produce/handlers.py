@@ -123,10 +123,7 @@ def _by_partition(request: ProduceRequest, columns: RecordColumns) -> Mapping[in
     topic = request.topic
     if request.partition is None:
         split = split_by_partition(
-            columns,
-            existing=topic.partitions or topic.numbers,
-            count=topic.record.partitions,
-            turn=next(topic.turns),
+            columns, sticky=topic.next_partition(), count=topic.record.partitions
         )
         for number in split:
             _check_partition(topic, number, columns)

@@ -2,12 +2,12 @@
 
 The record's own `partition` if given; otherwise by murmur2 of its key, as Kafka's clients do, so
 that a key stays in one partition whoever produces it; otherwise one partition for all records of
-the request, round robin over requests.
+the request, round robin over requests and the partitions that append.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from api.http.produce.columns import Content, RecordColumns
 from record_format.encode import Headers
@@ -15,12 +15,12 @@ from record_format.murmur2 import partition_for_key
 
 
 def split_by_partition(
-    columns: RecordColumns, *, existing: Collection[int], count: int, turn: int
+    columns: RecordColumns, *, sticky: int, count: int
 ) -> dict[int, RecordColumns]:
     """The records of each partition, in order. Keys are hashed over `count` partitions; records
-    without a key go to one of `existing`. A record may name a partition that does not exist.
+    without a key go to `sticky`. A record may name a partition that does not exist.
     """
-    targets = _targets(columns, sticky=sorted(existing)[turn % len(existing)], count=count)
+    targets = _targets(columns, sticky=sticky, count=count)
     rows: dict[int, list[int]] = {}
     for row, target in enumerate(targets):
         rows.setdefault(target, []).append(row)

@@ -127,6 +127,8 @@ def test_a_disk_error_takes_only_its_partition_offline(api: Api) -> None:
     problem(api.post(path, json=body, params={"acks": "0"}), 503, "log-offline")
     assert len(api.fetch(topic).json()["records"]) == 1
     assert api.values(topic, "after", partition=1)["base_offset"] == 1
+    for _ in range(4):  # as Kafka's partitioner, not to one that is known to refuse
+        assert api.produce(topic, {"value": "no key"}).json()["results"][0]["partition"] == 1
     assert api.delete(f"/v1/topics/{topic}").status_code == 204
     assert api.get("/readyz").json()["ready"]
 

@@ -181,11 +181,11 @@ def test_a_records_partition_takes_precedence_over_its_key_and_the_key_over_roun
         timestamps=[1, 2, 3, 4],
     )
     by_key = partition_for_key(b"k", 5)
-    split = split_by_partition(columns, existing=range(5), count=5, turn=6)
+    split = split_by_partition(columns, sticky=1, count=5)
     expected: dict[int, list[bytes]] = {}
     for target, value in ((by_key, b"a"), (1, b"b"), (2, b"c"), (1, b"d")):
         expected.setdefault(target, []).append(value)
     assert {target: part.values for target, part in split.items()} == expected
     assert split[1].timestamps[-1] == 4  # type: ignore[index]
-    with_chosen = split_by_partition(columns, existing=[0, 1], count=2, turn=0)
+    with_chosen = split_by_partition(columns, sticky=0, count=2)
     assert 2 in with_chosen, "whether it is there is for the caller to ask"
