@@ -257,11 +257,11 @@
   }
 
   function toClipboard(text) {
-    if (navigator.clipboard) {
+    if (window.ClipboardItem) {
       const blob = text.then((one) => new Blob([one], { type: "text/plain" }));
       return navigator.clipboard.write([new ClipboardItem({ "text/plain": blob })]); // during the click: Safari
     }
-    // Over plain HTTP to another machine there is only the old way.
+    // Over plain HTTP to another machine, and in older browsers, there is only the old way.
     return text.then((one) => {
       document.addEventListener("copy", (event) => {
         event.clipboardData.setData("text/plain", one);
