@@ -58,7 +58,11 @@ class Chromium:
             stack.callback(self._end)
             port, path = self._wait_for_port()
             url = f"ws://127.0.0.1:{port}{path}"
-            self._socket = stack.enter_context(connect(url, max_size=None, compression=None))
+            # Without pings: their thread draws from `random`, which Hypothesis reports as a flaw of
+            # a test that happens to run meanwhile.
+            self._socket = stack.enter_context(
+                connect(url, max_size=None, compression=None, ping_interval=None)
+            )
             self._attach()
             self._open = stack.pop_all()
         return self
