@@ -154,8 +154,8 @@ def build_produced(
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
         )
-        _check_single(body, max_message_bytes)
-        return ProducedBatches(body, [parse_header(body)], [min(timestamps)])
+        if len(body) <= max_message_bytes:
+            return ProducedBatches(body, [parse_header(body)], [min(timestamps)])
     ranges = encode_batches(
         values,
         timestamps=timestamps,
@@ -164,6 +164,8 @@ def build_produced(
         codec=codec,
         max_bytes=max_message_bytes,
     )
+    if producer_id != NO_PRODUCER_ID:
+        raise _not_one_batch(len(body), max_message_bytes)  # each record fits one of its own
     body = bytearray().join(item.batch for item in ranges)
     return ProducedBatches(
         body,
@@ -172,11 +174,10 @@ def build_produced(
     )
 
 
-def _check_single(batch: bytearray, max_message_bytes: int) -> None:
-    if len(batch) > max_message_bytes:
-        raise RequestTooLarge(
-            f"an idempotent producer's request must fit one batch; it makes one of {len(batch)} "
-            f"bytes, and max.message.bytes is {max_message_bytes}",
-            limit_bytes=max_message_bytes,
-            size_bytes=len(batch),
-        )
+def _not_one_batch(size_bytes: int, max_message_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"an idempotent producer's request must fit one batch; it makes one of {size_bytes} bytes, "
+        f"and max.message.bytes is {max_message_bytes}",
+        limit_bytes=max_message_bytes,
+        size_bytes=size_bytes,
+    )

@@ -406,6 +406,13 @@ def test_an_idempotent_request_is_one_batch_up_to_the_limit() -> None:
     assert len(build_produced(**columns, max_message_bytes=size - 1).headers) > 1
 
 
+def test_a_record_that_is_too_large_alone_is_named_to_an_idempotent_producer_too() -> None:
+    columns: dict[str, Any] = {"values": [b"v", b"v" * 100], "timestamps": [NOW] * 2}
+    with pytest.raises(RecordTooLarge) as refused:
+        build_produced(**columns, producer_id=2**40, max_message_bytes=100)
+    assert refused.value.row == 1
+
+
 def test_compressed_garbage_is_refused() -> None:
     data = bytearray(batch(3, codec=GZIP))[:61] + compress(GZIP, b"noise" * 50)
     struct.pack_into(">i", data, 8, len(data) - 12)
