@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 
 import structlog
@@ -41,9 +41,9 @@ async def append(
     futures = {number: _submit(request, number, appends[number], acks) for number in appends}
     count = sum(produced.record_count for produced in appends.values())
     if acks is Acks.NONE:
+        _raise_if_all_failed(futures.values())
         for number, future in futures.items():
             _detach(context, f"{name}-{number}", appends[number], future)
-        _raise_if_failed(futures.values())
         return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await AllCompleted(futures.values())
@@ -78,11 +78,13 @@ def _submit(
         return refused
 
 
-def _raise_if_failed(futures: Iterable[Future[AppendResult]]) -> None:
-    """With acks=0 a later failure is only logged, but one that is known already is raised."""
-    for future in futures:
-        if future.done() and (error := future.exception()) is not None:
-            raise error
+def _raise_if_all_failed(futures: Collection[Future[AppendResult]]) -> None:
+    """With acks=0 a later failure is only logged, unless it is known already and no partition has
+    appended: clients repeat a request that was refused.
+    """
+    errors = [future.exception() for future in futures if future.done()]
+    if len(errors) == len(futures) and all(errors):
+        raise next(filter(None, errors))
 
 
 def _results(

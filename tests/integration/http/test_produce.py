@@ -419,6 +419,28 @@ def test_with_acks_0_a_partition_that_cannot_append_refuses_the_whole_request(
     assert [result["base_offset"] for result in accepted.json()["results"]] == [0, 0]
 
 
+def test_with_acks_0_a_request_is_not_refused_once_a_partition_has_appended(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients repeat a refused request: its records would be there twice."""
+    topic = api.topic(2)
+    first, append = api.broker.partition(topic, 0), api.broker.partition(topic, 0).append
+
+    def append_and_wait(*args: Any, **kwargs: Any) -> Any:
+        appending = append(*args, **kwargs)
+        appending.result(10)
+        return appending
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise DiskFull("the disk became full", retry_after_s=2)
+
+    monkeypatch.setattr(first, "append", append_and_wait)
+    monkeypatch.setattr(api.broker.partition(topic, 1), "append", refuse)
+    records = [{"value": "a", "partition": 0}, {"value": "b", "partition": 1}]
+    assert api.produce(topic, *records, acks="0").status_code == 202
+    assert first.log.log_end_offset == 1
+
+
 def test_a_topic_deleted_during_a_produce_is_unknown_not_offline(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
