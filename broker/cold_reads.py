@@ -59,6 +59,10 @@ class ColdReads:
     def store_is_reachable(self) -> bool:
         return self._store_status.is_reachable
 
+    def recheck_store(self) -> bool:
+        """Contact the store, unless it is known to be unreachable; whether it is reachable."""
+        return self._store_status.recheck()
+
     def check_clock(self) -> None:
         """Raise ClockSkewTooLarge if the store is reachable and refuses this machine's clock."""
         self._store_status.check_clock()

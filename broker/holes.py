@@ -20,12 +20,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
 import structlog
 
+from broker.checkpoints import CompactionOffsets
 from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_gaps import Gap
@@ -39,10 +39,10 @@ SEGMENTS_PER_ROUND: Final = 256
 
 
 class Holes:
-    """`cleaned_before`: how far compaction ever got in a log. One thread calls `check_next`."""
+    """One thread calls `check_next`."""
 
-    def __init__(self, cleaned_before: Callable[[Partition], int]) -> None:
-        self._cleaned_before = cleaned_before
+    def __init__(self, compaction_offsets: CompactionOffsets) -> None:
+        self._compaction_offsets = compaction_offsets
         self._checked_before: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         # By the segment before the hole. Replaced as a whole, because other threads read it.
         self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
@@ -60,7 +60,8 @@ class Holes:
         return gap
 
     def _is_explained(self, partition: Partition, gap: Gap) -> bool:
-        start = max(partition.log.log_start_offset, self._cleaned_before(partition))
+        cleaned_before = self._compaction_offsets.cleaned_before(partition)
+        start = max(partition.log.log_start_offset, cleaned_before)
         manifest = partition.cold.manifest if partition.cold is not None else None
         if manifest is None or start >= gap.base_offset:
             return start >= gap.base_offset

@@ -60,14 +60,13 @@ class BackgroundTasks:
     ) -> None:
         self._settings, self._bucket, self._topics = settings, bucket, topics
         self._reserve = reserve
-        self.holes = Holes(topics.compaction_offsets.cleaned_before)
+        self.holes = Holes(topics.compaction_offsets)
         self.failures = TaskFailures()
         self.copier = Copier(
             topics.partitions,
             concurrency=settings.offload_concurrency,
             holes=self.holes,
             failures=self.failures,
-            store_is_reachable=bucket.store_status.recheck if bucket else lambda: True,
         )
         self.fence_checker = FenceChecker(topics.partitions, self.failures)
         self.janitor = Janitor(

@@ -91,10 +91,8 @@ class Copier:
         concurrency: int,
         holes: Holes,
         failures: TaskFailures,
-        store_is_reachable: Callable[[], bool],
     ) -> None:
         self._partitions, self._holes, self._failures = partitions, holes, failures
-        self._store_is_reachable = store_is_reachable
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
@@ -186,7 +184,7 @@ class Copier:
                 more = self._copy_next(partition, work)
         except (TierlogError, OSError) as error:
             failure = error if not partition.is_deleted else None  # its files are being deleted
-            is_outage = isinstance(failure, _STORE_ERRORS) and self._is_store_down()
+            is_outage = isinstance(failure, _STORE_ERRORS) and self._is_store_down(partition)
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
             failure = bug
@@ -204,10 +202,11 @@ class Copier:
         if failure is not None and not is_outage and not isinstance(failure, ShuttingDown):
             _log_failure(partition, failure, retry_in_s=work.not_before - time.monotonic())
 
-    def _is_store_down(self) -> bool:
+    def _is_store_down(self, partition: Partition) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""
+        assert partition.cold is not None
         try:
-            return not self._store_is_reachable()
+            return not partition.cold.recheck_store()
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 

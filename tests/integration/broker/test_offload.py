@@ -60,7 +60,6 @@ def copier_of(harness):
                 concurrency=concurrency,
                 holes=harness.broker.background.holes,
                 failures=harness.broker.background.failures,
-                store_is_reachable=harness.broker.bucket.store_status.recheck,
             )
         )
         return copiers[-1]
