@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -223,61 +222,44 @@ class LiveTopics:
             _abandon_logs(topic)
             try:
                 self._set_aside(topic.record)
-            except OSError as error:  # the topic is deleted anyway: `finish_deletions` tries again
+            except OSError as error:  # the topic is deleted anyway: `Deletions` tries again
                 log.warning("deleted topic's files remain for now", topic=name, error=str(error))
 
-    def remove_files(self) -> None:
-        """Remove the files of deleted topics, even while the bucket is unreachable: the disk may
-        need the room.
-        """
-        self._for_each_deleted(self._remove_files)
+    # --- what deleted topics leave: `background.deletions` ----------------------------------------
 
-    def finish_deletions(self, delete_objects: Callable[[TopicRecord], None]) -> None:
-        """Remove files, then objects, then the registry entry. Each step may be repeated."""
-        self._for_each_deleted(partial(self._finish_deletion, delete_objects=delete_objects))
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
-    def _is_busy(self, topic_id: str) -> bool:
+    def deleted(self) -> list[TopicRecord]:
+        with self._lock:  # a deletion in progress first closes its logs
+            return self.registry.deleted()
+
+    def is_busy(self, record: TopicRecord) -> bool:
         """Whether work that began before the deletion is still writing to the bucket."""
-        topic = self._deleting.get(topic_id)
+        topic = self._deleting.get(record.topic_id)
         partitions = topic.partitions.values() if topic is not None else ()
         return any(one.cold is not None and one.cold.is_busy for one in partitions)
+
+    def remove_files(self, record: TopicRecord) -> None:
+        """Raises OSError."""
+        with self._lock:  # a new topic of the name may be half created
+            aside = self._set_aside(record)
+        deleted_folders.remove(aside)
+
+    def forget(self, record: TopicRecord) -> None:
+        """Nothing of the topic is left."""
+        self.registry.forget(record.topic_id)
+        self._deleting.pop(record.topic_id, None)
+        with self._lock:  # a new topic is in the registry before it is allocated an epoch
+            self._opener.forget_topics_but(self.registry.ids())
 
     def _set_aside(self, record: TopicRecord) -> list[Path]:
         """Raises OSError."""
         is_name_free = self.registry.by_name(record.name) is None
         return deleted_folders.set_aside(self._folder, record, is_name_free=is_name_free)
 
-    def _for_each_deleted(self, act: Callable[[TopicRecord], None]) -> None:
-        """A topic that fails does not delay the others; the first error is raised at the end."""
-        with self._lock:  # a deletion in progress first closes its logs
-            deleted = self.registry.deleted()
-        failures: list[Exception] = []
-        for record in deleted:
-            if self._closed:
-                break  # the next start continues
-            try:
-                act(record)
-            except (TierlogError, OSError) as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-    def _remove_files(self, record: TopicRecord) -> None:
-        with self._lock:  # a new topic of the name may be half created
-            aside = self._set_aside(record)
-        deleted_folders.remove(aside)
-
-    def _finish_deletion(
-        self, record: TopicRecord, delete_objects: Callable[[TopicRecord], None]
-    ) -> None:
-        if self._is_busy(record.topic_id):
-            return  # an object whose upload is in progress would be left behind
-        self._remove_files(record)
-        delete_objects(record)
-        self.registry.forget(record.topic_id)
-        self._deleting.pop(record.topic_id, None)
-        with self._lock:  # a new topic is in the registry before it is allocated an epoch
-            self._opener.forget_topics_but(self.registry.ids())
+    # --- details ----------------------------------------------------------------------------------
 
     def _find_owned(self, name: str) -> Topic:
         """Raises FencedError if another folder now owns one of its partitions."""

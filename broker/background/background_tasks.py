@@ -3,8 +3,7 @@
 * One thread for each task; each round covers all partitions that exist when it begins. No thread
   starts before `start`: in a broker that was opened idle the tasks are called one by one.
 * The copier wakes up when a topic changes: it publishes the topic and uploads rolled segments.
-* Deletions run in a thread of their own: those of a thousand partitions take many minutes. Files
-  are removed before objects, because requests to the store may take long, or fail.
+* Deletions run in a thread of their own: those of a thousand partitions take many minutes.
 * Stopping waits only for the disk. A task that waits for the store is left behind: it cannot change
   a closed log, registry or folder.
 """
@@ -13,14 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
-import structlog
-
 from broker.background.compactor import Compactor
 from broker.background.copier import Copier
+from broker.background.deletions import Deletions
 from broker.background.janitor import Janitor
 from broker.background.periodic_task import PeriodicTask
 from broker.background.rehydration import Rehydrator
@@ -33,10 +30,6 @@ from broker.live_topics import LiveTopics
 from broker.ownership.fence_checker import FenceChecker
 from broker.settings import BrokerSettings
 from broker.task_failures import TaskFailures
-from broker.topic_registry import TopicRecord
-from record_format.errors import FencedError
-
-log = structlog.get_logger(__name__)
 
 COPY_INTERVAL_S: Final = 1.0
 DELETION_INTERVAL_S: Final = 1.0
@@ -79,13 +72,14 @@ class BackgroundTasks:
         self.compactor = Compactor(
             topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
         )
+        self.deletions = Deletions(topics, bucket)
         self._copy_again_s = 0.0
         task = partial(PeriodicTask, failures=self.failures)
         check_s = settings.retention_check_interval_ms / 1000
         self.copying = task("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
         self.deleting = task(
             "deletions",
-            self.deletion_round,
+            self.deletions.run_round,
             interval_s=DELETION_INTERVAL_S,
             interval_max_s=DELETION_INTERVAL_MAX_S,
         )
@@ -144,24 +138,6 @@ class BackgroundTasks:
     def _copy(self) -> None:
         self.copier.run_round()
         self._copy_again_s = time.monotonic() + COPY_INTERVAL_S
-
-    def deletion_round(self) -> None:
-        with suppress(OSError):  # `finish_deletions` tries again, and raises it
-            self._topics.remove_files()
-        self._topics.finish_deletions(self._delete_objects)
-
-    def _delete_objects(self, record: TopicRecord) -> None:
-        if self._bucket is None:
-            return
-        self._bucket.store_status.require_store()  # not in another cluster's bucket
-        try:
-            self._bucket.delete_topic(record)
-        except FencedError as error:
-            log.error(
-                "objects not deleted: another folder owns them",
-                topic=record.name,
-                reason=str(error),
-            )
 
     def _check_reserve(self) -> None:
         self._reserve.check((self._shrink_cache, self.janitor.relieve_disk))

@@ -155,7 +155,7 @@ def run_copier(broker: Broker) -> None:
     background = broker.background
     with suppress(TierlogError, OSError):
         background.copy_round()
-        background.deletion_round()
+        background.deletions.run_round()
     background.copier.reset_backoff(broker.partitions())
     with suppress(TierlogError):
         background.copier.run_round()

@@ -457,7 +457,7 @@ def test_a_failed_deletion_blocks_no_other(harness, monkeypatch) -> None:
 
     monkeypatch.setattr(harness.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
-        harness.broker.background.deletion_round()
+        harness.broker.background.deletions.run_round()
     assert [record.name for record in harness.broker.registry.deleted()] == ["a-fails"]
 
 
@@ -485,7 +485,7 @@ def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
         assert folder.exists()
         harness.restart()
     harness.offload("whole")
-    harness.broker.background.deletion_round()
+    harness.broker.background.deletions.run_round()
     assert not list(folder.parent.glob("rotten-0*"))
 
 
@@ -616,9 +616,9 @@ def test_no_object_is_deleted_before_its_manifest_is_read_back(offloaded) -> Non
     offloaded.store.fail("put", WrongBytes(), when=lambda key: "/manifest/" in key)
     offloaded.broker.delete_topic("t")
     with pytest.raises(CorruptManifest):
-        offloaded.broker.background.deletion_round()
+        offloaded.broker.background.deletions.run_round()
     assert set(segments) <= set(in_bucket(offloaded))
-    offloaded.broker.background.deletion_round()
+    offloaded.broker.background.deletions.run_round()
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
@@ -632,13 +632,13 @@ def test_a_deletion_waits_for_garbage_collection(offloaded, monkeypatch) -> None
             deletions.append(prefix)
             offloaded.broker.delete_topic("t")
             offloaded.broker.background.deleting.stop(10)
-            offloaded.broker.background.deletion_round()
+            offloaded.broker.background.deletions.run_round()
             assert offloaded.broker.registry.deleted()
         return listed(prefix, **limits)
 
     monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
     assert partition.cold.collect(NO_GRACE) > 0
-    offloaded.broker.background.deletion_round()
+    offloaded.broker.background.deletions.run_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
 
@@ -655,7 +655,7 @@ def test_a_deletion_waits_for_an_upload(harness, monkeypatch, by) -> None:
     def delete_meanwhile(key, path, **options):
         monkeypatch.undo()
         harness.broker.delete_topic("t")
-        harness.broker.background.deletion_round()
+        harness.broker.background.deletions.run_round()
         return put(key, path, **options)
 
     harness.produce("t", [b"v"])
@@ -668,7 +668,7 @@ def test_a_deletion_waits_for_an_upload(harness, monkeypatch, by) -> None:
     with pytest.raises(UnknownTopic):
         harness.broker.repair("t", apply=True) if by == "a repair" else harness.copy_sealed()
     assert harness.broker.registry.deleted()
-    harness.broker.background.deletion_round()
+    harness.broker.background.deletions.run_round()
     assert in_bucket(harness) == ["cluster.json"]
 
 
@@ -677,9 +677,9 @@ def test_a_deletion_is_retried_if_the_store_keeps_the_objects(offloaded, monkeyp
     offloaded.broker.delete_topic("t")
     monkeypatch.setattr(offloaded.store, "delete", lambda keys: None, raising=False)
     with pytest.raises(StoreUnavailable, match=r"/t/.*: still listed after the store deleted it"):
-        offloaded.broker.background.deletion_round()
+        offloaded.broker.background.deletions.run_round()
     monkeypatch.undo()
-    offloaded.broker.background.deletion_round()
+    offloaded.broker.background.deletions.run_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
 
@@ -694,10 +694,10 @@ def test_a_deletion_that_keeps_failing_writes_one_topic_object(offloaded) -> Non
     offloaded.broker.delete_topic("t")
     for _ in range(3):
         with pytest.raises(ConfigurationError):
-            offloaded.broker.background.deletion_round()
+            offloaded.broker.background.deletions.run_round()
     assert len(offloaded.store.list(versions, limit=100)) == before + 1
     offloaded.store.heal()
-    offloaded.broker.background.deletion_round()
+    offloaded.broker.background.deletions.run_round()
     assert in_bucket(offloaded) == ["cluster.json"]
 
 

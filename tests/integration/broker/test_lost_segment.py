@@ -378,7 +378,8 @@ def test_deleting_a_topic_during_its_upload_is_not_a_lost_file(harness, monkeypa
 
     def delete_and_put(*args, **options):
         harness.broker.delete_topic("t")
-        harness.broker._topics.remove_files()
+        (record,) = harness.broker.registry.deleted()
+        harness.broker._topics.remove_files(record)
         return put_file(*args, **options)
 
     monkeypatch.setattr(harness.store, "put_file", delete_and_put, raising=False)

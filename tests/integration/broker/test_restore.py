@@ -590,7 +590,7 @@ def test_a_damaged_tail_of_a_deleted_topic_does_not_prevent_plans(lost, tmp_path
     assert marker.exists()  # until the partition is repaired
     new.broker.delete_topic("t")
     run_copier(new.broker)  # waits for uploads, which a deletion waits for too
-    new.broker.background.deletion_round()
+    new.broker.background.deletions.run_round()
     assert not marker.exists()
 
 

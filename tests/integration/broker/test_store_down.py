@@ -366,13 +366,13 @@ def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, m
     harness.broker.background.deleting.stop(10)
     harness.broker.delete_topic("going")
     with pytest.raises(ConfigurationError, match="foreign"):
-        harness.broker.background.deletion_round()
+        harness.broker.background.deletions.run_round()
     written = [path.name for path in ours.rglob("*") if path.is_file()]
     assert written == ["cluster.json"]
     shutil.rmtree(ours)
     elsewhere.rename(ours)
     harness.wait_for(lambda: harness.broker.readiness().degraded == [])
-    harness.broker.background.deletion_round()
+    harness.broker.background.deletions.run_round()
     assert not any("going" in str(path) for path in ours.rglob("*") if path.is_file())
     harness.offload()
     assert harness.broker.verify("t").ok

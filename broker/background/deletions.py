@@ -1,0 +1,63 @@
+"""Removes what deleted topics have left: files, then objects, then their entry in `topics.json`.
+
+* Files of all topics go first, because the disk may need the room, and requests to the store may
+  take long, or fail.
+* Each step may be repeated: the next round, or the next start, continues. A topic that fails does
+  not delay the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from broker.bucket import Bucket
+from broker.live_topics import LiveTopics
+from broker.topic_registry import TopicRecord
+from record_format.errors import FencedError, TierlogError
+
+log = structlog.get_logger(__name__)
+
+
+class Deletions:
+    def __init__(self, topics: LiveTopics, bucket: Bucket | None) -> None:
+        self._topics, self._bucket = topics, bucket
+
+    def run_round(self) -> None:
+        """Raises the first error once every topic was tried."""
+        with suppress(OSError):  # `_finish` tries again, and raises it
+            self._for_each(self._topics.remove_files)
+        self._for_each(self._finish)
+
+    def _for_each(self, act: Callable[[TopicRecord], None]) -> None:
+        failures: list[Exception] = []
+        for record in self._topics.deleted():
+            if self._topics.is_closed:
+                break
+            try:
+                act(record)
+            except (TierlogError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _finish(self, record: TopicRecord) -> None:
+        if self._topics.is_busy(record):
+            return  # an object whose upload is in progress would be left behind
+        self._topics.remove_files(record)
+        if self._bucket is not None:
+            self._delete_objects(self._bucket, record)
+        self._topics.forget(record)
+
+    def _delete_objects(self, bucket: Bucket, record: TopicRecord) -> None:
+        bucket.store_status.require_store()  # not in another cluster's bucket
+        try:
+            bucket.delete_topic(record)
+        except FencedError as error:
+            log.error(
+                "objects not deleted: another folder owns them",
+                topic=record.name,
+                reason=str(error),
+            )
