@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -212,12 +211,8 @@ class Maintenance:
                 yield Repair(
                     partition,
                     store,
-                    scratch=self._scratch,
+                    scratch=self._folder.scratch("repair"),
                     corrupt=self._corrupt_segments(partition),
                     policy=self._policy,
                     clock=self._clock,
                 )
-
-    @property
-    def _scratch(self) -> Path:
-        return self._folder.scratch("repair")

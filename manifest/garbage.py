@@ -180,7 +180,7 @@ class Collector:
             if pin.name in plan.pins and pin.nonce in plan.pins_seen:  # else re-created
                 self._pins.delete(pin.name)
         forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
-        pinned_since = self._pinned_since(plan)
+        pinned_since = [pin for pin in self._pins.all() if pin.nonce not in plan.pins_seen]
         is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
         self._manifests.versions.delete([one for one in plan.versions if one not in kept])
@@ -190,9 +190,6 @@ class Collector:
         for upload in plan.uploads:
             self._manifests.objects.abort_upload(upload)
         return forgotten
-
-    def _pinned_since(self, plan: GarbagePlan) -> list[Pin]:
-        return [pin for pin in self._pins.all() if pin.nonce not in plan.pins_seen]
 
     def _due_objects(
         self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int

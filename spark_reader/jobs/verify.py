@@ -24,7 +24,7 @@ from spark_reader.access import Access, Connections
 from spark_reader.jobs.session import Progress, progress_reported
 from spark_reader.options import parse_options
 from spark_reader.s3a import settings_of
-from spark_reader.topics import TopicFacts, Topics
+from spark_reader.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,24 +49,16 @@ def verify(
     found = Findings(-1)
     work: list[tuple[int, bytes]] = []
     for topic, number in Topics(options, connections).chosen():
-        check = ManifestCheck(store, _keys(topic, number), clock=clock)
+        check = ManifestCheck(store, PartitionKeys(topic.name, topic.topic_id, number), clock=clock)
         manifest = check.manifest()
         if manifest is not None:
-            work += [(number, _encode(one)) for one in check.entries(manifest)]
+            work += [(number, msgspec.json.encode(one)) for one in check.entries(manifest)]
             check.pins()
         found.merge(check.findings)
     with progress_reported(session, progress):
         for one in _on_executors(session, options.access, work):
             found.merge(one)
     return found.report()
-
-
-def _keys(topic: TopicFacts, partition: int) -> PartitionKeys:
-    return PartitionKeys(topic.name, topic.topic_id, partition)
-
-
-def _encode(entry: SegmentEntry) -> bytes:
-    return msgspec.json.encode(entry)
 
 
 def _on_executors(
