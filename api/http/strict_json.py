@@ -204,8 +204,8 @@ def _split(query_string: bytes) -> dict[str, str]:
             if name in given:
                 refuse_field(name, REPEATED)
             given[name] = value
-    except UnicodeDecodeError:
-        refuse_field("", "the query is not percent-encoded UTF-8")
+    except UnicodeDecodeError as error:
+        refuse_field("", f"the query is not percent-encoded UTF-8: {error.object[:64]!r}")
     return given
 
 

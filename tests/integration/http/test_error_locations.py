@@ -26,6 +26,12 @@ def test_a_line_that_is_not_utf8_is_located(api: Api) -> None:
     assert produce_lines(api, path, b'{}\n{"value":"\xff"}', envelope="1") == ["line 2"]
 
 
+def test_a_parameter_that_is_not_utf8_is_shown(api: Api) -> None:
+    octets = {"content-type": "application/octet-stream"}
+    response = api.post(f"{records_path(api.topic())}?acks=1&key=a%ff", headers=octets)
+    assert problem(response, 400, "invalid-request")["detail"].endswith(r"UTF-8: b'a\xff'")
+
+
 def test_a_line_with_another_partition_than_the_paths_is_located(api: Api) -> None:
     path = records_path(api.topic())
     body = b'{}\n\n{"partition":3}'
