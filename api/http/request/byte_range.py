@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from api.http.http_errors import RangeNotSatisfiable
 
-# More digits than any offset has, but limited: Python refuses to parse thousands.
+# More digits than any offset has, but limited: Python refuses to parse thousands. No two adjacent
+# parts may match blanks: a long header with many would take minutes.
 _RANGE: Final = re.compile(
-    r"\s*bytes\s*=\s*(\d{0,100})\s*-\s*(\d{0,100})\s*\Z", re.ASCII | re.IGNORECASE
+    r"\s*bytes\s*=\s*(?:(\d{1,100})\s*)?-\s*(?:(\d{1,100})\s*)?\Z", re.ASCII | re.IGNORECASE
 )
 _TAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
@@ -34,20 +35,20 @@ def select_range(
     if range_header is None or not _if_range_holds(if_range, etag):
         return whole
     match = _RANGE.match(range_header)
-    if match is None or match.group(1) == match.group(2) == "":
+    if match is None or match.group(1) is match.group(2) is None:
         return whole
     first, last = match.groups()
-    if first == "":  # a suffix range
+    if first is None:  # a suffix range
         count = int(last)
         if count == 0 or size_bytes == 0:
             raise _outside(range_header, size_bytes)
         return ByteRange(max(0, size_bytes - count), size_bytes, partial=True)
     start = int(first)
-    if last != "" and int(last) < start:
+    if last is not None and int(last) < start:
         return whole  # invalid: ignored
     if start >= size_bytes:
         raise _outside(range_header, size_bytes)
-    end = size_bytes if last == "" else min(int(last) + 1, size_bytes)
+    end = size_bytes if last is None else min(int(last) + 1, size_bytes)
     return ByteRange(start, end, partial=True)
 
 

@@ -76,6 +76,11 @@ OFFERED = ("application/json", "application/x-ndjson", "text/event-stream")
         ("text/html, application/xhtml+xml, */*;q=0.8", "application/json"),
         ("APPLICATION/JSON", "application/json"),
         ("", "application/json"),
+        pytest.param(
+            'application/x-ndjson;a="' + '\\"' * 32_000,
+            "application/x-ndjson",
+            id="a quoted string without an end",
+        ),
     ],
 )
 def test_accept_selects_by_quality_and_then_by_order(accept: str | None, chosen: str) -> None:
@@ -110,6 +115,12 @@ def test_media_types_are_compared_without_parameters_except_for_charset() -> Non
         ("bytes=-", ByteRange(0, 100, partial=False)),
         ("bytes=0-1,5-6", ByteRange(0, 100, partial=False)),
         ("items=0-1", ByteRange(0, 100, partial=False)),
+        ("bytes = 5 - 6", ByteRange(5, 7, partial=True)),
+        pytest.param(
+            "bytes=" + " " * 30_000 + "-" + " " * 30_000 + "x",
+            ByteRange(0, 100, partial=False),
+            id="thousands of blanks",
+        ),
         pytest.param(
             f"bytes=0-{'9' * 5000}", ByteRange(0, 100, partial=False), id="thousands of digits"
         ),
