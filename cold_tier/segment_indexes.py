@@ -128,17 +128,15 @@ class SegmentIndexes:
 
     def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""
-        section, key = self.get(segment).directory.section(kind), segment.indexes_key
+        section, file = self.get(segment).directory.section(kind), segment.indexes_key
         if section is None:
             return b""
 
         def load() -> tuple[bytes, int]:
-            body = read_range(
-                self._store, segment.indexes_key, section.position, section.end_position
-            )
-            return check_section(section, body, file=segment.indexes_key), len(body)
+            body = read_range(self._store, file, section.position, section.end_position)
+            return check_section(section, body, file=file), len(body)
 
-        return self._get((key, int(kind)), load)
+        return self._get((file, int(kind)), load)
 
     def transactions(self, segment: ColdSegment) -> SegmentTransactions:
         """Raises what `get` does, and CorruptIndex."""

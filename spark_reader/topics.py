@@ -81,11 +81,10 @@ class Topics:
             topic = self._connections.broker.describe_topic(name)
             described = {one.partition: one for one in topic.partitions}
             return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
-        objects = TopicObjects(self._connections.store)
-        stored = self._stored_topics(name)
+        stored, store = self._stored_topics(name), self._connections.store
         if name not in stored:
-            raise UnknownTopic(name, place=self._connections.store.url)
-        return _facts_of(objects.with_all_partitions(stored[name]))
+            raise UnknownTopic(name, place=store.url)
+        return _facts_of(TopicObjects(store).with_all_partitions(stored[name]))
 
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
         objects = TopicObjects(self._connections.store)

@@ -244,7 +244,6 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
-        damaged=found.damaged,
         **_troubles(
             [
                 f"Partition {number}: {_why(context, one.reason)}"
