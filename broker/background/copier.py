@@ -67,6 +67,7 @@ class _Work:
         "not_before",
         "replaced_below",
         "running",
+        "unreadable",
         "uploaded_bytes",
         "uploaded_segments",
     )
@@ -75,6 +76,7 @@ class _Work:
         self.failures = 0
         self.blocked: str | None = None  # the corrupt or missing file
         self.not_before = 0.0
+        self.unreadable: list[int] = []  # the base offset of the segment that is waited for
         self.replaced_below: tuple[int, int] | None = None  # see `_may_mirror`
         self.running: Future[None] | None = None
         self.uploaded_segments = 0
@@ -108,7 +110,8 @@ class Copier:
                     self._changed.notify_all()
             for partition in live:
                 work = self._work.setdefault(partition, _Work())
-                if work.running is not None or now < work.not_before or self._stopping:
+                is_waiting = now < work.not_before and not _is_past_unreadable(partition, work)
+                if work.running is not None or is_waiting or self._stopping:
                     continue
                 if _has_work(partition):
                     work.running = self._pool.submit(self._copy, partition, work)
@@ -196,6 +199,8 @@ class Copier:
                     work.blocked = str(failure) if failure else None
                 if more and not self._stopping:
                     work.running = self._pool.submit(self._copy, partition, work)
+                is_corrupt = isinstance(failure, CorruptBatch)
+                work.unreadable = _pending(partition)[:1] if is_corrupt else []
                 if failure:
                     work.not_before = time.monotonic() + _backoff_s(failure, work.failures)
                 self._changed.notify_all()
@@ -249,6 +254,13 @@ class Copier:
             work.uploaded_segments += 1
             work.uploaded_bytes += entry.size_bytes
         return True
+
+
+def _is_past_unreadable(partition: Partition, work: _Work) -> bool:
+    """Whether the segment that could not be read need not be uploaded any more: it was trimmed, or
+    has expired. Those after it do not wait.
+    """
+    return bool(work.unreadable) and work.unreadable[0] not in _pending(partition)
 
 
 def _backoff_s(failure: Exception, failures: int) -> float:

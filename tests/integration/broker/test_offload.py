@@ -124,6 +124,21 @@ def test_a_corrupt_segment_is_read_again_less_and_less_often(harness, copier_of)
     assert waits[-1] > 250
 
 
+def test_segments_after_a_corrupt_one_do_not_wait_once_it_is_trimmed(
+    harness, copier_of, monkeypatch
+):
+    monkeypatch.setattr("broker.background.copier.FIRST_BACKOFF_S", 600.0)
+    copier, partition = copier_of(1), harness.broker.partition("a", 0)
+    flip(partition.log.segments()[0].path, 100)
+    copier.run_round()
+    assert copier.wait_until_idle(timeout_s=20)
+    assert copier.blocked().keys() == {partition}
+    harness.broker.trim("a", 0, partition.log.base_offsets[1])
+    copier.run_round()
+    assert copier.wait_until_done([partition], timeout_s=20)
+    assert not copier.blocked()
+
+
 def test_an_offload_that_waits_collects_no_garbage(harness, monkeypatch):
     """That may take minutes, and nobody waits for it."""
     harness.broker.create_topic("t", config=SMALL)
