@@ -84,6 +84,7 @@ class FaultyObjectStore:
         self._lock = threading.Lock()
         self._faults: list = []
         self.calls: list[tuple[str, str]] = []
+        self.before_call: Callable[[str, str], None] = lambda call, key: None
 
     def __getattr__(self, name: str):
         return getattr(self._store, name)
@@ -195,6 +196,7 @@ class FaultyObjectStore:
             self._store.delete([key])
 
     def _next(self, call: str, key: str):
+        self.before_call(call, key)
         with self._lock:
             self.calls.append((call, key))
             for planned in self._faults:

@@ -130,6 +130,8 @@ class World:
     altered or deleted. `committed`: by group and topic, the offsets it may have.
     """
 
+    before_store_call = staticmethod(lambda call, key: None)
+
     def __init__(self, seed: int, root, disk: FailingDisk) -> None:
         self.random, self.root, self.disk = Random(seed), root, disk
         self.now_ms, self.lives, self.sent, self.producers = 10**12, 0, 0, 0
@@ -152,6 +154,8 @@ class World:
 
     def open(self, *, store=None, folder=None) -> Broker:
         store = FaultyObjectStore(open_store(store or self.bucket))
+        if folder is None:
+            store.before_call = self.before_store_call
         settings = BrokerSettings(
             data_dir=folder or self.folder,
             cache_bytes=16 << 20,

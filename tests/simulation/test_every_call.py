@@ -1,0 +1,415 @@
+"""One broker's life, by a script, with a fault at each of its calls in turn: those that change the
+disk, and those to the store.
+
+| fault       | at the call                                                                       |
+|-------------|-----------------------------------------------------------------------------------|
+| dies        | the process ends before it                                                        |
+| power fails | as before, and what was not synced may be lost                                    |
+| lost        | it takes effect, but its response is lost; the process goes on                    |
+| down        | the store refuses it, and works again                                             |
+| full        | the disk has no room for it, and has room again                                   |
+
+Each step of the script is repeated for each of its calls, from a copy of the state before it.
+Afterwards the topics agree with their models, as does a restore from the bucket; `verify --deep`
+finds no problem; a collection leaves only objects that a manifest in force names, and the folder
+has no temporary files.
+
+By default one call of each step has its turn; with `TIERLOG_EVERY_CALL=1` all of them have, which
+takes an hour or two.
+"""
+
+import copy
+import errno
+import os
+import shutil
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from broker.groups import groups
+from broker.groups.requests import NewOffset
+from broker.repair.restore import RestoreOptions, restore
+from cold_tier.open import open_store
+from cold_tier.store_ledger import PROBE_PREFIX
+from manifest.garbage import Collector, GarbagePolicy
+from manifest.keys import CLUSTER_KEY, topic_versions
+from record_format.clock import wall_clock_ms
+from record_format.errors import OutcomeUnknownError, StoreUnavailable, TierlogError
+from tests.fakes.broker_harness import run_janitor
+from tests.fakes.faulty_object_store import FailsAfter, FailsBefore
+from tests.simulation import test_broker_simulation
+from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk
+from tests.simulation.test_broker_simulation import GAP, World
+from tests.simulation.topic_model import Wrong
+
+EVERY_CALL = bool(os.environ.get("TIERLOG_EVERY_CALL"))
+HOUR_MS = 3_600_000
+EVERYTHING = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=1)
+SMALL_FILES = {"segment.index.bytes": 4096}  # the disk is copied for each call
+SMALL = {**test_broker_simulation.SMALL, **SMALL_FILES, "local.retention.bytes": 1024}
+COMPACTED = {**test_broker_simulation.COMPACTED, **SMALL_FILES, "delete.retention.ms": 0}
+SMALL_PAGES = {
+    "INLINE_MAX": 3,
+    "SMALL_PAGE": 1,
+    "PAGE_ENTRIES": 4,
+    "RUN_MAX": 3,
+    "REMOVED_MAX": 6,
+    "REMOVED_KEPT": 2,
+}
+LEFT_OVER = (".deleted", ".swap", ".cleaned", "-delete", ".new")
+STORE_CALLS = ("put", "put_file", "get", "get_range", "head", "list", "delete")
+
+
+class Life(World):
+    """A world whose steps draw nothing, and of which a copy can be made between two of them."""
+
+    def __init__(self, root: Path, disk: FailingDisk) -> None:
+        self.random, self.root, self.disk = Random(0), root, disk
+        self.now_ms = wall_clock_ms() + HOUR_MS  # whatever is in the bucket is older
+        self.lives = self.sent = self.producers = 0
+        self.topics, self.unsure, self.committed = {}, {}, {}
+        self.old_folder: Path | None = None  # that a restore takes the tail from
+        self.bucket = f"file://{root / 'bucket'}"
+        self.folder = self._new_folder()
+        self.open()
+
+    def copy_to(self, root: Path) -> "Life":
+        """As after the death of the process. The copy is opened, and has claimed its partitions."""
+        copied = copy.copy(self)
+        copied.root = root
+        copied.random, copied.topics = copy.deepcopy((self.random, self.topics))
+        copied.unsure, copied.committed = {}, copy.deepcopy(self.committed)
+        root.mkdir()
+        copied.folder = copied._new_folder()
+        self.disk.crash_broker(self.folder, copied.folder, self.random, power_fails=False)
+        shutil.copytree(self.root / "bucket", root / "bucket")
+        copied.bucket = f"file://{root / 'bucket'}"
+        copied.open()
+        return copied
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _create(self, name: str, config: dict) -> None:
+        self.unsure[name] = []
+        self.broker.create_topic(name, config=config)
+        del self.unsure[name]
+        self._add_known(name)
+
+    def _produce(self, name: str, batches: int) -> None:
+        for _ in range(batches):
+            self._append(self.topics[name], self.broker.partition(name, 0))
+
+    def _roll_and_copy(self, name: str) -> None:
+        self.broker.partition(name, 0).log.roll()
+        self.copy()
+
+    def create_and_upload(self) -> None:
+        self._create("a", {**SMALL, "retention.ms": -1})
+        self._produce("a", 12)
+        self._roll_and_copy("a")
+
+    def commit_offset(self) -> None:
+        self.committed["g", "a"] = {None, 3}
+        self.broker.groups.commit("g", [NewOffset("a", 0, 3)])
+        self.committed["g", "a"] = {3}
+
+    def delete_local_segments(self) -> None:
+        self.copy()
+        run_janitor(self.broker)
+        self.broker.partition("a", 0).log.reap(at_once=True)
+
+    def trim(self) -> None:
+        self.copy()
+        first = next(self.broker.partition("a", 0).cold.entries(0))
+        self.topics["a"].model.trimmed_before = first.next_offset + 1  # within a segment
+        self.broker.trim("a", 0, first.next_offset + 1)
+
+    def expire(self) -> None:
+        self._alter("a", {"retention.ms": 60_000})
+        self.now_ms += 70_000
+        self._produce("a", 3)
+        self.copy()
+        run_janitor(self.broker)
+
+    def _alter(self, name: str, change: dict) -> None:
+        self.unsure[name] = [self.broker.topic(name).config.replace(change)]
+        self.broker.alter_topic(name, config=change)
+        end = self.broker.partition(name, 0).log.log_end_offset
+        self.topics[name].model.configured(self.broker.topic(name).config, end_offset=end)
+        del self.unsure[name]
+
+    def create_and_compact(self) -> None:
+        self._create("b", COMPACTED)
+        self._produce("b", 10)
+        self.broker.partition("b", 0).log.roll()
+        self.compact()
+
+    def mirror(self) -> None:
+        self._roll_and_copy("b")
+        self.compact()
+        self.copy()
+
+    def add_partitions(self) -> None:
+        self.broker.alter_topic("b", partitions=3)
+        self.copy()
+
+    def collect(self) -> None:
+        self.copy()
+        for partition in self.broker.partitions():
+            partition.cold.collect(EVERYTHING)
+
+    def repair(self) -> None:
+        self._produce("a", 3)
+        self._roll_and_copy("a")
+        for entry in self.broker.partition("a", 0).cold.entries(0):
+            (self.root / "bucket" / entry.indexes_key).write_bytes(b"corrupt")
+        self.broker.repair("a", apply=True, deep=True)
+
+    def _repair_all(self) -> None:
+        """In case that a repair was interrupted."""
+        for name in self.topics:
+            self.broker.repair(name, apply=True, deep=True)
+
+    def restart(self) -> None:
+        self.broker.close()
+        self.open()
+
+    def restore_with_old_tail(self) -> None:
+        self._produce("a", 3)
+        self._produce("b", 3)
+        self._lose_process(power_fails=False)
+        self.old_folder, self.folder = self.folder, self._new_folder()
+        self.restore_again()
+        self.open()
+        self.copy()
+
+    def restore_again(self) -> None:
+        options = RestoreOptions(self.folder, GAP, lambda: self.now_ms, tail=self.old_folder)
+        report = restore(open_store(self.bucket), options)
+        assert all(one.tail.whole for one in report.partitions), report
+
+    def delete(self) -> None:
+        self.unsure["b"] = []
+        self.broker.delete_topic("b")
+        del self.unsure["b"]
+        self._forget("b")
+        self.broker.background.deletion_round()
+
+    # --- after the fault --------------------------------------------------------------------------
+
+    def start_again(self, *, power_fails: bool) -> None:
+        self._lose_process(power_fails=power_fails)
+        if self.old_folder is not None and not (self.folder / "meta.properties").exists():
+            self.restore_again()
+        self.open()
+        self._settle()
+
+    def check_at_the_end(self) -> None:
+        self._repair_all()
+        self.finish()
+        for _ in range(2):
+            self.collect()
+        self._check_bucket()
+        self._check_folder()
+
+    def _check_bucket(self) -> None:
+        listed = open_store(self.bucket).list("", limit=10_000)
+        # What a probe leaves that dies is deleted by one an hour later.
+        found = {stat.key for stat in listed if not stat.key.startswith(PROBE_PREFIX)}
+        named = {CLUSTER_KEY}
+        for partition in self.broker.partitions():
+            manifests, manifest = partition.cold._manifests, partition.cold.manifest
+            lists = (manifest.pages, manifest.removed, manifest.removed_pages)
+            named |= {manifests.versions.key(manifest.version)}
+            named |= {item.key for items in lists for item in items}
+            named |= {key for entry in partition.cold.entries(0) for key in entry.keys}
+            keys = manifests.keys
+            topics = topic_versions(keys.topic, keys.topic_id)
+            named |= {key for key in found if key.startswith(topics)}
+        if found != named:
+            raise Wrong(f"left over: {sorted(found - named)}; missing: {sorted(named - found)}")
+
+    def _check_folder(self) -> None:
+        for partition in self.broker.partitions():
+            partition.log.reap(at_once=True)
+        places = [self.folder.glob("*"), self.folder.glob("*/*")]
+        left = [str(path) for place in places for path in place if path.name.endswith(LEFT_OVER)]
+        for name in ("uploads", "scratch"):
+            left += map(str, (self.folder / "tierlog" / name).rglob("*"))
+        if left:
+            raise Wrong(f"left over: {left}")
+
+
+SCRIPT = (
+    Life.create_and_upload,
+    Life.commit_offset,
+    Life.delete_local_segments,
+    Life.trim,
+    Life.expire,
+    Life.create_and_compact,
+    Life.mirror,
+    Life.collect,
+    Life.repair,
+    Life.restart,
+    Life.add_partitions,
+    Life.restore_with_old_tail,
+    Life.delete,
+)
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+# Each repeats a step with the fault at call `number`, and returns how many calls it has seen: not
+# more than `number` if the step has no such call.
+
+
+class Calls:
+    """Counts calls of a life's disk and store; from number `until` on, each calls `fault`."""
+
+    def __init__(self, until: int, fault) -> None:
+        self._until, self._fault = until, fault
+        self._numbers = count()
+        self.seen = 0
+
+    def __call__(self, _call: str, _key: str = "") -> None:
+        number = next(self._numbers)
+        self.seen = number + 1
+        if number >= self._until:
+            self._fault()
+
+
+@contextmanager
+def watched(life: Life, calls: Calls):
+    life.before_store_call = life.store.before_call = life.disk.before_call = calls
+    try:
+        yield
+    finally:
+        assert life.broker.background.copier.wait_until_idle(timeout_s=60)
+        life.disk.before_call = life.disk._maybe_fail
+        del life.before_store_call
+        life.store.before_call = life.before_store_call
+
+
+def dies(life: Life, step, number: int, *, power_fails: bool = False) -> int:
+    def crash():
+        raise Crash
+
+    calls = Calls(number, crash)
+    with watched(life, calls), suppress(Crash):
+        step(life)
+    if calls.seen > number:
+        life.start_again(power_fails=power_fails)
+    life.check_at_the_end()
+    return calls.seen
+
+
+def power_fails(life: Life, step, number: int) -> int:
+    return dies(life, step, number, power_fails=True)
+
+
+def _lost(key: str) -> Exception:
+    is_conditional = key.endswith(".json") and "/pages/" not in key
+    return (OutcomeUnknownError if is_conditional else StoreUnavailable)(f"{key}: lost")
+
+
+def lost(life: Life, step, number: int) -> int:
+    return _with_store_fault(life, step, number, FailsAfter(_lost), of=("put", "put_file"))
+
+
+def down(life: Life, step, number: int) -> int:
+    return _with_store_fault(life, step, number, FailsBefore(), of=STORE_CALLS)
+
+
+def _with_store_fault(life: Life, step, number: int, fault, *, of) -> int:
+    numbers = count()
+    for call in of:
+        life.store.fail(call, fault, when=lambda _key: next(numbers) == number)
+    with suppress(TierlogError):
+        step(life)
+    assert life.broker.background.copier.wait_until_idle(timeout_s=60)
+    life.store.heal()
+    seen = next(numbers)
+    _go_on(life)
+    return seen
+
+
+def full(life: Life, step, number: int) -> int:
+    numbers = count()
+
+    def before_call(call: str) -> None:
+        if call in ALLOCATING and next(numbers) == number:
+            raise OSError(errno.ENOSPC, "No space left")
+
+    life.disk.before_call = before_call
+    with suppress(TierlogError, OSError):
+        step(life)
+    assert life.broker.background.copier.wait_until_idle(timeout_s=60)
+    life.disk.before_call = life.disk._maybe_fail
+    seen = next(numbers)
+    _go_on(life)
+    return seen
+
+
+def _go_on(life: Life) -> None:
+    if life.old_folder is not None or any(one.log.offline for one in life.broker.partitions()):
+        life.start_again(power_fails=False)  # the restore failed, or a swap
+    life._settle_topics()
+    life.check()
+    life.check_at_the_end()
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    monkeypatch.setattr(groups, "CONFIG", {**groups.CONFIG, **SMALL_FILES, "segment.bytes": 1024})
+    for name, value in SMALL_PAGES.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", value)
+
+
+def _calls(fault, script: Life, step, number: int) -> int:
+    life = script.copy_to(script.root.parent / "life")
+    try:
+        return fault(life, step, number)
+    except Exception as error:
+        error.add_note(f"{step.__name__}, call {number}")
+        raise
+    finally:
+        life.close()
+        shutil.rmtree(life.root)
+
+
+@contextmanager
+def begun_life(root: Path, disk: FailingDisk):
+    """Not a fixture: pytest would keep it, and its open files, beyond the test."""
+    (root / "script").mkdir()
+    life = Life(root / "script", disk)
+    try:
+        yield life
+    finally:
+        life.close()
+
+
+@pytest.mark.parametrize("fault", [dies, power_fails, lost, down, full])
+def test_a_fault_at_any_call_loses_nothing_and_leaves_nothing(fault, tmp_path, failing_disk):
+    random = Random(fault.__name__)
+    with begun_life(tmp_path, failing_disk) as script:
+        for step in SCRIPT:
+            number = 0 if EVERY_CALL else random.randrange(100)
+            while (calls := _calls(fault, script, step, number)) > number and EVERY_CALL:
+                number += 1
+            if 0 < calls <= number and not EVERY_CALL:
+                _calls(fault, script, step, number % calls)
+            step(script)
+            script.check()
+
+
+def test_the_script_catches_objects_that_are_never_collected(tmp_path, failing_disk, monkeypatch):
+    monkeypatch.setattr(Collector, "_orphans", lambda *_, **__: ())
+    with (
+        begun_life(tmp_path, failing_disk) as script,
+        pytest.raises(Wrong, match=r"left over: \['topics/a/.*\.log'\]"),
+    ):
+        _calls(lost, script, Life.create_and_upload, number=2)
