@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
 
+from hot_tier.batch_walk import checked_batches
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_for_reading
 from hot_tier.log_state import LogState, MaxTimestamps, Segments
@@ -22,7 +23,7 @@ from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import Segment, SegmentEnd
 from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from hot_tier.transaction_index import read_entries
-from record_format.batch import BatchHeader, check_crc, parse_header
+from record_format.batch import BatchHeader
 from record_format.decode import first_at_time
 from record_format.errors import (
     CorruptBatch,
@@ -243,24 +244,11 @@ def _find_in_segment(
 def _find_in_batch(
     state: LogState, segment: Segment, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
-    data, here = batch_bytes(state, segment, header)
-    return first_at_time(data, here, timestamp=timestamp, start_offset=start_offset)
-
-
-def batch_bytes(
-    state: LogState, segment: Segment, header: BatchHeader
-) -> tuple[bytes, BatchHeader]:
-    """A batch, with its checksum verified, and its header with positions relative to those
-    bytes.
-    """
-    data = segment.log_reader(state.files).read(header.size_bytes, header.position)
-    try:
-        here = parse_header(data)
-        check_crc(data, here)
-    except CorruptBatch as bad:
-        file, position, offset = str(segment.path(LOG)), header.position, header.base_offset
-        raise bad.with_location(file=file, position=position, offset=offset) from None
-    return data, here
+    log = segment.log_reader(state.files)
+    batch = next(checked_batches(log, start=header.position, end=header.end_position))
+    return first_at_time(
+        batch.chunk, batch.header_in_chunk(), timestamp=timestamp, start_offset=start_offset
+    )
 
 
 # --- transactions ---------------------------------------------------------------------------------
