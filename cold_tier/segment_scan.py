@@ -14,7 +14,15 @@ from pathlib import Path
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
-from record_format.batch import HEADER_SIZE, Buffer, parse_header
+from record_format.batch import (
+    CRC_START,
+    HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    parse_header,
+    truncated_batch,
+    wrong_checksum,
+)
 from record_format.batch_summary import summarize_batches
 from record_format.errors import CorruptBatch, eio_as
 
@@ -33,12 +41,10 @@ def scan_segment(
     memory = bytearray(min(max(chunk_bytes, HEADER_SIZE), size_bytes))  # reused for every chunk
     with path.open("rb", buffering=0) as file:
         while position < size_bytes:
-            left = size_bytes - position
-            body = _read(file, position, memoryview(memory)[:left])
-            first_bytes = _first_bytes(body, position, path)
-            if first_bytes > len(body):
-                larger = memoryview(bytearray(min(first_bytes, left)))
-                body = _read(file, position, larger)
+            body = _read(file, position, memoryview(memory)[: size_bytes - position])
+            first = _first_header(body, position, path)
+            if first.size_bytes > len(body):
+                body = _read_large(file, first, memoryview(memory), end=size_bytes)
             chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
             chunks.append(chunk)
             whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
@@ -54,12 +60,26 @@ def _read(file: FileIO, position: int, memory: memoryview) -> memoryview:
         return memory[: os.preadv(file.fileno(), [memory], position)].toreadonly()
 
 
-def _first_bytes(body: Buffer, position: int, path: Path) -> int:
-    """The size of the first batch."""
+def _first_header(body: Buffer, position: int, path: Path) -> BatchHeader:
+    """The header of the first batch, with its position in the file."""
     try:
-        return parse_header(body).size_bytes
+        return parse_header(body, at=position)
     except CorruptBatch as bad:
         raise CorruptBatch(bad.detail, file=str(path), position=position) from None
+
+
+def _read_large(file: FileIO, header: BatchHeader, memory: memoryview, *, end: int) -> memoryview:
+    """A batch that is larger than `memory`, which is overwritten. Its checksum is verified first: a
+    corrupt length may claim all the rest of the segment.
+    """
+    if header.end_position > end:
+        raise truncated_batch(header, end=end).with_location(file=str(file.name))
+    crc = 0
+    for at in range(header.position + CRC_START, header.end_position, len(memory)):
+        crc = crc32c_of(_read(file, at, memory[: header.end_position - at]), crc)
+    if crc != header.crc:
+        raise wrong_checksum(header, crc).with_location(file=str(file.name))
+    return _read(file, header.position, memoryview(bytearray(header.size_bytes)))
 
 
 def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:

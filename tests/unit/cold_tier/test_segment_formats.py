@@ -1,3 +1,4 @@
+import os
 import struct
 
 import pytest
@@ -92,6 +93,26 @@ def test_a_corrupt_segment_fails_the_scan(written, at):
     written.files.log.write_bytes(body)
     with pytest.raises(CorruptBatch):
         scan(written)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_corrupt_length_does_not_bring_the_rest_of_the_segment_into_memory(
+    written, monkeypatch, beyond
+):
+    body, position, reads = bytearray(written.body), written.batch_ends[2], []
+    struct.pack_into(">i", body, position + 8, len(body) - position - 12 + beyond)
+    written.files.log.write_bytes(body)
+    preadv = os.preadv
+
+    def counting(fd, buffers, at):
+        reads.extend(map(len, buffers))
+        return preadv(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", counting)
+    with pytest.raises(CorruptBatch) as caught:
+        scan(written, 2048)
+    assert caught.value.position == position
+    assert max(reads) <= 2048 < len(body) - position
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
