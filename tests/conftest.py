@@ -16,6 +16,7 @@ from botocore.loaders import JSONFileLoader
 from xdist.scheduler import LoadScopeScheduling
 
 from broker import store_status
+from tests.fakes.flush import check_file
 
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
@@ -52,6 +53,15 @@ def cached_s3_service_model() -> Iterator[None]:
     parsed = cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def flushes_at_no_cost() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", check_file)
+        if hasattr(os, "fdatasync"):
+            patch.setattr(os, "fdatasync", check_file)
         yield
 
 

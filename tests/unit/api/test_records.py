@@ -21,6 +21,7 @@ from record_format.encode import encode_batch
 from record_format.errors import CorruptBatch
 from record_format.file_slice import FileSlice, OpenFile
 from record_format.index_layouts import AbortedTxn
+from tests.fakes.flush import fsync
 
 
 def fetched(path: Path, *batches: bytes, aborted: tuple[AbortedTxn, ...] = ()) -> Fetched:
@@ -173,7 +174,7 @@ def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> No
         assert read_page(whole, offset=0, max_bytes=size, nowait=True).record_count == 1
     except WouldBlock:
         pytest.skip("this file system cannot say what is in memory")
-    os.fsync(fd)
+    fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     for _ in range(20):  # a first attempt makes the kernel read ahead, and a disk is fast
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -4,6 +4,7 @@ import pytest
 
 from record_format import page_cache
 from record_format.page_cache import is_resident, pread_nowait, resident_bytes
+from tests.fakes.flush import fsync
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_resident_bytes_are_counted_by_pages(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1_000_003))
     opened = os.open(path, os.O_RDWR)
-    os.fsync(opened)
+    fsync(opened)
     assert resident_bytes(opened) == 1_000_003
     os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
     dropped = resident_bytes(opened)
@@ -66,7 +67,7 @@ def test_resident_bytes_are_counted_by_pages(tmp_path):
 
 def _drop_from_page_cache(fd):
     """Drop the file's pages and switch readahead off. Skips the test on tmpfs, which drops none."""
-    os.fsync(fd)
+    fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     if resident_bytes(fd):
