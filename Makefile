@@ -55,7 +55,7 @@ $(PYSPARK): | setup
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s \
-	    -o faulthandler_timeout=0 -m soak tests/soak
+	    -o faulthandler_timeout=0 -m soak tests/soak tests/simulation
 
 check: setup
 	$(BIN)/ruff format --check

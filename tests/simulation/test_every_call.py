@@ -1,5 +1,5 @@
-"""One broker's life, by a script, with a fault at each of its calls in turn: those that change the
-disk, and those to the store.
+"""One broker's life, by a script, with a fault at any of its calls: those that change the disk, and
+those to the store.
 
 | fault       | at the call                                                                       |
 |-------------|-----------------------------------------------------------------------------------|
@@ -9,25 +9,23 @@ disk, and those to the store.
 | down        | the store refuses it, and works again                                             |
 | full        | the disk has no room for it, and has room again                                   |
 
-Each step of the script is repeated for each of its calls, from a copy of the state before it.
-Afterwards the topics agree with their models, as does a restore from the bucket; `verify --deep`
-finds no problem; a collection leaves only objects that a manifest in force names, and the folder
-has no temporary files.
-
-By default one call of each step has its turn; with `TIERLOG_EVERY_CALL=1` all of them have, which
-takes an hour or two.
+Each step of the script is repeated with a fault, from a copy of the state before it. Afterwards the
+topics agree with their models, as does a restore from the bucket; `verify --deep` finds no problem;
+a collection leaves only objects that a manifest in force names, and the folder has no temporary
+files. One call of each step has its turn with each fault; `make soak` goes on with random ones.
 """
 
 import copy
 import errno
-import os
 import shutil
+import time
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.groups import groups
 from broker.groups.requests import NewOffset
@@ -45,12 +43,12 @@ from record_format.errors import (
 )
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore
+from tests.fakes.soak import MINUTES, soak_seed
 from tests.simulation import test_broker_simulation
-from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk
+from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk, close_files_below
 from tests.simulation.test_broker_simulation import GAP, World
 from tests.simulation.topic_model import Wrong
 
-EVERY_CALL = bool(os.environ.get("TIERLOG_EVERY_CALL"))
 HOUR_MS = 3_600_000
 EVERYTHING = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=1)
 SMALL_FILES = {"segment.index.bytes": 4096}  # the disk is copied for each call
@@ -400,18 +398,39 @@ def begun_life(root: Path, disk: FailingDisk):
         life.close()
 
 
-@pytest.mark.parametrize("fault", [dies, power_fails, lost, down, full])
-def test_a_fault_at_any_call_loses_nothing_and_leaves_nothing(fault, tmp_path, failing_disk):
-    random = Random(fault.__name__)
-    with begun_life(tmp_path, failing_disk) as script:
+FAULTS = (dies, power_fails, lost, down, full)
+
+
+def play(root: Path, disk: FailingDisk, *, random: Random, faults=FAULTS) -> None:
+    """The script, and each step of it with one of the faults, at one of its calls."""
+    with begun_life(root, disk) as script:
         for step in SCRIPT:
-            number = 0 if EVERY_CALL else random.randrange(100)
-            while (calls := _calls(fault, script, step, number)) > number and EVERY_CALL:
-                number += 1
-            if 0 < calls <= number and not EVERY_CALL:
+            fault, number = random.choice(faults), random.randrange(100)
+            calls = _calls(fault, script, step, number)
+            if 0 < calls <= number:
                 _calls(fault, script, step, number % calls)
             step(script)
             script.check()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_any_call_loses_nothing_and_leaves_nothing(fault, tmp_path, failing_disk):
+    play(tmp_path, failing_disk, random=Random(fault.__name__), faults=[fault])
+
+
+@pytest.mark.soak
+def test_faults_at_random_calls_lose_nothing_and_leave_nothing(tmp_path, failing_disk):
+    random, ends = Random(soak_seed()), time.monotonic() + MINUTES * 60
+    for number in count(1):
+        root = tmp_path / str(number)
+        root.mkdir()
+        with capture_logs():
+            play(root, failing_disk, random=random)
+        close_files_below(root)
+        shutil.rmtree(root)
+        print("life", number, flush=True)
+        if time.monotonic() > ends:
+            return
 
 
 def test_the_script_catches_objects_that_are_never_collected(tmp_path, failing_disk, monkeypatch):
