@@ -33,6 +33,7 @@ _NO_RESPONSE: Final = "Server disconnected without sending a response"
 # Per event loop. More are not faster: on each response httpx scans all connections and all requests
 # that wait for one.
 MAX_CONCURRENT_REQUESTS: Final = 32
+TIMEOUT_MAX_S: Final = 10**9  # a socket can wait longer, also with the wait of a long poll added
 # Requests that wait in the broker must not keep others from a connection.
 LONG_POLL_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _NOT_SENT: Final = (
@@ -64,6 +65,10 @@ class ConnectionConfig:
 
     def clients(self, kind: Callable[..., Http], transport: object) -> tuple[Http, Http]:
         """One for most requests, one for long polls. Raises ConfigurationError."""
+        if not 0 < self.timeout_s <= TIMEOUT_MAX_S:
+            raise SettingsError(
+                f"timeout_s must be more than 0 and at most {TIMEOUT_MAX_S}, not {self.timeout_s}"
+            )
         url = self._url()
         ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
         create = partial(

@@ -127,6 +127,8 @@ def revoke_token(path: Path, name: str) -> None:
 @contextmanager
 def _editing(path: Path) -> Iterator[list[TokenEntry]]:
     """Yields the entries, to be changed in place, under a lock; written if the block succeeds."""
+    if path.is_dir():  # also an empty path, which is the working folder's
+        raise ConfigurationError(f"{path} is a folder, not a tokens file")
     _make_folder(path.parent)
     lock = _open(path.with_name(path.name + ".lock"), path.parent)
     try:

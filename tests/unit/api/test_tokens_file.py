@@ -2,6 +2,7 @@ import json
 import os
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,15 @@ def test_an_invalid_tokens_file_is_refused_by_name_and_grants_nothing(path, chan
     file = TokensFile(path, required=False)
     assert file.required
     assert file.grant_of(token) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "folder"])
+def test_a_folder_is_no_tokens_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        revoke_token(Path(name), "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_missing_tokens_file_requires_tokens_only_if_configured(path):

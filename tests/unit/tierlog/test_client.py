@@ -84,6 +84,13 @@ def fetched(batches: bytes, *, next_offset: int, high_watermark: int, start: int
     )
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1, inf, float("nan")])
+@pytest.mark.parametrize("client", [tierlog.Client, tierlog.AsyncClient])
+def test_a_timeout_that_cannot_be_waited_is_refused_at_once(client, timeout_s):
+    with pytest.raises(errors.SettingsError, match="timeout_s must be more than 0"):
+        client("http://127.0.0.1:9", timeout_s=timeout_s)
+
+
 def test_produce_sends_text_as_strings_and_other_bytes_as_base64():
     script = Script(ok(PRODUCED))
     records = [
