@@ -10,8 +10,8 @@ from api.http.access.scopes import Scope
 from api.http.access.tokens import create_token
 from api.http.settings import HttpSettings
 from broker.damaged_partition import DamagedPartition
+from cold_tier import segment_indexes
 from cold_tier.object_keys import parse_segment
-from cold_tier.segment_indexes import SegmentIndexes
 from manifest.store import ManifestStore
 from record_format.arrow_columns import COLUMNS
 from record_format.encode import encode_batch
@@ -401,13 +401,13 @@ def test_aborted_transactions_are_fetched_only_for_segments_that_need_them(tmp_p
         folder.put(b"plain")
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
         tiers.offload("txn")
-        fetch, fetched = SegmentIndexes._fetch, set()
+        read_range, fetched = segment_indexes.read_range, set()
 
-        def recording(indexes, key, *args):
+        def recording(store, key, *args):
             fetched.add(parse_segment(key).base_offset)
-            return fetch(indexes, key, *args)
+            return read_range(store, key, *args)
 
-        monkeypatch.setattr(SegmentIndexes, "_fetch", recording)
+        monkeypatch.setattr(segment_indexes, "read_range", recording)
         monkeypatch.setattr(access, "_clients", access._Clients())
         last = 6  # read for the last stable offset of the bucket
         for start, end, offsets, segments in (
