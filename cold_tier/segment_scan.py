@@ -15,13 +15,11 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
 from record_format.batch import (
-    CRC_START,
     HEADER_SIZE,
     BatchHeader,
     Buffer,
+    check_crc_in_pieces,
     parse_header,
-    truncated_batch,
-    wrong_checksum,
 )
 from record_format.batch_summary import summarize_batches
 from record_format.errors import CorruptBatch, eio_as
@@ -72,13 +70,14 @@ def _read_large(file: FileIO, header: BatchHeader, memory: memoryview, *, end: i
     """A batch that is larger than `memory`, which is overwritten. Its checksum is verified first: a
     corrupt length may claim all the rest of the segment.
     """
-    if header.end_position > end:
-        raise truncated_batch(header, end=end).with_location(file=str(file.name))
-    crc = 0
-    for at in range(header.position + CRC_START, header.end_position, len(memory)):
-        crc = crc32c_of(_read(file, at, memory[: header.end_position - at]), crc)
-    if crc != header.crc:
-        raise wrong_checksum(header, crc).with_location(file=str(file.name))
+
+    def read(count: int, position: int) -> memoryview:
+        return _read(file, position, memory[:count])
+
+    try:
+        check_crc_in_pieces(read, header, end=end, piece_bytes=len(memory))
+    except CorruptBatch as bad:
+        raise bad.with_location(file=str(file.name)) from None
     return _read(file, header.position, memoryview(bytearray(header.size_bytes)))
 
 

@@ -15,17 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from crc32c import crc32c
-
 from hot_tier.open_files import FileReader, Pread
 from record_format.batch import (
-    CRC_START,
     HEADER_SIZE,
     BatchHeader,
     check_crc,
+    check_crc_in_pieces,
     parse_header,
     truncated_batch,
-    wrong_checksum,
 )
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
@@ -182,11 +179,5 @@ def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
-    if header.end_position > end:
-        raise truncated_batch(header, end=end)
-    crc = 0
-    for at in range(position + CRC_START, header.end_position, CHECK_CHUNK_BYTES):
-        crc = crc32c(log.read(min(CHECK_CHUNK_BYTES, header.end_position - at), at), crc)
-    if crc != header.crc:
-        raise wrong_checksum(header, crc)
+    check_crc_in_pieces(log.read, header, end=end, piece_bytes=CHECK_CHUNK_BYTES)
     return CheckedBatch(header, log.read(header.size_bytes, position), 0)

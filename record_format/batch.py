@@ -23,7 +23,7 @@ part, so that a broker can assign them without recomputing the checksum.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -253,17 +253,30 @@ def compute_crc(buf: Buffer, header: BatchHeader) -> int:
 def check_crc(buf: Buffer, header: BatchHeader) -> None:
     """Raise CorruptBatch if the batch is truncated or its checksum differs."""
     check_whole(buf, header)
-    found = compute_crc(buf, header)
-    if found != header.crc:
-        raise wrong_checksum(header, found)
+    _check_found(header, compute_crc(buf, header))
 
 
-def wrong_checksum(header: BatchHeader, found: int) -> CorruptBatch:
-    return CorruptBatch(
-        f"checksum is {found:08x}, expected {header.crc:08x}",
-        position=header.position,
-        offset=header.base_offset,
-    )
+def check_crc_in_pieces(
+    read: Callable[[int, int], Buffer], header: BatchHeader, *, end: int, piece_bytes: int
+) -> None:
+    """As `check_crc`, for a batch that is not in memory, in a file that ends at `end`: a corrupt
+    length may claim all the rest of it. `read(size_bytes, position)` returns bytes of the file.
+    """
+    if header.end_position > end:
+        raise truncated_batch(header, end=end)
+    crc = 0
+    for at in range(header.position + CRC_START, header.end_position, piece_bytes):
+        crc = crc32c(read(min(piece_bytes, header.end_position - at), at), crc)
+    _check_found(header, crc)
+
+
+def _check_found(header: BatchHeader, crc: int) -> None:
+    if crc != header.crc:
+        raise CorruptBatch(
+            f"checksum is {crc:08x}, expected {header.crc:08x}",
+            position=header.position,
+            offset=header.base_offset,
+        )
 
 
 def with_checksum(head: bytes, records: bytes) -> bytearray:
