@@ -96,9 +96,9 @@ def _with_key(
         return error
     # The rest of the body may be malformed: the decoder has not read it yet.
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        whole = _parts_of(body)
-        for key, value in _parts_of(whole[match["map"]]).items():
-            alone = msgspec.json.encode({**whole, match["map"]: {key: value}})
+        name = match["map"]
+        for key, value in _parts_of(_parts_of(body)[name]).items():
+            alone = msgspec.json.encode({name: {key: value}})
             try:
                 decoder.decode(alone)
             except msgspec.ValidationError as found:
