@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from api.http import strict_json
@@ -18,17 +20,19 @@ from record_format.config_value import ConfigValue
 from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from record_format.errors import Forbidden
 
+_FEW: Final = Meta(max_length=100)  # several times as many keys as there are
+
 
 class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     partitions: int = 1
-    config: dict[str, ConfigValue] = {}
+    config: Annotated[dict[str, ConfigValue], _FEW] = {}
 
 
 class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
     """null resets a key to its default."""
 
-    config: dict[str, ConfigValue | None] | UnsetType = UNSET
+    config: Annotated[dict[str, ConfigValue | None], _FEW] | UnsetType = UNSET
     partitions: int | UnsetType = UNSET
 
 

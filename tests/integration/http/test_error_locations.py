@@ -82,6 +82,21 @@ def test_an_invalid_value_in_a_map_is_located_by_its_key(api: Api) -> None:
     assert error["loc"] == "config.retention.ms"
 
 
+def test_more_configuration_keys_than_there_could_be_are_refused_without_a_look_at_each(
+    api: Api,
+) -> None:
+    topic = api.topic()
+    config = {f"retention.{number}": 1 for number in range(100)}
+    response = api.patch(f"/v1/topics/{topic}", json={"config": config})
+    assert len(problem(response, 400, "invalid-config")["errors"]) == 100
+    config["retention.100"] = 1
+    for response in (
+        api.post("/v1/topics", json={"name": "new", "config": config}),
+        api.patch(f"/v1/topics/{topic}", json={"config": config}),
+    ):
+        assert places(response.status_code, response.json()) == ["config"]
+
+
 @pytest.mark.parametrize(
     ("config", "loc"),
     [
