@@ -20,14 +20,17 @@ class TinyBroker:
 
     `faults`: for each produce in turn, None, a response to return instead of it, or "lost" or
     "shutdown": the batch is appended, but the connection breaks or the broker stops.
+    `identity_faults`: the same for requests of producer ids after the first.
     """
 
     def __init__(self, *faults) -> None:
         self.faults, self.logs, self.seen = list(faults), {0: [], 1: []}, {}
-        self.identities = 0
+        self.identity_faults, self.identities = [], 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/producers":
+            if self.identities and self.identity_faults:
+                return self.identity_faults.pop(0)
             self.identities += 1
             return httpx.Response(
                 200, json={"producer_id": 2**33 + self.identities, "producer_epoch": 0}

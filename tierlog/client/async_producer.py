@@ -73,7 +73,7 @@ class AsyncProducer:
             self._batching, lambda: asyncio.get_running_loop().create_future
         )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching, self._partitioner)
+        self._sender = Sender(self._batching, self._partitioner, clock)
         self._finished = asyncio.Condition()  # a batch was finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending task
@@ -193,8 +193,7 @@ class AsyncProducer:
             raise
 
     async def _send(self, pending: PendingBatch[asyncio.Future[RecordMetadata]]) -> None:
-        policy = self._client.retries
-        steps = self._sender.deliver(pending, policy, now_ms=self._clock())
+        steps = self._sender.deliver(pending, self._client.retries)
         try:
             await self._client.run(steps)
         except BaseException as error:

@@ -87,7 +87,7 @@ class Producer:
         self._clock = clock
         self._accumulator = Accumulator(self._batching, Delivery.factory_for_batch)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching, self._partitioner)
+        self._sender = Sender(self._batching, self._partitioner, clock)
         self._condition = InterruptSafeCondition()
         self._flushing = 0
         self._closed = False
@@ -240,8 +240,7 @@ class Producer:
 
     def _send_all(self) -> None:
         while (pending := self._next()) is not None:
-            policy = self._client.retries
-            steps = self._sender.deliver(pending, policy, now_ms=self._clock())
+            steps = self._sender.deliver(pending, self._client.retries)
             try:
                 self._client.run(steps)
             except BaseException as error:  # a bug, or its client was closed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -45,22 +45,22 @@ log = logging.getLogger(__name__)
 class Sender:
     """Sends a producer's batches, and tracks the next sequence of each partition."""
 
-    def __init__(self, batching: Batching, partitioner: Partitioner) -> None:
-        self._batching, self._partitioner = batching, partitioner
+    def __init__(
+        self, batching: Batching, partitioner: Partitioner, clock: Callable[[], int]
+    ) -> None:
+        self._batching, self._partitioner, self._clock = batching, partitioner, clock
         self._identity: ProducerIdentity | None = None
         self._next_sequences: dict[TopicPartition, int] = {}
         self._last_got_response: bool | None = None  # of the last batch; None before the first
 
-    def deliver(
-        self, pending: PendingBatch[Any], policy: RetryPolicy, *, now_ms: int
-    ) -> Steps[None]:
+    def deliver(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[None]:
         """Send one batch and resolve its futures; errors are reported by these, not raised."""
         try:
-            response = yield from self._append(pending, policy, now_ms=now_ms)
+            response = yield from self._append(pending, policy)
         except TierlogError as error:
             if isinstance(error, TooLarge) and _leaves_sequence_valid(error) and len(pending) > 1:
                 for part in _split(pending, error):
-                    yield from self.deliver(part, policy, now_ms=now_ms)
+                    yield from self.deliver(part, policy)
             else:
                 self._fail(pending, error)
             return
@@ -70,25 +70,28 @@ class Sender:
         (result,) = response.results
         pending.complete(result.base_offset)
 
-    def _append(
-        self, pending: PendingBatch[Any], policy: RetryPolicy, *, now_ms: int
-    ) -> Steps[ProduceResponse]:
-        timeout_s = self._batching.delivery_timeout_s
-        left_s = timeout_s - (now_ms - pending.due_ms) / 1000
-        if left_s > 0:
-            attempts = UNLIMITED_ATTEMPTS if self._last_got_response else policy.attempts
-            policy = replace(policy, attempts=attempts, deadline_s=left_s)
-        elif self._last_got_response is False:
-            raise BrokerUnreachable(
-                f"not sent: it waited {timeout_s:g} s for an earlier batch, which failed"
-            )
+    def _append(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[ProduceResponse]:
         if self._identity is None:
-            self._identity = yield from exchange(calls.init_producer(), policy)
+            init = calls.init_producer()
+            self._identity = yield from exchange(init, self._limited(policy, pending))
         topic, partition = pending.topic_partition
         batch = _encode(pending, self._identity, self._sequence(pending), self._batching.codec)
         acks = self._batching.acks
         call = calls.produce_batches(topic, batch, partition=partition, acks=acks)
-        return (yield from exchange(call, policy))
+        return (yield from exchange(call, self._limited(policy, pending)))
+
+    def _limited(self, policy: RetryPolicy, pending: PendingBatch[Any]) -> RetryPolicy:
+        """For what is left of the batch's delivery timeout. Raises BrokerUnreachable."""
+        timeout_s = self._batching.delivery_timeout_s
+        left_s = timeout_s - (self._clock() - pending.due_ms) / 1000
+        if left_s > 0:
+            attempts = UNLIMITED_ATTEMPTS if self._last_got_response else policy.attempts
+            return replace(policy, attempts=attempts, deadline_s=left_s)
+        if self._last_got_response is False:
+            raise BrokerUnreachable(
+                f"not sent: it waited {timeout_s:g} s for an earlier batch, which failed"
+            )
+        return policy
 
     def _sequence(self, pending: PendingBatch[Any]) -> int:
         return self._next_sequences.get(pending.topic_partition, 0)

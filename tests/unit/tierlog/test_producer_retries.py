@@ -72,6 +72,34 @@ def test_a_batch_is_retried_until_its_delivery_timeout(attempt_s):
     assert "not sent" in str(sent[2].exception(0))
 
 
+SLOW = [refused(429, "throttled")] * 5
+
+
+@pytest.mark.parametrize(
+    "faults", [(refused(409, "producer-fenced"),), (None, *SLOW, refused(413, "record-too-large"))]
+)
+def test_one_delivery_timeout_bounds_all_requests_for_a_batch(faults):
+    """Also the request of a new identity, and the parts of a batch that was split."""
+    broker, now_s = TinyBroker(None, *faults, *["lost"] * 1000), [0.0]
+    broker.identity_faults = SLOW[:]
+
+    def timed(request: httpx.Request) -> httpx.Response:
+        now_s[0] += 10
+        return broker(request)
+
+    policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
+    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+        batching = Batching(linger_ms=60_000, delivery_timeout_s=120)
+        producer = Producer(c, batching, clock=lambda: int(now_s[0] * 1000))
+        for values in ("a", "b", "cd"):
+            due_s = now_s[0] + 60
+            sent = [producer.send("t", value, partition=0) for value in values]
+            producer.flush()
+        assert due_s + 120 <= now_s[0] <= due_s + 130
+        producer.close()
+    assert "AnswerLost" in {type(delivery.exception(0)).__name__ for delivery in sent}
+
+
 def test_a_batch_aged_by_a_slow_broker_is_still_sent():
     now_s, slow = [0.0], refused(429, "throttled")
     broker = TinyBroker(None, slow, slow, None, slow, slow)
