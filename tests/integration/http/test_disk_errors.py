@@ -49,16 +49,26 @@ def test_a_full_disk_refuses_writes_until_space_is_free_and_serves_reads(api: Ap
     assert api.values(topic, 3)["base_offset"] == 2
 
 
-def test_writes_are_refused_below_the_disk_reserve(api: Api) -> None:
+def test_below_the_disk_reserve_records_and_offsets_are_refused_and_topics_are_not(
+    api: Api,
+) -> None:
     topic = api.topic()
     api.values(topic, 1)
     reserve = api.broker.reserve
     reserve._free, free = (lambda _: reserve.reserve_bytes - 1), reserve._free
     reserve.check(())
     response, ready = api.produce(topic, {"value": 2}), api.get("/readyz")
+    offsets = [{"topic": topic, "partition": 0, "offset": 1}]
+    commit = api.put("/v1/groups/g/offsets", json={"offsets": offsets})
+    other = api.topic()
+    altered = api.patch(f"/v1/topics/{topic}", json={"config": {"retention.ms": 1}})
+    trimmed = api.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 1})
+    deleted = api.delete(f"/v1/topics/{other}")
     reserve._free = free
     reserve.check(())
     problem(response, 507, "disk-full")
+    problem(commit, 507, "disk-full")
+    assert (altered.status_code, trimmed.status_code, deleted.status_code) == (200, 200, 204)
     assert ready.json()["ready"], "reads are still served"
     assert "writes are refused: less than disk.reserve.bytes" in ready.json()["degraded"][0]
     assert api.get("/readyz").json()["degraded"] == []
