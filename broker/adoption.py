@@ -28,10 +28,10 @@ from broker.data_folder import (
 )
 from broker.ownership.allocated_epochs import EPOCHS
 from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
-from broker.topics import MAX_PARTITIONS
 from hot_tier.log_folder import first_base_offset
 from hot_tier.segment_gaps import first_gap
 from record_format.errors import ConfigurationError, CorruptManifest
+from record_format.topic_rules import MAX_PARTITIONS
 
 log = structlog.get_logger(__name__)
 

@@ -30,7 +30,6 @@ from broker.log_spec import Wanted
 from broker.partition import Partition
 from broker.topic_registry import TopicRecord, TopicRegistry
 from broker.topics import (
-    MAX_PARTITIONS,
     Topic,
     TopicState,
     TopicSummary,
@@ -48,6 +47,7 @@ from record_format.errors import (
     TopicExists,
     UnknownTopic,
 )
+from record_format.topic_rules import MAX_PARTITIONS
 
 log = structlog.get_logger(__name__)
 

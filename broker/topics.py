@@ -12,9 +12,7 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -25,24 +23,12 @@ from broker.topic_registry import TopicRecord
 from hot_tier.log_config import LogConfig
 from record_format.config_value import ConfigValue
 from record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
-
-MAX_NAME_LENGTH: Final = 249  # the partition's number and a suffix must fit a 255-byte file name
-MAX_PARTITIONS: Final = 10_000  # of one topic; each is a folder and open files
-_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
+from record_format.topic_rules import name_problem
 
 
 def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicName unless Kafka would take it (Topic.validate)."""
-    problem = ""
-    if not name:
-        problem = "a topic name may not be empty"
-    elif name in (".", ".."):
-        problem = f"a topic may not be named {name!r}"
-    elif len(name) > MAX_NAME_LENGTH:
-        problem = f"a topic name has at most {MAX_NAME_LENGTH} characters, this one {len(name)}"
-    elif not _LEGAL_NAME.match(name):
-        problem = f"topic name {name!r}: only letters, digits, '.', '_' and '-'"
-    if problem:
+    """Raises InvalidTopicName."""
+    if problem := name_problem(name):
         raise InvalidTopicName(problem, problems=(FieldProblem("name", problem),))
 
 

@@ -11,10 +11,13 @@
 * Deletion first commits a version with `deleted` set. The versions are the last of the topic's
   objects to be deleted.
 * Tokens and other secrets are never stored in the bucket.
+* The bucket is not trusted: a name that no topic can have is skipped, and a document that no broker
+  of ours would write is corrupt.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -37,12 +40,15 @@ from record_format.errors import (
     UnknownTopic,
 )
 from record_format.sealed_json import is_truncated
+from record_format.topic_rules import MAX_PARTITIONS, name_problem
 
 KIND_CLUSTER = "cluster"
 KIND_TOPIC = "topic"
 MAX_TOPIC_BYTES = 1024 * 1024
 COMMIT_ATTEMPTS = 16
 TOPICS_MAX = 100_000
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PARTITION = re.compile(r"[0-9]{1,9}")
 TOPIC_OBJECT_MISSING = "the topic object, which has the number of partitions, is missing"
 
 
@@ -139,8 +145,8 @@ class TopicObjects:
         version that says so is not written yet, or was lost.
         """
         found = self._store.folders(topic_folder(topic.name, topic.topic_id), limit=TOPICS_MAX)
-        numbers = sorted((int(name) for name in found if name.isdecimal()), reverse=True)
-        for number in numbers:
+        numbers = [int(name) for name in found if _PARTITION.fullmatch(name)]
+        for number in sorted((one for one in numbers if one < MAX_PARTITIONS), reverse=True):
             if number < topic.partitions:
                 break
             # Some stores also list folders whose objects were deleted.
@@ -181,12 +187,14 @@ class TopicObjects:
                 yield name, topic_id
 
     def names(self) -> list[str]:
-        """All names under `topics/`, including those of partly deleted topics."""
-        return list(self._store.folders(TOPICS, limit=TOPICS_MAX))
+        """All topic names under `topics/`, including those of partly deleted topics."""
+        found = self._store.folders(TOPICS, limit=TOPICS_MAX)
+        return [name for name in found if not name_problem(name)]
 
     def ids(self, name: str) -> list[str]:
         """All topic ids of the name, including those of partly deleted topics."""
-        return list(self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX))
+        found = self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX)
+        return [topic_id for topic_id in found if _TOPIC_ID.fullmatch(topic_id)]
 
     def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
         """None if another writer was first."""
@@ -225,6 +233,6 @@ def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:
         raise CorruptManifest(
             f"the content is of topic {topic.name}, id {topic.topic_id}", file=file
         )
-    if topic.partitions <= 0:
+    if not 1 <= topic.partitions <= MAX_PARTITIONS:
         raise CorruptManifest(f"partition count is {topic.partitions}", file=file)
     return topic

@@ -55,7 +55,7 @@ from cold_tier.object_store import ObjectStore
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_config import LogConfig
 from hot_tier.overlay import with_swaps_finished
-from manifest.keys import PartitionKeys
+from manifest.keys import PartitionKeys, topic_versions
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import (
@@ -66,11 +66,13 @@ from manifest.topic_objects import (
     restorable,
 )
 from record_format import checkpoint_files
+from record_format.checkpoint_files import parse_topic_id
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     CorruptManifest,
+    InvalidConfig,
     MissingObject,
 )
 
@@ -424,12 +426,20 @@ class _Restore:
 
 
 def _record(topic: TopicObject, *, absent: tuple[int, ...]) -> TopicRecord:
-    """Dirty, because a take-over writes a version of the topic object (`topic_deletion`)."""
+    """Dirty, because a take-over writes a version of the topic object (`topic_deletion`). Raises
+    CorruptManifest if no broker of this version can open such a topic.
+    """
+    try:
+        parse_topic_id(topic.topic_id)
+        config = LogConfig.parse(topic.config).overrides
+    except (ValueError, InvalidConfig) as bad:
+        file = topic_versions(topic.name, topic.topic_id)
+        raise CorruptManifest(str(bad), file=file) from bad
     return TopicRecord(
         name=topic.name,
         topic_id=topic.topic_id,
         partitions=topic.partitions,
-        config=dict(topic.config),
+        config=dict(config),
         created_ms=topic.created_ms,
         dirty=True,
         absent=absent,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from broker.broker import Broker
-from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS
+from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
 from broker.groups.requests import NewOffset
 from broker.ownership import take_over
 from broker.ownership.ownership import Ownership
@@ -1001,6 +1001,30 @@ def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
     assert [one.topic_id for one in new.report.others if not one.unreadable] == ["older"]
     assert [topic.name for topic in new.broker.list_topics()] == ["t"]
     assert new.records("t") == before[:80]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"config": {"no.such.key": 1}},
+        {"partitions": 1_000_000_000},
+        {"topic_id": "no-id"},
+        {"name": "t 0 99"},  # a line of a checkpoint file
+    ],
+    ids=str,
+)
+def test_a_topic_that_no_broker_can_open_blocks_no_other(lost, tmp_path, to_close, hostile):
+    objects = restoring.TopicObjects(store_of(lost))
+    ((name, topic_id),) = objects.scan()
+    there = objects.load(name, topic_id)
+    other = {"name": "other", "topic_id": new_id(), **hostile}
+    objects.write(msgspec.structs.replace(there, **other), check=lambda: None)
+    new = Restored(tmp_path / "new", lost)
+    to_close.append(new)
+    new.restart()
+    assert [topic.name for topic in new.broker.list_topics()] == ["t"]
+    reported = [one.name for one in new.report.others if one.unreadable]
+    assert reported == ([] if "name" in hostile else ["other"])
 
 
 def test_the_newer_topic_of_a_name_is_restored_even_if_the_clock_went_back(

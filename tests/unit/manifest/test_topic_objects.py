@@ -148,6 +148,22 @@ def test_a_scan_takes_one_list_per_topic_name() -> None:
     assert store.calls["list"] == len({name for name, _ in wanted}) + 1
 
 
+@pytest.mark.parametrize("folder", ["", "..", "t 0 5", "t\u2028", "x" * 250])
+def test_a_folder_that_no_topic_can_have_is_skipped(folder: str) -> None:
+    store = PlainStore()
+    made = write(store, topic())
+    for key in (f"topics/{folder}/id/topic/1.json", f"topics/flights/{folder}/topic/1.json"):
+        store.objects[key] = b"x"
+    assert list(objects(store).scan()) == [("flights", made.topic_id)]
+
+
+def test_a_folder_of_an_impossible_partition_adds_no_partitions() -> None:
+    store = PlainStore()
+    made = write(store, topic())
+    store.put("topics/flights/id-1/999999999/manifest/00000000000000000001.json", b"x")
+    assert objects(store).find("flights") == made
+
+
 def test_a_restore_takes_the_newest_undeleted_id_and_reports_the_others() -> None:
     old = topic(topic_id="1", created_ms=1)
     new = topic(topic_id="2", created_ms=2)
