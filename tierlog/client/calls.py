@@ -37,7 +37,16 @@ from tierlog.client.responses import (
     read_readiness,
 )
 from tierlog.client.times import Time, to_ms
-from tierlog.client.wire import JSON, RECORD_BATCHES, Request, Response, Subject, headers, query
+from tierlog.client.wire import (
+    JSON,
+    RECORD_BATCHES,
+    Request,
+    Response,
+    Subject,
+    encode_json,
+    headers,
+    query,
+)
 
 Acks = Literal["0", "1", "all"]
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -456,5 +465,5 @@ def _get(path: str, subject: Subject) -> Request:
 
 
 def _json_request(method: str, path: str, body: Mapping[str, object], subject: Subject) -> Request:
-    encoded = msgspec.json.encode(body)
-    return Request(method, path, headers={"content-type": JSON}, body=encoded, subject=subject)
+    fields = {"content-type": JSON}
+    return Request(method, path, headers=fields, body=encode_json(body), subject=subject)

@@ -26,7 +26,7 @@ from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
 from tierlog.client.times import Time
-from tierlog.client.wire import JSON, Request, Response, Subject
+from tierlog.client.wire import JSON, Request, Response, Subject, encode_json
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
     Idempotent. Raises TypeError.
     """
     rows = [offset._asdict() for offset in _as_commits(offsets)]
-    body = msgspec.json.encode({"offsets": rows})
+    body = encode_json({"offsets": rows})
     subject = Subject(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Subject()
     path = f"{_path(group)}/offsets"
     fields = {"content-type": JSON}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Final, NamedTuple
 
 import msgspec
@@ -83,16 +84,15 @@ def _to_member(record: NewRecord) -> dict[str, object]:
             {"name": name, **json_member("value", content)} for name, content in headers
         ]
     if record.partition is not None:
-        member["partition"] = record.partition
+        member["partition"] = index(record.partition)
     return member
 
 
 def json_member(name: str, content: Value) -> dict[str, object]:
     """The API's JSON form: text, or `…_base64` for bytes that are not UTF-8."""
-    if content is None or isinstance(content, str):
-        return {name: content}
     plain = to_bytes(content, name=name)
-    assert plain is not None, "null was handled above"
+    if plain is None:
+        return {name: None}
     try:
         return {name: plain.decode()}
     except UnicodeDecodeError:

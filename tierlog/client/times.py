@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from operator import index
 from typing import Final, overload
 
 from record_format.errors import InvalidRequest
@@ -29,17 +30,19 @@ def to_ms(time: Time | None) -> int | None:
 
     Raises InvalidRequest: a local time would mean something else on each machine.
     """
-    if time is None or isinstance(time, int):
-        return time
+    if time is None:
+        return None
     if isinstance(time, str):
         time = _parse(time)
-    if isinstance(time, int):
-        return time
-    if not isinstance(time, datetime):
-        raise TypeError(f"a time must be an int, text or a datetime, not {type(time).__name__}")
-    if time.tzinfo is None:
-        raise InvalidRequest(f"{time.isoformat()}: a time needs a UTC offset, as in ...Z")
-    return (time - _EPOCH) // timedelta(milliseconds=1)
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise InvalidRequest(f"{time.isoformat()}: a time needs a UTC offset, as in ...Z")
+        return (time - _EPOCH) // timedelta(milliseconds=1)
+    try:
+        return index(time)
+    except TypeError:
+        kind = type(time).__name__
+        raise TypeError(f"a time must be an int, text or a datetime, not {kind}") from None
 
 
 def time_of_record(time: Time) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+import msgspec
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+encode_json: Final = msgspec.json.Encoder(enc_hook=index).encode  # also integers such as numpy's
 
 
 class Subject(NamedTuple):

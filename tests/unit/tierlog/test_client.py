@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
-from math import inf
+from math import inf, nan
 
 import httpx
 import pytest
@@ -84,7 +84,26 @@ def fetched(batches: bytes, *, next_offset: int, high_watermark: int, start: int
     )
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, inf, float("nan")])
+class NumpyNumber:
+    """Like numpy's: not an int, but compares as one, and `min` returns it unchanged."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+    def __lt__(self, other: int) -> bool:
+        return self.number < other
+
+    def __gt__(self, other: int) -> bool:
+        return self.number > other
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, inf, nan])
 @pytest.mark.parametrize("client", [tierlog.Client, tierlog.AsyncClient])
 def test_a_timeout_that_cannot_be_waited_is_refused_at_once(client, timeout_s):
     with pytest.raises(errors.SettingsError, match="timeout_s must be more than 0"):
@@ -176,6 +195,33 @@ def test_python_types_are_converted_to_records():
     assert [record.value for record in decoded] == [b"\xff", b"v", b"v"]
     assert [record.timestamp for record in decoded] == [7, ms, ms]
     assert decoded[0].headers == (("a", b"b"), ("n", None))
+
+
+class NumpyText(str):
+    """Like numpy's: text, but JSON encoders refuse it."""
+
+
+def test_numbers_and_text_of_numpy_are_accepted():
+    five, script = (
+        NumpyNumber(5),
+        Script(ok(PRODUCED), ok({"log_start_offset": 5}), httpx.Response(204)),
+    )
+    record = tierlog.NewRecord(NumpyText("v"), key=NumpyText("k"), timestamp=five, partition=five)
+    with client(script) as c:
+        c.produce("t", [record])
+        c.trim("t", 0, before_offset=five)
+        c.commit_offsets("g", [tierlog.OffsetCommit("t", 0, five)])
+    produced, trimmed, committed = (json.loads(request.content) for request in script.requests)
+    assert produced["records"] == [{"value": "v", "key": "k", "timestamp": 5, "partition": 5}]
+    assert trimmed == {"before_offset": 5}
+    assert committed["offsets"][0]["offset"] == 5
+    assert [one.timestamp for one in decode_fetched(to_batches([record], now_ms=7)).records] == [5]
+
+
+def test_a_missing_partition_of_a_data_frame_is_not_any_partition():
+    """pandas makes None a float, NaN, which JSON has as null."""
+    with pytest.raises(TypeError):
+        calls.produce("t", [tierlog.NewRecord("v", partition=nan)])
 
 
 @pytest.mark.parametrize(
@@ -437,25 +483,6 @@ def test_a_batch_whose_offset_or_length_is_corrupt_is_refused_like_its_records()
         records, corrupt_from = decode_fetched(sent, next_offset=14)
         assert [record.offset for record in records] == whole[: 2 * number]
         assert corrupt_from == bases[number - 1] + 2
-
-
-class NumpyNumber:
-    """Like numpy's: not an int, but compares as one, and `min` returns it unchanged."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __index__(self) -> int:
-        return self.number
-
-    def __str__(self) -> str:
-        return str(self.number)
-
-    def __lt__(self, other: int) -> bool:
-        return self.number < other
-
-    def __gt__(self, other: int) -> bool:
-        return self.number > other
 
 
 @pytest.mark.parametrize("number", [NumpyNumber, str])
