@@ -179,5 +179,13 @@ def one_large_batch(log: LogBytes, position: int, *, end: int) -> CheckedBatch:
     if end - position < HEADER_SIZE:
         raise CorruptBatch(f"{end - position} bytes are not a batch", position=position)
     header = parse_header(log.read(HEADER_SIZE, position), at=position)
-    check_crc_in_pieces(log.read, header, end=end, piece_bytes=CHECK_CHUNK_BYTES)
+    check_large_batch(log, header, end=end)
     return CheckedBatch(header, log.read(header.size_bytes, position), 0)
+
+
+def check_large_batch(log: LogBytes, header: BatchHeader, *, end: int) -> None:
+    """Raise CorruptBatch unless the batch ends before `end` and has its checksum."""
+    try:
+        check_crc_in_pieces(log.read, header, end=end, piece_bytes=CHECK_CHUNK_BYTES)
+    except CorruptBatch as bad:
+        raise bad.with_location(file=log.name) from None

@@ -2,6 +2,8 @@
 
 * A read starts with the batch that contains its offset and ends with a whole batch below
   `end_offset`.
+* A batch that is larger than any fetch is verified first: its length, which no checksum covers, may
+  be corrupt and claim all the rest of a segment.
 * A corrupt index is rebuilt once and the look-up retried; a corrupt batch is an error.
 * If a file was deleted during a read, OffsetTrimmed is raised: the other tier may have it. If it is
   missing but was not deleted, CorruptDataError is raised; batches before it are returned first.
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
 
-from hot_tier.batch_walk import checked_batches
+from hot_tier.batch_walk import check_large_batch, checked_batches
 from hot_tier.file_names import LOG, TRANSACTION_INDEX
 from hot_tier.index_rebuild import rebuild_for_reading
 from hot_tier.log_state import LogState, MaxTimestamps, Segments
@@ -38,6 +40,7 @@ from record_format.index_layouts import AbortedTxn
 T = TypeVar("T")
 
 MAX_SLICES = 64
+UNVERIFIED_MAX_BYTES = 64 << 20
 
 
 def read(
@@ -104,6 +107,10 @@ def _read_segment(
         first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
             return None
+        if first.size_bytes > UNVERIFIED_MAX_BYTES:
+            if files is not state.files:
+                raise BlockingIOError(errno.EAGAIN, "a large batch has to be verified")
+            check_large_batch(lookup.log, first, end=first.end_position)
         end = None
         if segment is state.active.segment:
             end = _flushed_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)

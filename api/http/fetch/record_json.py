@@ -19,10 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from api.http.settings import MAX_FETCH_BYTES
 from broker.partition import Fetched
-from hot_tier.batch_walk import one_large_batch
-from hot_tier.open_files import FileReader
 from record_format import codecs, page_cache
 from record_format.batch import BatchHeader, check_crc
 from record_format.batch_order import headers_in_order
@@ -142,24 +139,10 @@ def _read_now(piece: FileSlice) -> bytes:
     return data if len(data) == piece.size_bytes else piece.read()
 
 
-def _read(piece: FileSlice) -> bytes:
-    """A batch that is larger than any fetch is read only once its checksum has been verified: a
-    corrupt length may claim all the rest of a segment. Raises CorruptBatch.
-    """
-    if piece.size_bytes <= MAX_FETCH_BYTES:
-        return piece.read()
-    end = piece.position + piece.size_bytes
-    try:
-        return one_large_batch(FileReader(piece.file), piece.position, end=end).chunk
-    except CorruptBatch as bad:
-        piece.file.report_corrupt()
-        raise bad.with_location(file=str(piece.file.path)) from None
-
-
 def _visible_columns(fetched: Fetched, offset: int, *, nowait: bool) -> Iterable[Columns]:
     """The records from `offset` on of each visible batch. Raises CorruptBatch, WouldBlock."""
     for piece in fetched.slices:
-        data = _read_now(piece) if nowait else _read(piece)
+        data = _read_now(piece) if nowait else piece.read()
         for header in _batches(data, piece, offset, fetched.next_offset):
             if header.last_offset < offset or header.is_control:
                 continue

@@ -131,23 +131,6 @@ def test_raw_batches_end_where_the_last_one_does_whatever_follows(tmp_path: Path
     assert (kept.next_offset, sum(one.size_bytes for one in kept.slices)) == (2, len(first))
 
 
-def test_a_batch_larger_than_any_fetch_is_checked_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its length may be corrupt, and claim all the rest of a segment."""
-    monkeypatch.setattr(record_json, "MAX_FETCH_BYTES", 100)
-    monkeypatch.setattr(FileSlice, "read", lambda _: pytest.fail("not checked yet"))
-    path, first, second = tmp_path / "log", batch(0, b"a"), batch(1, b"b" * 200)
-    whole = fetched(path, first, second)
-    piece = whole.slices[0]._replace(position=len(first), size_bytes=len(second))
-    of_second = whole._replace(slices=(piece,))
-    assert read_page(of_second, offset=1, max_bytes=1000).record_count == 1
-    path.write_bytes(first + second[:-1] + b"!")
-    with pytest.raises(CorruptBatch, match="checksum") as refused:
-        read_page(of_second, offset=1, max_bytes=1000)
-    assert (refused.value.file, refused.value.position) == (str(path), len(first))
-
-
 @pytest.mark.parametrize("byte", [0, 7, 8])
 def test_a_batch_whose_offset_or_length_is_corrupt_is_never_shown(
     tmp_path: Path, byte: int

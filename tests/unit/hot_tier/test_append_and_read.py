@@ -1,5 +1,6 @@
 import pytest
 
+from hot_tier import log_reader
 from hot_tier.append import Append
 from record_format.batch import iter_headers
 from record_format.errors import (
@@ -323,6 +324,26 @@ def test_a_batch_whose_base_offset_is_corrupt_is_neither_skipped_nor_mistaken(
         read = log.read(270, max_bytes=headers[last].end_position - headers[90].position)
         # A very large one ends every read; within one, the client refuses it.
         assert read.next_offset == min(3 * (last + 1), 360 if byte else 300)
+
+
+def test_a_batch_larger_than_any_fetch_is_verified_before_it_is_returned(
+    open_log, append_values, tmp_path, monkeypatch
+):
+    """Its length may have become one that claims all the rest of the segment."""
+    monkeypatch.setattr(log_reader, "UNVERIFIED_MAX_BYTES", 300)
+    log = open_log()
+    for value in (b"a", b"b" * 300, b"c"):
+        append_values(log, value)
+    log.flush()
+    log_file = tmp_path / "t-0" / f"{0:020d}.log"
+    first, large, _ = iter_headers(log_file.read_bytes())
+    assert log.read(1, max_bytes=1).slices[0].size_bytes == large.size_bytes
+    with pytest.raises(BlockingIOError):
+        log.read(1, max_bytes=1, blocking=False)
+    flip(log_file, 10)  # the first batch claims 256 bytes of the next
+    with pytest.raises(CorruptBatch, match="checksum") as refusal:
+        log.read(0, max_bytes=1)
+    assert (refusal.value.file, refusal.value.position) == (str(log_file), first.position)
 
 
 def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
