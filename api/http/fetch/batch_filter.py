@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from api.http.fetch.record_json import is_aborted
 from broker.partition import Fetched
-from record_format.batch import HEADER_SIZE, BatchHeader, parse_header
+from record_format.batch import HEADER_SIZE, BatchHeader, parse_header, truncated_batch
 from record_format.errors import CorruptBatch
 from record_format.file_slice import FileSlice
 
@@ -18,38 +18,49 @@ from record_format.file_slice import FileSlice
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
     """Keep whole batches with at most `max_records` records from `offset` on, but at least one.
 
-    Aborted batches are removed. Reads files, so it may block.
+    Aborted batches are removed. A corrupt header ends the fetch before it; if nothing precedes it,
+    raises CorruptBatch. Reads files, so it may block.
     """
     kept: list[FileSlice] = []
     records, next_offset = 0, offset
-    for header, piece in _batches(fetched):
-        counted = min(header.record_count, header.last_offset - max(offset, header.base_offset) + 1)
-        if max_records is not None and kept and records + counted > max_records:
-            # Not this batch's base offset: no checksum covers it, and nobody else reads this batch.
-            return fetched._replace(slices=tuple(_merged(kept)), next_offset=next_offset)
-        next_offset = header.next_offset
-        if not is_aborted(header, fetched.aborted):
-            kept.append(piece)
-            records += 0 if header.is_control else counted
-    return fetched._replace(slices=tuple(_merged(kept)))
+    try:
+        for header, piece in _batches(fetched):
+            first = max(offset, header.base_offset)
+            counted = min(header.record_count, header.last_offset - first + 1)
+            if max_records is not None and kept and records + counted > max_records:
+                # Not this batch's base offset: no checksum covers it, and nobody else reads it.
+                break
+            next_offset = header.next_offset
+            if not is_aborted(header, fetched.aborted):
+                kept.append(piece)
+                records += 0 if header.is_control else counted
+        else:
+            next_offset = fetched.next_offset
+    except CorruptBatch:
+        if not kept:
+            raise
+    return fetched._replace(slices=tuple(_merged(kept)), next_offset=next_offset)
 
 
 def _batches(fetched: Fetched) -> Iterator[tuple[BatchHeader, FileSlice]]:
-    """Each batch, and where it is in its file."""
+    """Each batch, and where it is in its file. Raises CorruptBatch."""
     for piece in fetched.slices:
         position, end = piece.position, piece.position + piece.size_bytes
         while position < end:
-            header = _header_at(piece, position)
+            header = _header_at(piece, position, end=end)
             yield header, piece._replace(position=position, size_bytes=header.size_bytes)
             position += header.size_bytes
 
 
-def _header_at(piece: FileSlice, position: int) -> BatchHeader:
+def _header_at(piece: FileSlice, position: int, *, end: int) -> BatchHeader:
     try:
-        return parse_header(os.pread(piece.file.fileno(), HEADER_SIZE, position))
-    except CorruptBatch as error:
+        header = parse_header(os.pread(piece.file.fileno(), HEADER_SIZE, position), at=position)
+        if header.end_position > end:
+            raise truncated_batch(header, end=end)
+    except CorruptBatch as bad:
         piece.file.report_corrupt()
-        raise CorruptBatch(error.detail, file=str(piece.file.path), position=position) from error
+        raise bad.with_location(file=str(piece.file.path)) from None
+    return header
 
 
 def _merged(pieces: list[FileSlice]) -> Iterator[FileSlice]:

@@ -131,6 +131,22 @@ def test_raw_batches_end_where_the_last_one_does_whatever_follows(tmp_path: Path
     assert (kept.next_offset, sum(one.size_bytes for one in kept.slices)) == (2, len(first))
 
 
+@pytest.mark.parametrize("byte", [9, 16])
+def test_raw_batches_end_before_one_whose_header_is_corrupt(tmp_path: Path, byte: int) -> None:
+    """Its length now extends past the fetch, or its magic is wrong."""
+    first = batch(0, b"a", b"b")
+    data = bytearray(first + batch(2, b"c") + batch(3, b"d"))
+    whole = fetched(tmp_path / "log", bytes(data))
+    data[len(first) + byte] ^= 0x7F
+    (tmp_path / "log").write_bytes(data)
+    kept = filter_batches(whole, offset=0, max_records=9)
+    assert (kept.next_offset, sum(one.size_bytes for one in kept.slices)) == (2, len(first))
+    rest = whole._replace(slices=(whole.slices[0]._replace(position=len(first)),))
+    with pytest.raises(CorruptBatch) as refused:
+        filter_batches(rest, offset=2, max_records=9)
+    assert (refused.value.file, refused.value.position) == (str(tmp_path / "log"), len(first))
+
+
 @pytest.mark.parametrize("byte", [0, 7, 8])
 def test_a_batch_whose_offset_or_length_is_corrupt_is_never_shown(
     tmp_path: Path, byte: int
