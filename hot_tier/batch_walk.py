@@ -92,9 +92,12 @@ def headers_of(log: Path, *, pread: Pread = os.pread) -> Iterator[BatchHeader]:
     return headers_from(FileReader(OpenFile(log), pread), 0, end=log.stat().st_size)
 
 
-def batch_of(log: Path, header: BatchHeader) -> bytes:
-    """The whole batch of a header from `headers_of`."""
-    return FileReader(OpenFile(log)).read(header.size_bytes, header.position)
+def batch_of(log: LogBytes, header: BatchHeader) -> bytes:
+    """The whole batch of a header that was read alone. Raises CorruptBatch."""
+    try:
+        return one_large_batch(log, header.position, end=header.end_position).chunk
+    except CorruptBatch as bad:
+        raise bad.with_location(file=log.name) from None
 
 
 def end_offset_of(log: Path, base_offset: int, *, pread: Pread = os.pread) -> int:

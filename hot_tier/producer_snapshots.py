@@ -19,6 +19,7 @@ from hot_tier.batch_walk import batch_of, headers_of
 from hot_tier.durable_file import read_whole, write_atomically
 from hot_tier.file_names import LOG, SNAPSHOT, parse_file_name, path_of
 from hot_tier.log_state import LogState
+from hot_tier.open_files import FileReader
 from hot_tier.producer_state import (
     REMEMBERED_BATCHES,
     Producer,
@@ -29,6 +30,7 @@ from hot_tier.replay import apply_batch, replay
 from record_format.batch import BatchHeader
 from record_format.clock import monotonic_ms
 from record_format.errors import CorruptSnapshot, UnknownFormatVersion
+from record_format.file_slice import OpenFile
 from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 READ_BACK_BYTES: Final = 8 << 20
@@ -115,8 +117,9 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
             break
     bases = [name.offset for name in names if name.suffix == LOG]
     for base, following in pairwise([*bases, offset]):
-        log = path_of(folder, base, LOG)
-        for header in headers_of(log) if following > states.end_offset else ():
+        path = path_of(folder, base, LOG)
+        log = FileReader(OpenFile(path))
+        for header in headers_of(path) if following > states.end_offset else ():
             if states.end_offset <= header.base_offset < offset:
                 data = batch_of(log, header) if header.is_control else b""
                 apply_batch(states, header, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hot_tier.batch_walk import batch_of
 from hot_tier.log_state import LogState
 from hot_tier.producer_state import REMEMBERED_BATCHES, ProducerStates
 from record_format.batch import BatchHeader, parse_header
@@ -12,7 +13,7 @@ from record_format.index_layouts import AbortedTxn
 
 def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:
     """Apply the batches in [states.end_offset, end_offset) by their headers; returns the
-    transactions that they abort.
+    transactions that they abort. Raises CorruptBatch.
     """
     segments, aborted = state.segments, []
     number = max(segments.number_of(states.end_offset), 0)
@@ -22,7 +23,7 @@ def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[
         log = segment.log_reader(state.files)
         for header in segment.headers(state.files):
             if states.end_offset <= header.base_offset < end_offset:
-                data = log.read(header.size_bytes, header.position) if header.is_control else b""
+                data = batch_of(log, header) if header.is_control else b""
                 if (abort := apply_batch(states, header, data)) is not None:
                     aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)

@@ -2,7 +2,7 @@ import pytest
 
 from hot_tier.append import Append
 from hot_tier.producer_snapshots import snapshot_before
-from record_format.errors import OutOfOrderSequence, ProducerFenced
+from record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
 from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import Clock, unchecked
@@ -218,3 +218,25 @@ def test_snapshot_before_includes_the_batches_after_the_newest_snapshot(
     append_values(open_log(tmp_path, clean=True), b"b", base_sequence=1, **sent)
     (producer,) = parse_snapshot(snapshot_before(tmp_path, 2))
     assert (producer.last_sequence, producer.last_offset) == (1, 1)
+
+
+def test_a_marker_whose_checksum_is_wrong_is_not_applied(tmp_path, make_batch):
+    """Its length may be wrong too: it is read as a whole only after the check."""
+    marker = bytearray(
+        make_batch(
+            [marker_value(coordinator_epoch=3)],
+            keys=[marker_key(committed=True)],
+            producer_id=9,
+            producer_epoch=1,
+            transactional=True,
+            control=True,
+        )
+    )
+    log = tmp_path / f"{0:020d}.log"
+    log.write_bytes(marker)
+    (producer,) = parse_snapshot(snapshot_before(tmp_path, 1))
+    assert producer.coordinator_epoch == 3
+    marker[-2] ^= 7  # the coordinator's epoch
+    log.write_bytes(marker)
+    with pytest.raises(CorruptBatch, match="checksum"):
+        snapshot_before(tmp_path, 1)
