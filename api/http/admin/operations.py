@@ -42,7 +42,7 @@ async def readyz(context: Context, exchange: Exchange) -> Response:
         [context.shorten_paths(one) for one in reasons],
         [context.shorten_paths(one) for one in degraded],
     )
-    if exchange.grant is NOBODY:
+    if exchange.grant is NOBODY or exchange.grant.topics:  # the reasons name any topic
         ready = Ready(ready.ready, [], [])
     return json_response(ready, status=200 if ready.ready else 503)
 
