@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, pairwise
+from typing import Final
 
 from manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
 from record_format.errors import TierlogError
+
+# Both are counted further by each take-over: an i32 and an i64 in Kafka's formats.
+MAX_EPOCH: Final = 2**30
+MAX_END_OFFSET: Final = 2**62
 
 Run = PageRef | UnwrittenPage | SegmentEntry
 
@@ -63,6 +68,8 @@ def uncovered(manifest: Manifest, start_offset: int, end_offset: int) -> tuple[i
 def _numbers(manifest: Manifest) -> Iterator[str]:
     if manifest.partition < 0 or manifest.version < 0 or manifest.leader_epoch < 0:
         yield "partition, version or epoch is negative"
+    if manifest.leader_epoch > MAX_EPOCH or manifest.end_offset > MAX_END_OFFSET:
+        yield f"epoch {manifest.leader_epoch} or end {manifest.end_offset} leaves no room for more"
     if not manifest.owner:
         yield "no owner"
     if not 0 <= manifest.log_start_offset <= manifest.end_offset:

@@ -59,6 +59,16 @@ def test_an_impossible_entry_is_refused(broken: dict[str, object]) -> None:
         add_segments(manifest(), [replace(entry(0), **broken)])
 
 
+def test_an_epoch_or_end_without_room_for_a_take_over_is_refused() -> None:
+    """It would be written into checkpoints and batches, which hold 64 and 32 bits."""
+    state = manifest(2)
+    last = replace(state.epochs[-1], epoch=2**31 - 1)
+    assert violation(replace(state, leader_epoch=last.epoch, epochs=(last,)))
+    assert violation(record_gap(state, end_offset=2**62)) is None
+    with pytest.raises(InvalidTransition, match="no room"):
+        record_gap(state, end_offset=2**63 - 1)
+
+
 def test_adding_an_existing_segment_changes_nothing() -> None:
     before = manifest(3)
     assert add_segments(before, [entry(100), entry(200, unique="again")]) is before
