@@ -11,13 +11,16 @@ import os
 import sys
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+from tierlog.cli.table import printable
 
 
 def configure_logs(*, verbose: bool = False) -> None:
     """Configure structlog and logging. Call once, before a broker is opened."""
     level = logging.DEBUG if verbose else logging.INFO
     human = sys.stderr.isatty()
-    renderer: structlog.typing.Processor = (
+    renderer: Processor = (
         structlog.dev.ConsoleRenderer(
             colors=not os.environ.get("NO_COLOR"),
             exception_formatter=structlog.dev.plain_traceback,
@@ -25,12 +28,14 @@ def configure_logs(*, verbose: bool = False) -> None:
         if human
         else structlog.processors.JSONRenderer()
     )
-    processors: list[structlog.typing.Processor] = [
+    processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if not human:
+    if human:
+        processors.append(_printable)
+    else:
         frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         processors.append(structlog.processors.ExceptionRenderer(frames))
     structlog.configure(
@@ -42,9 +47,12 @@ def configure_logs(*, verbose: bool = False) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[_library_handler(processors, renderer)])
 
 
-def _library_handler(
-    processors: list[structlog.typing.Processor], renderer: structlog.typing.Processor
-) -> logging.Handler:
+def _printable(_logger: object, _name: str, line: EventDict) -> EventDict:
+    """Clients choose some of the text, such as a group's name: no control characters."""
+    return {name: printable(text) if isinstance(text, str) else text for name, text in line.items()}
+
+
+def _library_handler(processors: list[Processor], renderer: Processor) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -35,9 +35,9 @@ def test_every_line_is_json_and_tracebacks_show_no_variables():
     assert "secret" not in run.stderr
 
 
-def shown_on_a_terminal(**environment: str) -> bytes:
+def shown_on_a_terminal(program: str = PROGRAM, **environment: str) -> bytes:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", program]
     subprocess.run(command, stderr=theirs, check=True, env={**os.environ, **environment})
     os.close(theirs)
     shown = b""
@@ -56,3 +56,14 @@ def test_tracebacks_on_a_terminal_show_no_variables():
     assert b"secret" not in shown
     assert b"\x1b[" in shown
     assert b"\x1b[" not in shown_on_a_terminal(NO_COLOR="1")
+
+
+def test_text_that_a_client_chose_has_no_control_characters_on_a_terminal():
+    title = "\x1b]2;title\x07"  # renames the window
+    shown = shown_on_a_terminal(
+        f"from tierlog.cli.logs import configure_logs; configure_logs(); import logging, structlog;"
+        f"structlog.get_logger().error('request failed', group={title!r});"
+        f"logging.getLogger('uvicorn.error').warning({title!r})"
+    )
+    assert b"title" in shown
+    assert b"\x1b]" not in shown
