@@ -1,6 +1,7 @@
-"""Offsets that a restore skipped, which no record ever had. Pure.
+"""Offsets that a restore skipped. Pure.
 
-They are neither data loss nor backlog: offsets are counted and limited outside of them.
+They are neither data loss nor backlog: offsets are counted and limited outside of them. Records
+that the lost disk alone had were among the first of them; only a range that ends there shows it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ def skip_gap(offset: int, gaps: Gaps) -> int:
         if start <= offset < end:
             return end
     return offset
+
+
+def first_lost(start: int, end: int, gaps: Gaps) -> int | None:
+    """Where the records of [start, end) are gone, if it ends inside a gap: the log had reached its
+    end, so what the gap has of it was lost. Else None.
+    """
+    for gap_start, gap_end in gaps:
+        if gap_start < end < gap_end and start < end:
+            return max(start, gap_start)
+    return None
 
 
 def ranges_outside(start: int, end: int, gaps: Gaps) -> Iterator[tuple[int, int]]:

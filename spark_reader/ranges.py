@@ -2,7 +2,8 @@
 
 * A requested range of offsets that does not exist is data loss: an error, or a warning if
   `failOnDataLoss` is false. `earliest`, `latest` and timestamps never cause data loss.
-* A gap that a restore left is not data loss, since no record was ever there.
+* A gap that a restore left is not data loss, unless the range ends inside it: the log had been
+  longer than what was restored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from record_format.errors import TierlogError
 from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, OffsetSpec
 from spark_reader.catalog import PartitionFacts
+from spark_reader.gaps import first_lost
 from spark_reader.option_values import InvalidOption
 
 TimeLookup = Callable[[PartitionFacts, int], int | None]
@@ -89,6 +91,8 @@ def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) 
     if end > facts.end_offset or start > facts.end_offset:
         loss.report(f"{name}: ends at {facts.end_offset}, before offset {max(start, end)}")
         end = min(end, facts.end_offset)
+    if (lost := first_lost(start, end, facts.gaps)) is not None:
+        loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
     return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
 
 

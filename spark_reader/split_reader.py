@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -24,15 +24,20 @@ from record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
     OffsetTrimmed,
+    UnknownManifestVersion,
     UnknownTopicOrPartition,
 )
 from record_format.row_filter import RowFilter
 from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
+from spark_reader.gaps import first_lost
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
 from spark_reader.ranges import DataLossPolicy
 from tierlog.client.calls import Limits
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
@@ -179,10 +184,29 @@ def _tail(split: Split, request: ReadRequest, loss: DataLossPolicy) -> Iterator[
         if found.next_offset <= offset:
             loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
             return
+        if not found.batches and found.next_offset > split.end_offset:
+            _report_if_lost(broker, split, request, loss, offset=offset)
         if found.batches:
             where = f"{name} at the broker, from offset {offset}"
             yield Piece(found.batches, where, 0, log_start_offset)
         offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
+
+
+def _report_if_lost(
+    broker: Client, split: Split, request: ReadRequest, loss: DataLossPolicy, *, offset: int
+) -> None:
+    """Report loss if the empty rest of the split is not what compaction left, but ends inside a
+    gap: a restore since the plan, or one that no manifest told the plan of.
+    """
+    if split.end_offset == request.row_filter.end_offset:
+        return  # the filter's end, at which the log need not ever have been
+    with suppress(UnknownManifestVersion):
+        gaps = broker.manifest(split.topic, split.partition, from_offset=split.end_offset).gaps
+        if (lost := first_lost(offset, split.end_offset, gaps)) is not None:
+            loss.report(
+                f"{split.topic}-{split.partition}: offsets {lost} to {split.end_offset} are gone: "
+                "they were not restored"
+            )
 
 
 def tail_bytes(split: Split, offset: int, *, left_bytes: int) -> int:

@@ -9,10 +9,13 @@ import pytest
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from record_format.errors import UnknownTopic
+from record_format.row_filter import RowFilter
 from spark_reader import catalog
+from spark_reader.batch_source import TierlogReader
 from spark_reader.catalog import Catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
+from spark_reader.plan import Filters
 from spark_reader.ranges import DataLoss
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.client import Client
@@ -295,17 +298,20 @@ def test_max_bytes_and_min_offsets_per_trigger_limit_batches(tiers):
     }
 
 
+def lose_disk(root, *, gap):
+    shutil.rmtree(root / "data")
+    restore(
+        open_store(f"file://{root}/bucket"), RestoreOptions(root / "data", gap, lambda: START_MS)
+    )
+
+
 def test_an_offset_gap_does_not_count_against_limits(tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=1)
         tiers.produce("t", 500)
         tiers.offload("t")
-    shutil.rmtree(tmp_path / "data")
     gap = 10**9
-    restore(
-        open_store(f"file://{tmp_path}/bucket"),
-        RestoreOptions(tmp_path / "data", gap, lambda: START_MS),
-    )
+    lose_disk(tmp_path, gap=gap)
     with two_tiers(tmp_path) as tiers:
         by_broker = reader(tiers, store=None, maxRecordsPerPartition="1000")
         start = by_broker.initialOffset()
@@ -322,6 +328,40 @@ def test_an_offset_gap_does_not_count_against_limits(tmp_path):
                 found += rows(stream, start, end)
                 start = end
             assert [offset for _, offset in found] == [*range(500), *range(gap + 500, gap + 600)]
+
+
+def test_a_batch_that_ends_in_records_that_were_not_restored_is_data_loss(tmp_path):
+    """It was planned before the disk was lost, and is repeated after the restore."""
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 500)
+        tiers.offload("t")
+        tiers.produce("t", 100)
+        stream = reader(tiers)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, ReadAllAvailable())
+    lose_disk(tmp_path, gap=10**9)
+    with two_tiers(tmp_path) as tiers:
+        for store in (tiers.store_url, None):
+            with pytest.raises(DataLoss, match="t-0: offsets 500 to 600 are gone"):
+                rows(reader(tiers, store=store), start, end)
+            tolerant = reader(tiers, store=store, failOnDataLoss="false")
+            assert len(rows(tolerant, start, end)) == 500
+            assert offsets_of(tolerant.latestOffset(end, ReadAllAvailable())) == {0: 10**9 + 500}
+
+
+def test_a_filter_that_ends_in_a_gap_loses_nothing(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 500)
+        tiers.offload("t")
+    lose_disk(tmp_path, gap=10**9)
+    with two_tiers(tmp_path) as tiers:
+        options = parse_options({"server": tiers.url, "subscribe": "t"}, streaming=False)
+        batch = TierlogReader(options, ("offset",))
+        batch.filters = Filters(RowFilter(end_offset=600))
+        read = [rows for split in batch.partitions() for rows in batch.read(split)]
+        assert sum(rows.num_rows for rows in read) == 500
 
 
 def test_gaps_are_fetched_without_segments(tiers, monkeypatch):

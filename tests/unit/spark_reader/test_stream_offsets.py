@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from spark_reader.gaps import count_offsets, ranges_outside, skip_gap
+from spark_reader.gaps import count_offsets, first_lost, ranges_outside, skip_gap
 from spark_reader.stream_offsets import (
     Backlog,
     CorruptCheckpoint,
@@ -72,6 +72,13 @@ def test_byte_limits_become_offsets_by_segment_sizes():
 
 def test_an_offset_in_a_gap_is_skipped():
     assert [skip_gap(offset, [(10, 20)]) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
+
+
+def test_a_range_that_ends_in_a_gap_has_lost_what_the_gap_has_of_it():
+    gaps = [(10, 20), (20, 30)]
+    ends = (10, 11, 20, 25, 30)
+    assert [first_lost(5, end, gaps) for end in ends] == [None, 10, None, 20, None]
+    assert [first_lost(start, 15, gaps) for start in (12, 15)] == [12, None]
 
 
 def test_offsets_in_gaps_are_not_counted():
