@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 WORKERS ?= 2
 
+# Compiled modules are kept, even where the environment forbids it (as images of Python do): a run of
+# the tests starts many hundred Pythons, and pytest rewrites 50,000 lines.
+export PYTHONDONTWRITEBYTECODE :=
+
 SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 
