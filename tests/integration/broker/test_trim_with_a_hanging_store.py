@@ -1,11 +1,13 @@
 """A trim while the store hangs: it accepts requests and sends no response."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from broker.background import bucket_trims
 from tests.fakes.faulty_object_store import Slow
+from tests.fakes.waiting import until
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
@@ -74,3 +76,30 @@ def test_trims_of_one_partition_block_no_other(harness, gate):
     assert harness.broker.trim("u", 0, 5) == 5
     harness.wait_for(lambda: other.manifest.log_start_offset == 5)
     assert log_start_in_bucket(harness) == 0
+
+
+class HeldCold:
+    """Of a partition whose commit waits for the event."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def trim(self, before_offset: int) -> None:
+        self.begun.set()
+        assert self.go_on.wait(20)
+
+
+def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
+    monkeypatch.setattr(bucket_trims, "TRIMS_MAX", 1)
+    trims, first, second = bucket_trims.BucketTrims(), HeldCold(), HeldCold()
+    second.go_on.set()
+    with ThreadPoolExecutor(3) as callers:
+        ahead = callers.submit(trims.trim, first, 1)
+        assert first.begun.wait(10)
+        queued = callers.submit(trims.trim, second, 1)
+        until(lambda: trims._threads._work_queue.qsize() == 1)
+        closing = callers.submit(trims.close)
+        until(lambda: trims._threads._shutdown)
+        first.go_on.set()
+        for call in (ahead, closing, queued):
+            call.result(10)
