@@ -24,15 +24,15 @@ BOUNDS_S: Final = (
     1.0,
     2.5,
     10.0,
+    60.0,
 )
 
 
 class HistogramSnapshot(NamedTuple):
     """`counts` are cumulative, as Prometheus has them: `counts[i]` durations were at most
-    `bounds_s[i]`, and the last entry counts all of them.
+    `BOUNDS_S[i]`, and the last entry counts all of them.
     """
 
-    bounds_s: Sequence[float]
     counts: tuple[int, ...]
     total_s: float
 
@@ -40,21 +40,21 @@ class HistogramSnapshot(NamedTuple):
 class LatencyHistogram:
     """Thread-safe."""
 
-    __slots__ = ("_bounds_s", "_counts", "_lock", "_total_s")
+    __slots__ = ("_counts", "_lock", "_total_s")
 
-    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
-        self._bounds_s, self._lock = bounds_s, threading.Lock()
-        self._counts = [0] * (len(bounds_s) + 1)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(BOUNDS_S) + 1)
         self._total_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        bucket = bisect_left(self._bounds_s, seconds)  # upper bounds are inclusive
+        bucket = bisect_left(BOUNDS_S, seconds)  # upper bounds are inclusive
         with self._lock:
             self._counts[bucket] += 1
             self._total_s += seconds
 
     def observe_all(self, seconds: Sequence[float]) -> None:
-        buckets = [bisect_left(self._bounds_s, one) for one in seconds]
+        buckets = [bisect_left(BOUNDS_S, one) for one in seconds]
         with self._lock:
             for bucket in buckets:
                 self._counts[bucket] += 1
@@ -63,4 +63,4 @@ class LatencyHistogram:
     def snapshot(self) -> HistogramSnapshot:
         with self._lock:
             counts = tuple(accumulate(self._counts))
-            return HistogramSnapshot(self._bounds_s, counts, self._total_s)
+            return HistogramSnapshot(counts, self._total_s)

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from api.http.metrics.table import BY_NAME
-from record_format.latency_histogram import HistogramSnapshot
+from record_format.latency_histogram import BOUNDS_S, HistogramSnapshot
 
 Labels = tuple[str, ...]
 
@@ -35,7 +35,7 @@ def counter(name: str, values: Mapping[Labels, float]) -> Metric:
 
 def histogram(name: str, values: Mapping[Labels, HistogramSnapshot]) -> Metric:
     family = HistogramMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
-    for labels, (bounds_s, counts, total_s) in values.items():
-        shown = zip([*map(str, bounds_s), "+Inf"], counts, strict=True)
+    for labels, (counts, total_s) in values.items():
+        shown = zip([*map(str, BOUNDS_S), "+Inf"], counts, strict=True)
         family.add_metric(labels, list(shown), total_s)
     return family

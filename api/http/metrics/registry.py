@@ -28,22 +28,6 @@ from api.http.problems import INTERNAL, TABLE
 from record_format.latency_histogram import LatencyHistogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-BOUNDS_S: Final = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
-    60.0,
-)
 
 
 class HttpMetrics:
@@ -101,7 +85,7 @@ class RequestCounts(Collector):
         call = (method, path)
         durations = self._seconds.get(call)
         if durations is None:
-            durations = self._seconds[call] = LatencyHistogram(BOUNDS_S)
+            durations = self._seconds[call] = LatencyHistogram()
         durations.observe(seconds)
 
     def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
