@@ -91,6 +91,7 @@ class FlushTimer:
             except Exception as bug:  # noqa: BLE001  reported as if the thread had died of it
                 report = (type(bug), bug, bug.__traceback__, self._thread)
                 threading.excepthook(threading.ExceptHookArgs(report))
+            del callback  # until the next is due, it would keep a deleted log in memory
 
     def _ready(self) -> bool:
         return bool(self._due) and self._due[0][0] <= time.monotonic()

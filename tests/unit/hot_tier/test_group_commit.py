@@ -1,5 +1,6 @@
 import errno
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ from hot_tier.append import Acks, Append
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log_config import LogConfig
 from record_format.errors import DiskFull, LogOfflineError, OffsetMismatch, ShuttingDown
+from tests.fakes.waiting import until
 
 TIMEOUT_S = 10
 
@@ -273,6 +275,15 @@ def test_the_timer_runs_callbacks_in_order_and_drops_the_rest_at_close():
     assert done.wait(TIMEOUT_S)
     timer.close()
     assert called == [1, 2]
+
+
+def test_the_timer_keeps_no_callback_that_it_has_run(timer):
+    done = threading.Event()
+    kept = weakref.ref(done)
+    timer.call_after(1, done.set)
+    assert done.wait(TIMEOUT_S)
+    del done
+    until(lambda: kept() is None, patience_s=TIMEOUT_S)
 
 
 def test_a_failing_callback_is_reported_and_affects_no_other(monkeypatch):
