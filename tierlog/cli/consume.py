@@ -75,7 +75,10 @@ GroupOption = Annotated[
     ),
 ]
 MaxRecordsOption = Annotated[
-    int | None, typer.Option("--max-records", "-n", min=0, help="Stop after this many records.")
+    int | None,
+    typer.Option(
+        "--max-records", "-n", min=0, max=sys.maxsize, help="Stop after this many records."
+    ),
 ]
 IsolationOption = Annotated[
     Isolation,

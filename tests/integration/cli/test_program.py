@@ -53,6 +53,7 @@ def test_help_names_every_command(offline):
         (2, ("topic", "list", "--output", "xml"), ": 'xml' is not one of 'auto', 'text', 'json' ("),
         (2, ("consume", "t", "--colour"), "--colour"),
         (2, ("consume", "t", "-p", "0", "--format", "batches", "-f"), "--follow"),
+        (2, ("consume", "t", "-n", "9" * 19), f"not '{'9' * 19}'"),
         (2, ("serve", "--cache-bytes", "1"), "data.dir"),
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
