@@ -186,7 +186,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete these objects; a missing key is not an error."""
+        """Delete these objects; a missing key is not an error. Accepts whatever `list` returned."""
         ...
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
