@@ -32,6 +32,7 @@ from broker.partition import Partition
 from broker.remedies import adding_remedies
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
+from broker.started_threads import started_threads
 from broker.store_status import check_has_no_bucket
 from broker.topics import Topic, TopicState, TopicSummary
 from cold_tier.object_store import ObjectStore
@@ -64,7 +65,7 @@ class Broker:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self._diverged_folders: list[Path] = []
         self.reserve = DiskReserve(folder.path, reserve_bytes=settings.disk_reserve_bytes or 0)
-        self._appenders = ThreadPoolExecutor(settings.append_threads, thread_name_prefix="append")
+        self._appenders = started_threads(settings.append_threads, name="append")
         self._opener = LogOpener(
             folder,
             settings,

@@ -33,6 +33,7 @@ from api.http.settings import HttpSettings
 from api.http.unsent_responses import UnsentResponses
 from broker.broker import Broker
 from broker.partition import Partition
+from broker.started_threads import started_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class Context:
         self._register_metrics()
 
     def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
-        self._pools.append(ThreadPoolExecutor(threads, thread_name_prefix=name))
+        self._pools.append(started_threads(threads, name=name))
         return self._pools[-1]
 
     def _register_metrics(self) -> None:

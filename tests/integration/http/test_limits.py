@@ -156,6 +156,21 @@ def test_health_and_hot_reads_respond_while_all_read_threads_wait(tmp_path: Path
             released.set()
 
 
+def test_a_process_that_may_have_no_more_threads_serves_with_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with served(tmp_path, HttpSettings()) as server, monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        large = {"records": [{"value": "x" * 100_000}]}  # not parsed on the event loop
+        produced = httpx.post(server.url + records_path("t"), json=large)
+        assert produced.status_code == 200, produced.text
+        altered = httpx.patch(server.url + "/v1/topics/t", json={"config": {"flush.ms": 1}})
+        assert altered.status_code == 200, altered.text
+
+
 def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
     with (
         served(tmp_path, HttpSettings(body_max_bytes=1000)) as server,
