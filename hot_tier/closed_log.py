@@ -28,8 +28,8 @@ from hot_tier.file_names import (
     SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
-    parse_file_name,
     path_of,
+    segment_files,
 )
 from hot_tier.log_config import LONG_MAX
 from hot_tier.open_files import FileReader, Pread
@@ -43,10 +43,8 @@ COPY_BYTES = 1 << 20
 
 def base_offsets(folder: Path) -> list[int]:
     """The base offsets of the segments, in order; none if there is no folder."""
-    if not folder.is_dir():
-        return []
-    names = (parse_file_name(path.name) for path in folder.iterdir())
-    return sorted(name.offset for name in names if name and name.suffix == LOG and not name.stage)
+    found = segment_files(folder) if folder.is_dir() else ()
+    return [name.offset for name, _ in found if name.suffix == LOG and not name.stage]
 
 
 def split_at(folder: Path, offset: int) -> int:
@@ -142,26 +140,22 @@ def move_segments(folder: Path, offset: int, target: Path) -> None:
     """
     target.mkdir(exist_ok=True)
     REAL_DISK.sync_folder(target.parent)
-    for name in (PARTITION_METADATA, LEADER_EPOCHS):
-        source = folder / name
-        if source.exists() and not (target / name).exists():
-            write_durably(target / name, source.read_bytes())
-    for path in sorted(folder.iterdir(), reverse=True):
-        found = parse_file_name(path.name)
-        if found is None or found.offset < offset:
-            continue
-        if found.suffix == SNAPSHOT and found.offset == offset:
-            continue  # the producers before that offset belong to what stays
-        REAL_DISK.rename(path, target / path.name)
+    for kept in (PARTITION_METADATA, LEADER_EPOCHS):
+        source, copied = folder / kept, target / kept
+        if source.exists() and not copied.exists():
+            write_durably(copied, source.read_bytes())
+    for name, path in reversed(segment_files(folder)):
+        # The producers before `offset` belong to what stays.
+        if name.offset > offset or (name.offset == offset and name.suffix != SNAPSHOT):
+            REAL_DISK.rename(path, target / path.name)
     REAL_DISK.sync_folder(target)
     REAL_DISK.sync_folder(folder)
 
 
 def replace_with_empty(folder: Path, offset: int, *, snapshot: bytes | None) -> None:
     """Remove every segment and create an empty one at `offset`, with this producer snapshot."""
-    for path in sorted(folder.iterdir()):
-        if parse_file_name(path.name) is not None:
-            REAL_DISK.unlink(path)
+    for _, path in segment_files(folder):
+        REAL_DISK.unlink(path)
     if snapshot:
         write_durably(path_of(folder, offset, SNAPSHOT), snapshot)
     write_durably(path_of(folder, offset, LOG), b"")

@@ -61,6 +61,12 @@ def parse_file_name(name: str) -> FileName | None:
     return FileName(int(digits), suffix, stage)
 
 
+def segment_files(folder: Path) -> list[tuple[FileName, Path]]:
+    """The segment files in a folder, by offset and suffix. Raises OSError."""
+    found = ((parse_file_name(path.name), path) for path in folder.iterdir())
+    return sorted((name, path) for name, path in found if name is not None)
+
+
 def path_of(folder: Path, offset: int, suffix: str) -> Path:
     return folder / file_name(offset, suffix)
 

@@ -34,6 +34,7 @@ from hot_tier.file_names import (
     file_name,
     parse_file_name,
     path_of,
+    segment_files,
     staged,
 )
 from record_format.checkpoint_files import (
@@ -49,8 +50,8 @@ def first_base_offset(path: Path) -> int | None:
     """The lowest base offset in the folder of a closed log, even of a segment whose swap is
     unfinished; None without a segment, or a folder. Raises OSError.
     """
-    names = (parse_file_name(found.name) for found in path.iterdir()) if path.is_dir() else ()
-    logs = (name for name in names if name and name.suffix == LOG and name.stage in ("", SWAP))
+    found = segment_files(path) if path.is_dir() else ()
+    logs = (name for name, _ in found if name.suffix == LOG and name.stage in ("", SWAP))
     return min((name.offset for name in logs), default=None)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from hot_tier.batch_walk import batch_of, headers_of
 from hot_tier.durable_file import read_whole, write_atomically
-from hot_tier.file_names import LOG, SNAPSHOT, parse_file_name, path_of
+from hot_tier.file_names import LOG, SNAPSHOT, path_of, segment_files
 from hot_tier.log_state import LogState
 from hot_tier.open_files import FileReader
 from hot_tier.producer_state import (
@@ -52,8 +52,8 @@ def ensure_snapshot(state: LogState, offset: int) -> Path:
     path, start = path_of(state.folder, offset, SNAPSHOT), state.segments.bases[0]
     if path.exists() and _read(path) is not None:
         return path
-    names = (parse_file_name(found.name) for found in state.folder.glob(f"*{SNAPSHOT}"))
-    snapshots = {name.offset for name in names if name is not None}
+    names = (name for name, _ in segment_files(state.folder))
+    snapshots = {name.offset for name in names if name.suffix == SNAPSHOT and not name.stage}
     producers = load_newest(state, snapshots, at_most=offset, at_least=start)
     replay(state, producers, end_offset=offset)
     return _write(state, offset, producers, sync=True)
@@ -108,8 +108,8 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
     the batches after that. Raises CorruptBatch.
     """
     states = ProducerStates(monotonic_ms)
-    found = [name for path in folder.iterdir() if (name := parse_file_name(path.name))]
-    names = sorted(name for name in found if name.offset <= offset and not name.stage)
+    found = (name for name, _ in segment_files(folder))
+    names = [name for name in found if name.offset <= offset and not name.stage]
     for name in reversed(names):
         path = path_of(folder, name.offset, SNAPSHOT)
         if name.suffix == SNAPSHOT and (entries := _read(path)) is not None:

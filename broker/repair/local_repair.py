@@ -28,7 +28,7 @@ from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.closed_log import base_offsets
 from hot_tier.durable_file import REAL_DISK, sync_folder
-from hot_tier.file_names import LOG, parse_file_name
+from hot_tier.file_names import LOG, parse_file_name, segment_files
 from record_format.errors import CorruptDataError
 
 COPY_BYTES: Final = 1 << 20
@@ -120,9 +120,8 @@ def is_covered(fault: LocalFault, *, cold_end_offset: int) -> bool:
 def set_aside_from_start(folder: Path, fault: LocalFault, aside: Path) -> None:
     """Move the corrupt segment and all segments before it out of the log."""
     aside.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.iterdir()):
-        name = parse_file_name(path.name)
-        if name is not None and name.offset <= fault.base_offset:
+    for name, path in segment_files(folder):
+        if name.offset <= fault.base_offset:
             path.rename(aside / path.name)
     _sync_folders(folder, aside)
 
@@ -145,9 +144,8 @@ def unused_path(folder: Path) -> Path:
 
 def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:
     aside.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.iterdir()):
-        name = parse_file_name(path.name)
-        if name is not None and is_wanted(name.offset):
+    for name, path in segment_files(folder):
+        if is_wanted(name.offset):
             copied = aside / path.name
             _copy_file(path, copied)
             REAL_DISK.sync_file(copied)
