@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from hot_tier.disk import Disk, is_disk_full, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
 from hot_tier.index_builder import IndexBuilder
+from hot_tier.index_columns import Entry, IndexColumns
 from hot_tier.index_file import ActiveIndex
 from hot_tier.log_config import LogConfig
 from hot_tier.pending_write import PendingWrite, RecordStats, RollLimits
@@ -36,8 +38,8 @@ class ActiveSegment:
         jitter_ms: int,
         now_ms: int,
         disk: Disk,
-        offset_image: bytes,
-        time_image: bytes,
+        offsets: IndexColumns,
+        times: IndexColumns,
         bytes_since_entry: int,
     ) -> None:
         """Open the files, creating missing ones, and preallocate the indexes.
@@ -52,19 +54,16 @@ class ActiveSegment:
         with ExitStack() as on_failure:
             self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
             on_failure.callback(os.close, self._fd)
-            offsets = ActiveIndex(
-                segment.path(OFFSET_INDEX), OFFSET_ENTRY, image=offset_image, disk=disk
-            )
-            on_failure.callback(offsets.close)
-            times = ActiveIndex(segment.path(TIME_INDEX), TIME_ENTRY, image=time_image, disk=disk)
-            on_failure.callback(times.close)
-            offsets.preallocate(config.segment_index_bytes)
-            times.preallocate(config.segment_index_bytes)
+            self.offsets = ActiveIndex(segment.path(OFFSET_INDEX), offsets, disk=disk)
+            on_failure.callback(self.offsets.close)
+            self.times = ActiveIndex(segment.path(TIME_INDEX), times, disk=disk)
+            on_failure.callback(self.times.close)
+            self.offsets.preallocate(config.segment_index_bytes)
+            self.times.preallocate(config.segment_index_bytes)
             if config.preallocate and segment.end.size_bytes < config.segment_bytes:
                 disk.reserve(self._fd, config.segment_bytes)
             on_failure.pop_all()
         segment.offsets, segment.times = offsets, times
-        self.offsets, self.times = offsets, times
 
     def resume(self, first_timestamp: int | None, *, age_ms: int) -> None:
         """The segment existed when the log was opened, and has had records for `age_ms`."""
@@ -72,11 +71,18 @@ class ActiveSegment:
         if self.segment.first_append_ms is not None:
             self.segment.first_append_ms -= age_ms
 
-    def restore_indexes(self, offset_image: bytes, time_image: bytes) -> None:
-        """Add the entries that recovery rebuilt; they are written as appends write theirs."""
-        self.offsets.image += offset_image
-        self.times.image += time_image
-        self._write_indexes()
+    def add_entries(self, offset_entries: Iterable[Entry], time_entries: Iterable[Entry]) -> None:
+        """Add entries to the indexes, in memory and, if the disk has room, in the files."""
+        for entry in offset_entries:
+            self.offsets.columns.append(*entry)
+        for entry in time_entries:
+            self.times.columns.append(*entry)
+        try:
+            self.offsets.write()
+            self.times.write()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
 
     # --- planning ---------------------------------------------------------------------------------
 
@@ -100,7 +106,8 @@ class ActiveSegment:
         )
 
     def _last_indexed_timestamp(self) -> int:
-        return self.times.entry(-1)[0] if len(self.times) else NO_TIMESTAMP
+        times = self.times.columns
+        return times[-1][0] if len(times) else NO_TIMESTAMP
 
     def _limits(self) -> RollLimits:
         config, index_bytes = self.config, self.config.segment_index_bytes
@@ -109,9 +116,9 @@ class ActiveSegment:
             age_ms=config.effective_segment_ms - self.jitter_ms,
             created_ms=self.created_ms,
             # Below zero if `segment.index.bytes` was lowered since.
-            offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets), 0),
+            offset_entries=max(index_bytes // OFFSET_ENTRY.size - len(self.offsets.columns), 0),
             # One slot stays free for the entry that sealing adds.
-            time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times), 0),
+            time_entries=max(index_bytes // TIME_ENTRY.size - 1 - len(self.times.columns), 0),
         )
 
     # --- writing ----------------------------------------------------------------------------------
@@ -134,19 +141,10 @@ class ActiveSegment:
         segment.end = pending.end  # first: a reader that finds an index entry must see its batch
         if builder.offset_entries:
             limits = self._limits()
-            for entry in builder.offset_entries[: limits.offset_entries]:
-                self.offsets.add(*entry)
-            for entry in builder.time_entries[: limits.time_entries]:
-                self.times.add(*entry)
-            self._write_indexes()
-
-    def _write_indexes(self) -> None:
-        try:
-            self.offsets.write()
-            self.times.write()
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
+            self.add_entries(
+                builder.offset_entries[: limits.offset_entries],
+                builder.time_entries[: limits.time_entries],
+            )
 
     def drop_tail(self) -> None:
         """Truncate what a failed write and preallocation left past the end: after a shorter write,
@@ -162,7 +160,7 @@ class ActiveSegment:
         """
         largest = self.segment.largest
         if largest is not None and largest.timestamp > self._last_indexed_timestamp():
-            self.times.add(largest.timestamp, largest.offset - self.segment.base_offset)
+            self.times.columns.append(largest.timestamp, largest.offset - self.segment.base_offset)
         self.offsets.trim()
         self.times.trim()
         self.disk.truncate(self._fd, self.segment.end.size_bytes)

@@ -6,9 +6,11 @@ If that is inconsistent, the log is recovered as after a crash.
 
 from __future__ import annotations
 
+from struct import Struct
+
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_file import floor_entry
+from hot_tier.index_columns import IndexColumns
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_state import LogState
 from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, restore_older_batches
@@ -24,23 +26,19 @@ class TailFacts:
 
     def __init__(self, state: LogState, segment: Segment) -> None:
         size_bytes = segment.end.size_bytes
-        self.offset_image = _index_image(segment, OFFSET_INDEX, OFFSET_ENTRY.size)
-        time_image = _index_image(segment, TIME_INDEX, TIME_ENTRY.size)
-        relative, position = -1, 0
-        if self.offset_image:
-            relative, position = OFFSET_ENTRY.unpack(self.offset_image[-OFFSET_ENTRY.size :])
+        self.offsets = _read_index(segment, OFFSET_INDEX, OFFSET_ENTRY)
+        self.times = _read_index(segment, TIME_INDEX, TIME_ENTRY)
+        relative, position = self.offsets[-1] if len(self.offsets) else (-1, 0)
         # The entry that sealing added to the time index has no offset entry: appends would not have
         # added it.
-        count = len(time_image) // TIME_ENTRY.size
-        kept = floor_entry(time_image, TIME_ENTRY, column=1, target=relative, count=count) + 1
-        self.time_image = time_image[: kept * TIME_ENTRY.size]
+        self.times.truncate(column=1, target=relative)
         self.bytes_since_entry = size_bytes - position
         self.next_offset = segment.base_offset
         self.largest = LargestTimestamp(-1, segment.base_offset)
-        if kept:
-            timestamp, offset = TIME_ENTRY.unpack(self.time_image[-TIME_ENTRY.size :])
+        if len(self.times):
+            timestamp, offset = self.times[-1]
             self.largest = LargestTimestamp(timestamp, segment.base_offset + offset)
-        self._walk(state, segment, position, expected=relative if self.offset_image else None)
+        self._walk(state, segment, position, expected=relative if len(self.offsets) else None)
 
     def _walk(
         self, state: LogState, segment: Segment, position: int, *, expected: int | None
@@ -55,12 +53,12 @@ class TailFacts:
                 self.largest = LargestTimestamp(header.max_timestamp, header.last_offset)
 
 
-def _index_image(segment: Segment, suffix: str, entry_size: int) -> bytes:
+def _read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:
     path = segment.path(suffix)
     data = read_whole(path, CorruptIndex)
-    if len(data) % entry_size:
+    if len(data) % layout.size:
         raise CorruptIndex(f"{len(data)} bytes are not whole entries", file=str(path))
-    return data
+    return IndexColumns(layout, data)
 
 
 def open_clean(state: LogState, folder: LogFolder) -> bool:
@@ -75,8 +73,8 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
     state.active = open_active(
         state,
         segment,
-        offset_image=facts.offset_image,
-        time_image=facts.time_image,
+        offsets=facts.offsets,
+        times=facts.times,
         bytes_since_entry=facts.bytes_since_entry,
     )
     resume_active(state)

@@ -12,9 +12,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from hot_tier.offset_columns import OffsetColumns
-
-Image = bytes | OffsetColumns
+from hot_tier.index_columns import IndexColumns
 
 LIMIT_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 4096
@@ -27,18 +25,18 @@ class IndexCache:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._images: OrderedDict[str, Image] = OrderedDict()
+        self._indexes: OrderedDict[str, IndexColumns] = OrderedDict()
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
         self.generation = 0  # counts invalidations
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> Image | None:
+    def get(self, name: str) -> IndexColumns | None:
         with self._lock:
-            image = self._images.get(name)
-            if image is not None:
-                self._images.move_to_end(name)
-            return image
+            columns = self._indexes.get(name)
+            if columns is not None:
+                self._indexes.move_to_end(name)
+            return columns
 
     def should_cache(self, name: str, *, size_bytes: int) -> bool:
         """Whether the caller should read this file whole and `put` it."""
@@ -52,7 +50,7 @@ class IndexCache:
                 self._asked.popitem(last=False)
             return False
 
-    def put(self, name: str, image: Image, *, generation: int | None = None) -> None:
+    def put(self, name: str, columns: IndexColumns, *, generation: int | None = None) -> None:
         """`generation`: from before the file was opened; if it has changed since, the index may be
         stale and is not cached.
         """
@@ -60,10 +58,10 @@ class IndexCache:
             if generation not in (None, self.generation):
                 return
             self._drop(name)
-            self._images[name] = image
-            self._bytes += len(image) + ENTRY_BYTES
-            while self._bytes > self._limit_bytes and len(self._images) > 1:
-                self._drop(next(iter(self._images)))
+            self._indexes[name] = columns
+            self._bytes += columns.size_bytes + ENTRY_BYTES
+            while self._bytes > self._limit_bytes and len(self._indexes) > 1:
+                self._drop(next(iter(self._indexes)))
 
     def invalidate(self, name: str) -> None:
         with self._lock:
@@ -74,11 +72,11 @@ class IndexCache:
     def clear(self) -> None:
         with self._lock:
             self.generation += 1
-            self._images.clear()
+            self._indexes.clear()
             self._asked.clear()
             self._bytes = 0
 
     def _drop(self, name: str) -> None:
-        image = self._images.pop(name, None)
-        if image is not None:
-            self._bytes -= len(image) + ENTRY_BYTES
+        columns = self._indexes.pop(name, None)
+        if columns is not None:
+            self._bytes -= columns.size_bytes + ENTRY_BYTES

@@ -18,74 +18,43 @@ from pathlib import Path
 from struct import Struct
 
 from hot_tier.disk import Disk, write_all
-from hot_tier.offset_columns import Entry
+from hot_tier.index_columns import Entry, IndexColumns
 from hot_tier.open_files import FileReader
 
 BLOCK_ENTRIES = 512
 
 
-def floor_entry(
-    image: bytes | bytearray, layout: Struct, *, column: int, target: int, count: int
-) -> int:
-    """Index of the last of the first `count` entries whose `column` is at most `target`; -1 if
-    there is none.
-    """
-    low, high, size = 0, count, layout.size
-    unpack_from = layout.unpack_from
-    while low < high:
-        middle = (low + high) // 2
-        if unpack_from(image, middle * size)[column] <= target:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
 class ActiveIndex:
     """The index of an active segment: its entries in memory, and the file they are written to."""
 
-    __slots__ = ("_disk", "_fd", "_layout", "_written_bytes", "image")
+    __slots__ = ("_disk", "_fd", "_written", "columns")
 
-    def __init__(self, path: Path, layout: Struct, *, image: bytes, disk: Disk) -> None:
-        """Open (or create) `path`, whose valid entries are `image`."""
-        self._layout, self._disk = layout, disk
-        self.image = bytearray(image)
-        self._written_bytes = len(image)
+    def __init__(self, path: Path, columns: IndexColumns, *, disk: Disk) -> None:
+        """Open (or create) `path`, which has the entries of `columns`."""
+        self.columns, self._disk = columns, disk
+        self._written = len(columns)
         self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
-
-    def __len__(self) -> int:
-        return len(self.image) // self._layout.size
 
     def preallocate(self, size_bytes: int) -> None:
         """Set the file's length to `size_bytes`, rounded down to whole entries, with zeros after
         the entries.
         """
-        size_bytes -= size_bytes % self._layout.size
-        self._disk.truncate(self._fd, len(self.image))
-        self._disk.truncate(self._fd, size_bytes)
-        self._written_bytes = min(self._written_bytes, size_bytes)
-
-    def add(self, *entry: int) -> None:
-        self.image += self._layout.pack(*entry)
+        room = size_bytes // self.columns.entry_bytes
+        self._disk.truncate(self._fd, self.columns.size_bytes)
+        self._disk.truncate(self._fd, room * self.columns.entry_bytes)
+        self._written = min(self._written, room)
 
     def write(self) -> None:
         """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
-        unwritten = self.image[self._written_bytes :]
+        unwritten = self.columns.image(self._written)
         if unwritten:
-            write_all(self._disk, self._fd, [unwritten], self._written_bytes)
-            self._written_bytes += len(unwritten)
-
-    def entry(self, number: int) -> Entry:
-        size = self._layout.size
-        return self._layout.unpack_from(self.image, (number % len(self)) * size)
-
-    def floor(self, *, column: int, target: int) -> Entry | None:
-        return floor_in_image(self.image, self._layout, column=column, target=target)
+            write_all(self._disk, self._fd, [unwritten], self._written * self.columns.entry_bytes)
+            self._written = len(self.columns)
 
     def trim(self) -> None:
         """Write everything and truncate the file to its entries. Raises OSError."""
         self.write()
-        self._disk.truncate(self._fd, len(self.image))
+        self._disk.truncate(self._fd, self.columns.size_bytes)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -96,7 +65,7 @@ class ActiveIndex:
 def floor_on_disk(
     index: FileReader, layout: Struct, *, count: int, column: int, target: int
 ) -> Entry | None:
-    """As `ActiveIndex.floor`, for the file of a sealed segment with `count` entries.
+    """As `IndexColumns.floor`, for the file of a sealed segment with `count` entries.
 
     A binary search over the first entries of blocks (a few bytes each) picks the block to read.
     """
@@ -116,27 +85,4 @@ def floor_on_disk(
     block = index.read(in_block * size, start * size)
     if len(block) < in_block * size:
         raise EOFError("the index shrank while it was read")
-    return floor_in_image(block, layout, column=column, target=target)
-
-
-def floor_in_image(
-    image: bytes | bytearray, layout: Struct, *, column: int, target: int
-) -> Entry | None:
-    """The last of the entries in `image` whose `column` is at most `target`."""
-    count = len(image) // layout.size
-    number = floor_entry(image, layout, column=column, target=target, count=count)
-    return layout.unpack_from(image, number * layout.size) if number >= 0 else None
-
-
-def entries_around(
-    image: bytes | bytearray, layout: Struct, *, column: int, target: int
-) -> tuple[Entry | None, Entry | None]:
-    """As `floor_in_image`, and the entry after it; None for the second if the first is an exact
-    match.
-    """
-    count, size = len(image) // layout.size, layout.size
-    number = floor_entry(image, layout, column=column, target=target, count=count)
-    floor = layout.unpack_from(image, number * size) if number >= 0 else None
-    if number + 1 >= count or (floor is not None and floor[column] == target):
-        return floor, None
-    return floor, layout.unpack_from(image, (number + 1) * size)
+    return IndexColumns(layout, block).floor(column=column, target=target)

@@ -7,12 +7,13 @@ from __future__ import annotations
 from hot_tier.durable_file import write_atomically
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
+from hot_tier.index_columns import IndexColumns
 from hot_tier.log_state import LogState
-from hot_tier.offset_columns import OffsetColumns
 from hot_tier.producer_snapshots import load_newest
 from hot_tier.replay import replay
 from hot_tier.segment import Segment
 from hot_tier.transaction_index import write_entries
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 def rebuild_indexes(state: LogState, segment: Segment) -> None:
@@ -31,8 +32,9 @@ def rebuild_for_reading(state: LogState, segment: Segment) -> None:
         write_indexes(state, segment, builder)
     except OSError:
         offsets, times = builder.images()
-        state.files.indexes.put(segment.name(OFFSET_INDEX), OffsetColumns(offsets))
-        state.files.indexes.put(segment.name(TIME_INDEX), times)
+        cache = state.files.indexes
+        cache.put(segment.name(OFFSET_INDEX), IndexColumns(OFFSET_ENTRY, offsets))
+        cache.put(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
 
 
 def _build(state: LogState, segment: Segment) -> IndexBuilder:

@@ -253,7 +253,7 @@ class Recovery:
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))
         state.active = open_active(state, segment, bytes_since_entry=builder.bytes_since_entry)
-        state.active.restore_indexes(*builder.images())
+        state.active.add_entries(builder.offset_entries, builder.time_entries)
         resume_active(state)
         self._sync_log(segment)
 

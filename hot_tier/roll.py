@@ -21,11 +21,13 @@ from hot_tier.file_names import (
     TIME_INDEX,
     path_of,
 )
+from hot_tier.index_columns import IndexColumns
 from hot_tier.log_state import Flushed, LogState, Segments
 from hot_tier.producer_snapshots import load_newest, write_snapshot
 from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import NO_TIMESTAMP
 from record_format.errors import TierlogError
+from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
@@ -48,19 +50,21 @@ def open_active(
     state: LogState,
     segment: Segment,
     *,
-    offset_image: bytes = b"",
-    time_image: bytes = b"",
+    offsets: IndexColumns | None = None,
+    times: IndexColumns | None = None,
     bytes_since_entry: int = 0,
 ) -> ActiveSegment:
-    """Open a segment for writing, with the log's configuration. Raises OSError."""
+    """Open a segment for writing, with the log's configuration. `offsets`, `times`: the entries of
+    its index files. Raises OSError.
+    """
     return ActiveSegment(
         segment,
         config=state.config,
         jitter_ms=state.jitter_ms(segment.base_offset),
         now_ms=state.monotonic_clock(),
         disk=state.disk,
-        offset_image=offset_image,
-        time_image=time_image,
+        offsets=offsets or IndexColumns(OFFSET_ENTRY),
+        times=times or IndexColumns(TIME_ENTRY),
         bytes_since_entry=bytes_since_entry,
     )
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from hot_tier.batch_walk import check_in_order, headers_from
 from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
-from hot_tier.index_file import ActiveIndex
+from hot_tier.index_columns import IndexColumns
 from hot_tier.open_files import FileReader, Files
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
@@ -76,8 +76,8 @@ class Segment:
         self.record_count: int | None = None
         self.crc32c: int | None = None
         self.has_transactions = False  # whether there is a .txnindex
-        self.offsets: ActiveIndex | None = None
-        self.times: ActiveIndex | None = None
+        self.offsets: IndexColumns | None = None
+        self.times: IndexColumns | None = None
 
     def __repr__(self) -> str:
         return f"Segment({self.path(LOG)}, {self.end})"

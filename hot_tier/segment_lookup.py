@@ -16,9 +16,8 @@ from struct import Struct
 
 from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_cache import Image
-from hot_tier.index_file import entries_around, floor_in_image, floor_on_disk
-from hot_tier.offset_columns import Entry, OffsetColumns
+from hot_tier.index_columns import Entry, IndexColumns
+from hot_tier.index_file import floor_on_disk
 from hot_tier.open_files import FileReader, Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
@@ -34,7 +33,7 @@ class SegmentLookup:
     def __init__(self, segment: Segment, files: Files) -> None:
         self._segment, self._files = segment, files
         self.log = segment.log_reader(files)
-        self._columns: OffsetColumns | None = None  # of a sealed segment, if it is cached
+        self._columns: IndexColumns | None = None  # the offset index, if it is in memory
 
     def find_offset(self, offset: int) -> BatchHeader | None:
         """The first batch that ends at or after `offset`; None past the end.
@@ -93,15 +92,10 @@ class SegmentLookup:
         """The entry at or below a relative offset, and the one after it if the index is in memory
         and the first is not an exact match.
         """
-        segment, files = self._segment, self._files
-        active = segment.offsets  # read once: sealing the segment clears it
-        if active is not None:
-            return entries_around(active.image, OFFSET_ENTRY, column=0, target=target)
-        columns = files.indexes.get(segment.name(OFFSET_INDEX))
-        if isinstance(columns, OffsetColumns):
-            self._columns = columns
-            return columns.around(target)
-        return _floor(segment, files, OFFSET_INDEX, column=0, target=target), None
+        self._columns = _in_memory(self._segment, self._files, OFFSET_INDEX)
+        if self._columns is not None:
+            return self._columns.around(target)
+        return self._floor_offset(column=0, target=target), None
 
     def find_end(self, first: BatchHeader, *, max_bytes: int, end_offset: int) -> SegmentEnd:
         """Where a read that starts at `first` ends: whole batches below `end_offset`, within
@@ -261,14 +255,11 @@ def _floor(
     segment: Segment, files: Files, suffix: str, *, column: int, target: int
 ) -> Entry | None:
     """The last entry of an index whose `column` is at most `target`."""
-    of_offsets = suffix == OFFSET_INDEX
-    active = segment.offsets if of_offsets else segment.times
-    if active is not None:
-        return active.floor(column=column, target=target)
-    layout, name = OFFSET_ENTRY if of_offsets else TIME_ENTRY, segment.name(suffix)
-    image = files.indexes.get(name)
-    if image is not None:
-        return _floor_in_memory(image, layout, column=column, target=target)
+    columns = _in_memory(segment, files, suffix)
+    if columns is not None:
+        return columns.floor(column=column, target=target)
+    layout = OFFSET_ENTRY if suffix == OFFSET_INDEX else TIME_ENTRY
+    name = segment.name(suffix)
     try:
         with eio_as(CorruptIndex, file=name):
             return _floor_in_file(files, name, layout, column=column, target=target)
@@ -276,6 +267,12 @@ def _floor(
         raise CorruptIndex("is missing", file=name) from None
     except EOFError as short:
         raise CorruptIndex(str(short), file=name) from None
+
+
+def _in_memory(segment: Segment, files: Files, suffix: str) -> IndexColumns | None:
+    """The index of an active segment, or one that is cached."""
+    active = segment.offsets if suffix == OFFSET_INDEX else segment.times
+    return active if active is not None else files.indexes.get(segment.name(suffix))
 
 
 def _floor_in_file(
@@ -294,12 +291,6 @@ def _floor_in_file(
     data = index.read(size_bytes, 0)
     if len(data) < size_bytes:
         raise CorruptIndex("the index shrank while it was read", file=name)
-    image = OffsetColumns(data) if layout is OFFSET_ENTRY else data
-    files.indexes.put(name, image, generation=generation)
-    return _floor_in_memory(image, layout, column=column, target=target)
-
-
-def _floor_in_memory(image: Image, layout: Struct, *, column: int, target: int) -> Entry | None:
-    if isinstance(image, OffsetColumns):
-        return image.floor(column=column, target=target)
-    return floor_in_image(image, layout, column=column, target=target)
+    columns = IndexColumns(layout, data)
+    files.indexes.put(name, columns, generation=generation)
+    return columns.floor(column=column, target=target)

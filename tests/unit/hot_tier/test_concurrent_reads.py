@@ -20,20 +20,23 @@ class SeenBefore:
 
 
 class Watched:
-    """An index that does something after each entry."""
+    """Columns of an index that do something after each entry."""
 
-    def __init__(self, index, then):
-        self._index, self._then = index, then
+    def __init__(self, columns, then):
+        self._columns, self._then = columns, then
 
-    def add(self, *entry):
-        self._index.add(*entry)
+    def append(self, *entry):
+        self._columns.append(*entry)
         self._then()
 
     def __len__(self):
-        return len(self._index)
+        return len(self._columns)
+
+    def __getitem__(self, number):
+        return self._columns[number]
 
     def __getattr__(self, name):
-        return getattr(self._index, name)
+        return getattr(self._columns, name)
 
 
 def test_an_index_entry_past_the_end_a_reader_saw_is_not_corruption(open_log, append_values):
@@ -49,9 +52,9 @@ def test_a_timestamp_whose_batch_is_being_appended_is_not_corruption(open_log, a
     log = open_log(config={"index.interval.bytes": 0})
     append_values(log, b"a")
     seen = []
-    active = log._state.active
-    active.times = Watched(
-        active.times, lambda: seen.append(log.offset_for_timestamp(NOW_MS + 1, end_offset=2))
+    times = log._state.active.times
+    times.columns = Watched(
+        times.columns, lambda: seen.append(log.offset_for_timestamp(NOW_MS + 1, end_offset=2))
     )
     append_values(log, b"b", timestamps=[NOW_MS + 1])
     assert seen == [(1, NOW_MS + 1)]

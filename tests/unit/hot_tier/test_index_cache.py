@@ -2,10 +2,16 @@ import pytest
 
 from hot_tier.file_names import OFFSET_INDEX
 from hot_tier.index_cache import ENTRY_BYTES, SMALL_BYTES, IndexCache
+from hot_tier.index_columns import IndexColumns
 from hot_tier.nonblocking_files import NonBlockingFiles
-from hot_tier.offset_columns import OffsetColumns
 from hot_tier.segment_lookup import SegmentLookup
+from record_format.index_layouts import OFFSET_ENTRY
 from tests.fakes.partition_logs import first_offset, try_read
+
+
+def offsets(entry: tuple[int, int], *, count: int) -> IndexColumns:
+    """An offset index that has one entry `count` times."""
+    return IndexColumns(OFFSET_ENTRY, OFFSET_ENTRY.pack(*entry) * count)
 
 
 def test_a_small_index_is_cached_at_its_first_use_and_a_large_one_at_its_second():
@@ -18,7 +24,7 @@ def test_a_small_index_is_cached_at_its_first_use_and_a_large_one_at_its_second(
 def test_an_invalidated_index_is_not_returned_and_starts_over():
     cache = IndexCache()
     cache.should_cache("large", size_bytes=1 << 16)
-    cache.put("large", b"x" * (1 << 16))
+    cache.put("large", offsets((1, 7), count=1 << 13))
     cache.invalidate("large")
     assert cache.get("large") is None
     assert not cache.should_cache("large", size_bytes=1 << 16)
@@ -27,9 +33,9 @@ def test_an_invalidated_index_is_not_returned_and_starts_over():
 def test_least_recently_used_indexes_are_evicted_at_the_limit():
     cache = IndexCache(limit_bytes=3 * (1000 + ENTRY_BYTES))
     for name in "abc":
-        cache.put(name, bytes(1000))
+        cache.put(name, offsets((1, 7), count=125))
     cache.get("a")
-    cache.put("d", bytes(1000))
+    cache.put("d", offsets((1, 7), count=125))
     assert [cache.get(name) is not None for name in "abcd"] == [True, False, True, True]
 
 
@@ -74,7 +80,7 @@ def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
     path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
     cache = rolled._state.files.indexes
     good = cache.get(str(path))
-    cache.put(str(path), OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    cache.put(str(path), offsets((1, 7), count=len(good)))
     before = path.stat().st_ino
     assert try_read(rolled, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "only a blocking read rebuilds it"
@@ -87,7 +93,7 @@ def test_a_cached_index_that_is_corrupt_is_rebuilt_on_use(rolled):
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     cache = rolled._state.files.indexes
     good = cache.get(name)
-    cache.put(name, OffsetColumns(bytes([0, 0, 0, 1, 0, 0, 0, 7]) * (len(good) // 8)))
+    cache.put(name, offsets((1, 7), count=len(good)))
     after = rolled.read(3, max_bytes=1)
     assert first_offset(after) == first_offset(before)
     assert after.next_offset == before.next_offset
