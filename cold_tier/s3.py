@@ -250,9 +250,8 @@ class S3Store:
             yield from self._range_by_boto3(key, start, end)
             self._ranges.note_fallback(key)
             return
-        given = {"ContentRange": response.content_range, "ContentLength": response.size_bytes}
         with closing(response):
-            check_range(given, start, end, key=key)
+            check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
             yield from self._counted(key, _pieces(response, into), end - start)
 
     def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
@@ -261,7 +260,8 @@ class S3Store:
 
         response = self._once("get", key, send)
         with closing(response["Body"]) as stream:
-            check_range(response, start, end, key=key)
+            given, size_bytes = response.get("ContentRange", ""), response["ContentLength"]
+            check_range(given, size_bytes, start=start, end=end, key=key)
             yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
 
     def head(self, key: str) -> ObjectStat | None:

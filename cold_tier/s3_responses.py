@@ -19,25 +19,22 @@ from record_format.errors import CorruptObject, StoreUnavailable
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def check_range(response: Any, start: int, end: int, *, key: str) -> None:
-    """Raise unless the response is the requested range: some servers and proxies return another
-    range, or the whole object.
+def check_range(content_range: str, size_bytes: int, *, start: int, end: int, key: str) -> None:
+    """Raise unless a response with this Content-Range and length is the requested range: some
+    servers and proxies return another range, or the whole object.
     """
-    given = _CONTENT_RANGE.fullmatch(response.get("ContentRange", ""))
-    whole = not given and start == 0 and response["ContentLength"] == end
-    if whole:
-        return
+    given = _CONTENT_RANGE.fullmatch(content_range)
     if given is None:
+        if start == 0 and size_bytes == end:
+            return
         raise StoreUnavailable(
             f"{key}: requested bytes {start}-{end - 1}, but the response is not a range"
         )
     if given[3] != "*" and int(given[3]) < end:
         raise CorruptObject(f"ends at {given[3]}, before {end}", file=key)
-    if (int(given[1]), int(given[2]) + 1) != (start, end) or response[
-        "ContentLength"
-    ] != end - start:
+    if (int(given[1]), int(given[2]) + 1, size_bytes) != (start, end, end - start):
         raise StoreUnavailable(
-            f"{key}: requested bytes {start}-{end - 1}, received {response.get('ContentRange')}"
+            f"{key}: requested bytes {start}-{end - 1}, received {content_range}"
         )
 
 
