@@ -59,14 +59,16 @@ class ChunkCacheReport(msgspec.Struct, frozen=True, kw_only=True):
     evicted_chunks: int
 
 
-class _Refs:
-    """The number of readers that have a chunk's file open. Guarded by the cache's lock."""
+class _Entry:
+    """A chunk's file. Guarded by the cache's lock."""
 
-    __slots__ = ("count", "evicted", "reported_corrupt", "size_bytes")
+    __slots__ = ("opened", "readers", "removed", "reported_corrupt", "size_bytes", "verified")
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes, self.count, self.evicted = size_bytes, 0, False
+    def __init__(self, size_bytes: int, *, verified: bool) -> None:
+        self.size_bytes, self.verified = size_bytes, verified
+        self.readers, self.removed = 0, False
         self.reported_corrupt = False  # set by a reader without the lock
+        self.opened: OpenFile | None = None  # the descriptor, if it is kept open
 
 
 class _ChunkFile(OpenFile):
@@ -75,30 +77,18 @@ class _ChunkFile(OpenFile):
     Handles share a descriptor, which is closed with the last of them.
     """
 
-    __slots__ = ("_opened", "_refs", "_released")
+    __slots__ = ("_entry", "_opened", "_released")
 
-    def __init__(self, opened: OpenFile, refs: _Refs, released: deque[_Refs]) -> None:
+    def __init__(self, opened: OpenFile, entry: _Entry, released: deque[_Entry]) -> None:
         self.fd, self.name = opened.fd, opened.name
-        self._opened, self._refs, self._released = opened, refs, released
+        self._opened, self._entry, self._released = opened, entry, released
 
     def report_corrupt(self) -> None:
-        self._refs.reported_corrupt = True
+        self._entry.reported_corrupt = True
 
     def __del__(self) -> None:
         # No lock here: this may run inside any allocation, under any lock.
-        self._released.append(self._refs)
-
-
-class _Entry:
-    __slots__ = ("opened", "refs", "verified")
-
-    def __init__(self, size_bytes: int, *, verified: bool) -> None:
-        self.refs, self.verified = _Refs(size_bytes), verified
-        self.opened: OpenFile | None = None  # the descriptor, if it is kept open
-
-    @property
-    def size_bytes(self) -> int:
-        return self.refs.size_bytes
+        self._released.append(self._entry)
 
 
 class ChunkCache:
@@ -109,7 +99,7 @@ class ChunkCache:
         self._eviction = EvictionPolicy(limit_bytes)
         self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
         self._cached = self._reserved = self._lingering = 0
-        self._released: deque[_Refs] = deque()
+        self._released: deque[_Entry] = deque()  # by readers that are not counted off yet
         self._hits = self._misses = self._evicted = 0
         try:
             shutil.rmtree(folder / FILLING, ignore_errors=True)
@@ -131,14 +121,14 @@ class ChunkCache:
             if self._released:
                 self._count_released()
             entry = self._entries.get(key)
-            if entry is not None and entry.refs.reported_corrupt:
+            if entry is not None and entry.reported_corrupt:
                 self._require_verification(key, entry)
             if verified_only and (entry is None or not entry.verified):
                 return None
             if entry is None:
                 self._misses += 1
                 return None
-            entry.refs.count += 1  # from here on it is not evicted
+            entry.readers += 1  # from here on it is not evicted
             if entry.opened is not None:
                 self._hits += 1
                 self._eviction.touch(key)
@@ -147,7 +137,7 @@ class ChunkCache:
         try:
             return self._open_entry(chunk, key, entry)
         except BaseException:
-            self._released.append(entry.refs)
+            self._released.append(entry)
             raise
 
     def _open_entry(self, chunk: ChunkRef, key: ChunkKey, entry: _Entry) -> OpenFile | None:
@@ -155,7 +145,7 @@ class ChunkCache:
         with self._space:
             is_cached = self._entries.get(key) is entry
             if opened is None:
-                self._released.append(entry.refs)
+                self._released.append(entry)
                 if is_cached:
                     self._remove(key)
                 self._misses += 1
@@ -239,7 +229,7 @@ class ChunkCache:
         key = chunk.key
         try:
             entry = _Entry(chunk.size_bytes, verified=True)
-            entry.refs.count = 1
+            entry.readers = 1
             handle = self._handle(entry, OpenFile(temp))
             self._rename(temp, self._path(key))
         except OSError as error:
@@ -269,8 +259,8 @@ class ChunkCache:
     # --- called with the lock held, except for those that touch the disk --------------------------
 
     def _handle(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
-        """A handle for a reader that is already counted in `entry.refs`."""
-        return _ChunkFile(opened, entry.refs, self._released)
+        """A handle for a reader that is already counted in `entry`."""
+        return _ChunkFile(opened, entry, self._released)
 
     def _keep_open(self, key: ChunkKey, entry: _Entry, opened: OpenFile) -> OpenFile | None:
         """Keep a descriptor open. Returns the one to close in its place, without the lock."""
@@ -283,7 +273,7 @@ class ChunkCache:
         return displaced
 
     def _require_verification(self, key: ChunkKey, entry: _Entry) -> None:
-        entry.refs.reported_corrupt = entry.verified = False
+        entry.reported_corrupt = entry.verified = False
         entry.opened = None
         self._kept_open.pop(key, None)
 
@@ -333,23 +323,23 @@ class ChunkCache:
 
     def _is_evictable(self, key: ChunkKey) -> bool:
         """Unlinking an open file frees no space."""
-        return not self._entries[key].refs.count
+        return not self._entries[key].readers
 
     def _remove(self, key: ChunkKey) -> None:
         entry = self._entries.pop(key)
         self._eviction.remove(key)
         self._kept_open.pop(key, None)
         self._cached -= entry.size_bytes
-        entry.refs.evicted = True
-        if entry.refs.count:
+        entry.removed, entry.opened = True, None
+        if entry.readers:
             self._lingering += entry.size_bytes
 
     def _count_released(self) -> None:
         while self._released:
-            refs = self._released.popleft()
-            refs.count -= 1
-            if refs.evicted and not refs.count:
-                self._lingering -= refs.size_bytes
+            entry = self._released.popleft()
+            entry.readers -= 1
+            if entry.removed and not entry.readers:
+                self._lingering -= entry.size_bytes
 
     def _used(self) -> int:
         return self._cached + self._reserved + self._lingering
