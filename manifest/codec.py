@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ MAX_PAGE_BYTES = 32 * 1024 * 1024
 
 
 _Keyed = TypeVar("_Keyed", PageRef, RemovedObject, RemovedPage)
+_Rekey = Callable[[str], str]
 
 
 class _StoredManifest(Manifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,34 +61,15 @@ class _RemovedPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The sealed object. All pages must have been written."""
-    folder = keys_of(manifest).folder
-    written = [page for page in manifest.pages if isinstance(page, PageRef)]
-    assert len(written) == len(manifest.pages), "pages are written before the manifest"
-    pages = [_with_key(page, folder, shorten=True) for page in written]
-    stored = replace(
-        manifest,
-        pages=tuple(pages),
-        segments=tuple(_with_keys(entry, folder, shorten=True) for entry in manifest.segments),
-        removed=tuple(_with_key(entry, folder, shorten=True) for entry in manifest.removed),
-        removed_pages=tuple(_with_key(p, folder, shorten=True) for p in manifest.removed_pages),
-    )
-    return sealed_json.encode(stored, kind=KIND_MANIFEST)
+    return sealed_json.encode(_rekeyed(manifest, _short(keys_of(manifest))), kind=KIND_MANIFEST)
 
 
 def decode_manifest(data: bytes, *, keys: PartitionKeys, version: int) -> Manifest:
     """Decode the object of this version. Raises CorruptManifest, UnknownFormatVersion."""
     file = version_key(keys.versions, version)
     stored = sealed_json.decode(data, kind=KIND_MANIFEST, file=file, document=_StoredManifest)
-    folder = keys.folder
-    manifest = Manifest(
-        **{
-            **{name: getattr(stored, name) for name in stored.__struct_fields__},
-            "pages": tuple(_with_key(page, folder) for page in stored.pages),
-            "segments": tuple(_with_keys(entry, folder) for entry in stored.segments),
-            "removed": tuple(_with_key(entry, folder) for entry in stored.removed),
-            "removed_pages": tuple(_with_key(page, folder) for page in stored.removed_pages),
-        }
-    )
+    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    manifest = _rekeyed(Manifest(**fields), _full(keys))
     if keys_of(manifest) != keys or manifest.version != version:
         raise CorruptManifest(
             f"the content is of {keys_of(manifest).folder} version {manifest.version}", file=file
@@ -103,7 +86,8 @@ def decode_copy(data: bytes, *, keys: PartitionKeys, file: str) -> Manifest:
 
 
 def encode_page(keys: PartitionKeys, entries: tuple[SegmentEntry, ...]) -> bytes:
-    short = tuple(_with_keys(entry, keys.folder, shorten=True) for entry in entries)
+    rekey = _short(keys)
+    short = tuple(_with_keys(entry, rekey) for entry in entries)
     page = _Page(topic_id=keys.topic_id, partition=keys.partition, entries=short)
     return sealed_json.encode(page, kind=KIND_PAGE)
 
@@ -112,11 +96,13 @@ def decode_page(data: bytes, *, keys: PartitionKeys, file: str) -> tuple[Segment
     """The entries of a page object. Raises CorruptManifest, UnknownFormatVersion."""
     page = sealed_json.decode(data, kind=KIND_PAGE, file=file, document=_Page)
     _check_partition(page.topic_id, page.partition, keys=keys, file=file)
-    return tuple(_with_keys(entry, keys.folder) for entry in page.entries)
+    rekey = _full(keys)
+    return tuple(_with_keys(entry, rekey) for entry in page.entries)
 
 
 def encode_removed_page(keys: PartitionKeys, removed: tuple[RemovedObject, ...]) -> bytes:
-    short = tuple(_with_key(entry, keys.folder, shorten=True) for entry in removed)
+    rekey = _short(keys)
+    short = tuple(_with_key(entry, rekey) for entry in removed)
     page = _RemovedPage(topic_id=keys.topic_id, partition=keys.partition, removed=short)
     return sealed_json.encode(page, kind=KIND_REMOVED)
 
@@ -126,7 +112,8 @@ def decode_removed_page(
 ) -> tuple[RemovedObject, ...]:
     page = sealed_json.decode(data, kind=KIND_REMOVED, file=file, document=_RemovedPage)
     _check_partition(page.topic_id, page.partition, keys=keys, file=file)
-    return tuple(_with_key(entry, keys.folder) for entry in page.removed)
+    rekey = _full(keys)
+    return tuple(_with_key(entry, rekey) for entry in page.removed)
 
 
 def keys_of(manifest: Manifest) -> PartitionKeys:
@@ -140,20 +127,40 @@ def _check_partition(topic_id: str, partition: int, *, keys: PartitionKeys, file
         )
 
 
-def _rekeyed(key: str, folder: str, *, shorten: bool) -> str:
-    if not shorten:
-        return folder + key
-    assert key.startswith(folder), f"{key} is not in {folder}"
-    return key[len(folder) :]
+# --- keys in memory and in an object --------------------------------------------------------------
 
 
-def _with_keys(entry: SegmentEntry, folder: str, *, shorten: bool = False) -> SegmentEntry:
+def _full(keys: PartitionKeys) -> _Rekey:
+    """Keys as they are in memory, from those in an object."""
+    return keys.folder.__add__
+
+
+def _short(keys: PartitionKeys) -> _Rekey:
+    """Keys as they are in an object, from those in memory."""
+    folder = keys.folder
+
+    def shorten(key: str) -> str:
+        assert key.startswith(folder), f"{key} is not in {folder}"
+        return key[len(folder) :]
+
+    return shorten
+
+
+def _rekeyed(manifest: Manifest, rekey: _Rekey) -> Manifest:
+    written = [page for page in manifest.pages if isinstance(page, PageRef)]
+    assert len(written) == len(manifest.pages), "pages are written before the manifest"
     return replace(
-        entry,
-        log_key=_rekeyed(entry.log_key, folder, shorten=shorten),
-        indexes_key=_rekeyed(entry.indexes_key, folder, shorten=shorten),
+        manifest,
+        pages=tuple(_with_key(page, rekey) for page in written),
+        segments=tuple(_with_keys(entry, rekey) for entry in manifest.segments),
+        removed=tuple(_with_key(entry, rekey) for entry in manifest.removed),
+        removed_pages=tuple(_with_key(page, rekey) for page in manifest.removed_pages),
     )
 
 
-def _with_key(entry: _Keyed, folder: str, *, shorten: bool = False) -> _Keyed:
-    return replace(entry, key=_rekeyed(entry.key, folder, shorten=shorten))
+def _with_keys(entry: SegmentEntry, rekey: _Rekey) -> SegmentEntry:
+    return replace(entry, log_key=rekey(entry.log_key), indexes_key=rekey(entry.indexes_key))
+
+
+def _with_key(entry: _Keyed, rekey: _Rekey) -> _Keyed:
+    return replace(entry, key=rekey(entry.key))
