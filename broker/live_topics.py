@@ -188,7 +188,7 @@ class LiveTopics:
             topic.add(self._added_partitions(topic, record))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
-                partition.log.update_config(changed)
+                partition.update_config(changed)
                 if partition.cold is None:  # until remote storage is turned on
                     partition.cold = self._opener.find_cold_log(record, partition.number)
         return topic.describe()

@@ -24,6 +24,7 @@ from broker.waiters import Waiters
 from hot_tier.append import Acks, Append, AppendResult
 from hot_tier.group_commit import GroupCommit
 from hot_tier.log import PartitionLog
+from hot_tier.log_config import LogConfig
 from hot_tier.log_state import Offsets
 from record_format.errors import (
     CorruptDataError,
@@ -169,6 +170,11 @@ class Partition:
         self.check_leadership()
         self._check_room()
         self.log.raise_if_offline()
+
+    def update_config(self, config: LogConfig) -> None:
+        self.log.update_config(config)
+        if self.log.high_watermark < self.log.log_end_offset:
+            self._commits.request_flush()  # by the new `flush.ms`, it may be due
 
     def stop_appends(self, timeout_s: float) -> bool:
         """Refuse new appends. Returns True once all accepted ones have completed."""

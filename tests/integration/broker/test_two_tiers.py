@@ -528,3 +528,11 @@ def test_appends_do_not_wait_for_partition_creation(harness, monkeypatch):
         finally:
             may_end.set()
         assert len(creating.result().partitions) == 20
+
+
+def test_a_lowered_flush_ms_applies_to_what_is_unflushed(harness):
+    harness.broker.create_topic("t", config={"flush.ms": 86_400_000})
+    harness.produce("t", [b"waiting"], acks=Acks.LEADER)
+    assert harness.broker.partition("t", 0).offsets().high_watermark == 0
+    harness.broker.alter_topic("t", config={"flush.ms": 5})
+    harness.wait_for(lambda: harness.broker.partition("t", 0).offsets().high_watermark == 1)
