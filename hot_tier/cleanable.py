@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_reader import largest_timestamp, with_index_rebuild
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment
@@ -71,11 +71,17 @@ def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Se
     lag_ms = state.config.min_compaction_lag_ms
     ready: list[Segment] = []
     for segment in dirty:
-        too_young = lag_ms > 0 and largest_timestamp(state, segment) > now_ms - lag_ms
+        too_young = lag_ms > 0 and _newest_ms(state, segment) > now_ms - lag_ms
         if too_young or segment.end.next_offset > stable:
             break
         ready.append(segment)
     return ready
+
+
+def _newest_ms(state: LogState, segment: Segment) -> int:
+    """The largest timestamp; the file's if the records have none, as in Kafka."""
+    newest_ms = largest_timestamp(state, segment)
+    return newest_ms if newest_ms >= 0 else segment.path(LOG).stat().st_mtime_ns // 1_000_000
 
 
 def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:

@@ -1,5 +1,6 @@
 """What compaction may work on, and when a round is due."""
 
+import os
 import threading
 from contextlib import nullcontext
 
@@ -10,7 +11,7 @@ from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
 from hot_tier.cleaner import CleanerHooks, Interrupted
 from hot_tier.file_names import UNMIRRORED
 from hot_tier.segment import Segment, SegmentEnd
-from record_format.batch import iter_headers, set_max_timestamp
+from record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
 from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.bad_sectors import cannot_read
@@ -41,6 +42,17 @@ def test_records_younger_than_the_minimum_lag_and_all_after_them_are_not_cleaned
         put(log, (b"a", b"1"), timestamps=[NOW_MS - age_ms])
         log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
+
+
+def test_records_without_a_timestamp_are_as_old_as_their_file(open_log, tmp_path):
+    log = open_log(config=COMPACT | {"min.compaction.lag.ms": 1000})
+    put(log, (b"a", b"1"), timestamps=[NO_TIMESTAMP])
+    log.roll()
+    file = tmp_path / "t-0" / f"{0:020d}.log"
+    for age_ms, end_offset in ((100, 0), (5000, 1)):
+        modified_s = (NOW_MS - age_ms) / 1000
+        os.utime(file, (modified_s, modified_s))
+        assert log.sealed.cleanable(None).end_offset == end_offset
 
 
 def test_an_open_transaction_blocks_compaction(open_log):
