@@ -9,7 +9,8 @@
   deleted value, and `restore --tail` would append the log above the bucket's end, without the
   tombstone.
 * Segments that are only in the bucket (after a restore) cannot be compacted, and no tombstone is
-  dropped while they may hold the deleted value: they are rehydrated first.
+  dropped while they may hold the deleted value: they are rehydrated first. The first round then
+  drops none either: it removes the value only from disk, and the tombstone may be on disk alone.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Compactor:
                 hooks = CleanerHooks(
                     stopping=self._stopping.is_set,
                     swapping=lambda: self._swapping(partition),
-                    may_forget=partition.cold is None or partition.log.sealed.mirrored,
+                    may_forget=self._may_forget(partition),
                 )
                 done = partition.log.sealed.clean(cleanable, table, hooks)
                 self._offsets.end_round(partition, done.end_offset)
@@ -158,6 +159,11 @@ class Compactor:
             return  # the next round repeats it
         except Exception as error:  # noqa: BLE001  it is logged, and delays no other partition
             self._back_off(partition, error)
+
+    def _may_forget(self, partition: Partition) -> bool:
+        """Whether tombstones past their horizon may be dropped; see the module."""
+        was_cleaned = self._offsets.cleaned(partition) is not None
+        return partition.cold is None or (was_cleaned and partition.log.sealed.mirrored)
 
     def _recovered(self, partition: Partition) -> None:
         self._backoff.pop(partition, None)

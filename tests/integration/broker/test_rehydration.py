@@ -5,7 +5,10 @@ import shutil
 import pytest
 
 from broker.background.rehydration import cold_only, has_cold_only
+from broker.broker import Broker
 from broker.groups.requests import NewOffset
+from broker.settings import BrokerSettings
+from cold_tier.open import open_store
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
@@ -18,6 +21,7 @@ from tests.fakes.compacted_topics import (
     fill,
     last_of,
     offload,
+    put,
 )
 from tests.fakes.damage import flip
 from tests.fakes.records import iter_records
@@ -159,6 +163,38 @@ def test_rehydrated_segments_match_the_manifest(restored):
         assert view.path.stat().st_mtime_ns // 1_000_000 == entry.modified_ms
     assert partition.log.sealed.mirrored
     assert partition.log.epochs[0].epoch == in_bucket[0].leader_epoch
+
+
+def test_a_deleted_value_that_is_rehydrated_does_not_come_back_in_the_bucket(harness, tmp_path):
+    """The bucket has the value, and the old disk's tail its tombstone, past its delete horizon."""
+    harness.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
+    harness.stop_copying()
+    harness.broker.bucket.publish_topics(harness.broker.registry)
+    put(harness, "t", [(b"deleted", b"d" * 2500), (b"kept", b"k")])
+    partition_of(harness).log.roll()
+    harness.copy_sealed()
+    deletion = put(harness, "t", [(b"deleted", None), (b"last", b"k")])
+    compacted(harness, "t")
+    put(harness, "t", [(b"new", b"n")])
+    partition_of(harness).log.roll()
+    harness.broker.close()
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data", start=False)
+    settings = BrokerSettings(data_dir=new.root / "data", disk_reserve_bytes=0)
+    new.broker = Broker.open_idle(settings, store=open_store(f"file://{new.root / 'bucket'}"))
+    cold, found = partition_of(new).cold, []
+    record_manifest = cold.bucket_state.record_manifest
+
+    def look(manifest):
+        record_manifest(manifest)
+        if manifest.end_offset > deletion.base_offset:
+            found.append(last_of(cold_records(new, "t")).get(b"deleted", (0, None)))
+
+    cold.bucket_state.record_manifest = look
+    new.broker.background.compactor.run_round()
+    new.copy_sealed()
+    assert found
+    assert [value for _, value in found if value] == []
+    new.broker.close()
 
 
 def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_path, monkeypatch):
