@@ -145,6 +145,11 @@ class DataFolder:
         """Files that repairs set aside, in a folder for each repair."""
         return self.path / "tierlog" / "damaged"
 
+    @property
+    def ignores_letter_case(self) -> bool:
+        """Whether the file system takes `A` and `a` for the same name, as macOS's does."""
+        return (self.path / "META.PROPERTIES").exists()
+
     def partition_folder(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"
 

@@ -142,6 +142,7 @@ class LiveTopics:
         with self._changing():
             if name in self._topics:
                 raise TopicExists(f"topic {name!r} already exists")
+            self._check_letter_case(name)
             older = [one for one in self.registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)
@@ -158,6 +159,17 @@ class LiveTopics:
             )
             topic = self._topics[name] = self._create(record)
         return topic.describe()
+
+    def _check_letter_case(self, name: str) -> None:
+        """On a Mac's disk, names that differ in letter case alone would be one folder."""
+        for other in (*self.registry.live(), *self.registry.deleted()):
+            is_twin = other.name != name and other.name.lower() == name.lower()
+            if is_twin and self._folder.ignores_letter_case:
+                state = "is being deleted" if other.deleted else "already exists"
+                raise TopicExists(
+                    f"topic {name!r}: topic {other.name!r} {state}, and the disk of the data "
+                    "folder does not distinguish upper and lower case"
+                )
 
     def _create(self, record: TopicRecord) -> Topic:
         self.registry.put(msgspec.structs.replace(record, deleted=True))
