@@ -54,6 +54,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
+from record_format.medium import sync_all
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600
@@ -100,7 +101,7 @@ class FolderStore:
             raise ChecksumRefused(f"{key}: the body's CRC-32C is {actual:08x}, not {crc32c:08x}")
         with self._counted("put", key, sent_bytes=len(body)), self._temp_file() as (temp, fd):
             _write_all(fd, body)
-            os.fsync(fd)
+            sync_all(fd)
             self._publish(temp, path, if_absent=if_absent, key=key)
             return self._stat(key, path)
 
@@ -125,7 +126,7 @@ class FolderStore:
             actual = _copy(source, fd, size_bytes=size_bytes, pace=pace)
             if actual != crc32c:
                 raise ChecksumRefused(f"{key}: {path} has CRC-32C {actual:08x}, not {crc32c:08x}")
-            os.fsync(fd)
+            sync_all(fd)
             self._publish(temp, target, if_absent=False, key=key)
             return self._stat(key, target)
 
@@ -389,7 +390,7 @@ def _copy(source: FileIO, fd: int, *, size_bytes: int, pace: Callable[[int], Non
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync_all(fd)
     finally:
         os.close(fd)
 

@@ -3,15 +3,12 @@
 * Nothing in this package writes, syncs, renames or unlinks except through a `Disk`.
 * Errors stay OSError here. The log maps them: a full disk refuses the write, anything else takes
   the log offline.
-* Platform differences are handled here and nowhere else (macOS has neither fdatasync nor an fsync
-  that reaches the medium).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
@@ -19,9 +16,7 @@ from typing import Final, NoReturn
 from hot_tier.spare_descriptors import SpareDescriptors
 from record_format.batch import Buffer
 from record_format.errors import FILE_LIMIT_ERRNOS, DiskFull, disk_full_error
-
-if sys.platform == "darwin":
-    import fcntl
+from record_format.medium import sync_all, sync_bytes
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No space or no descriptor left: the call did nothing, and may succeed later.
@@ -54,10 +49,7 @@ class Disk:
 
     def sync_bytes(self, fd: int) -> None:
         """Returns when the file's bytes and length are on the medium."""
-        if sys.platform == "darwin":
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fdatasync(fd)
+        sync_bytes(fd)
 
     def sync_file(self, path: Path) -> None:
         """As `sync_bytes`, for a file that is not open. Raises FileNotFoundError."""
@@ -67,7 +59,7 @@ class Disk:
     def sync_folder(self, path: Path) -> None:
         """Returns when the names in the folder are on the medium."""
         with _spare.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-            os.fsync(fd)
+            sync_all(fd)
 
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)

@@ -115,14 +115,15 @@ def _disk(folder: Path) -> Iterator[Verdict]:
 
 def _time_syncs(folder: Path) -> tuple[float, float]:
     """The slowest and the median of a few flushes, in milliseconds."""
-    sync = getattr(os, "fdatasync", os.fsync)
+    from record_format.medium import sync_bytes
+
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(SYNCS):
             file.write(b"\0" * 4096)
             file.flush()
             began = time.perf_counter()
-            sync(file.fileno())
+            sync_bytes(file.fileno())
             times.append((time.perf_counter() - began) * 1000)
     times.sort()
     return times[-1], times[len(times) // 2]

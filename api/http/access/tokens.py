@@ -30,6 +30,7 @@ from api.http.access.scopes import Grant, Scope
 from hot_tier.durable_file import sync_folder
 from record_format import typed_json
 from record_format.errors import ConfigurationError
+from record_format.medium import sync_all
 
 log = structlog.get_logger(__name__)
 
@@ -167,7 +168,7 @@ def _write(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
-        os.fsync(fd)
+        sync_all(fd)
     finally:
         os.close(fd)
     temporary.rename(path)
