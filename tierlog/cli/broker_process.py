@@ -164,9 +164,11 @@ def _raise_descriptor_limit() -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower, unreported limit
+    while soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+        wanted //= 2  # macOS reports no limit, and refuses more than its kern.maxfilesperproc
 
 
 def _tls(settings: Settings) -> Tls | None:
