@@ -131,6 +131,7 @@ class World:
     """
 
     before_store_call = staticmethod(lambda call, key: None)
+    plan_store_faults = staticmethod(lambda store: None)
 
     def __init__(self, seed: int, root, disk: FailingDisk) -> None:
         self.random, self.root, self.disk = Random(seed), root, disk
@@ -156,6 +157,7 @@ class World:
         store = FaultyObjectStore(open_store(store or self.bucket))
         if folder is None:
             store.before_call = self.before_store_call
+            self.plan_store_faults(store)
         settings = BrokerSettings(
             data_dir=folder or self.folder,
             cache_bytes=16 << 20,

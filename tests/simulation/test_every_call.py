@@ -8,6 +8,7 @@ those to the store.
 | lost        | it takes effect, but its response is lost; the process goes on                    |
 | down        | the store refuses it, and works again                                             |
 | full        | the disk has no room for it, and has room again                                   |
+| taken over  | another folder, restored from the bucket, takes everything over; both go on       |
 
 Each step of the script is repeated with a fault, from a copy of the state before it. Afterwards the
 topics agree with their models, as does a restore from the bucket; `verify --deep` finds no problem;
@@ -19,6 +20,7 @@ import copy
 import errno
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -29,6 +31,7 @@ from structlog.testing import capture_logs
 
 from broker.groups import groups
 from broker.groups.requests import NewOffset
+from broker.ownership import take_over
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
 from cold_tier.store_ledger import PROBE_PREFIX
@@ -37,16 +40,18 @@ from manifest.keys import CLUSTER_KEY, topic_versions
 from record_format.clock import wall_clock_ms
 from record_format.errors import (
     ConfigurationError,
+    FencedError,
     OutcomeUnknownError,
     StoreUnavailable,
     TierlogError,
 )
 from tests.fakes.broker_harness import run_janitor
-from tests.fakes.faulty_object_store import FailsAfter, FailsBefore
+from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.soak import MINUTES, soak_seed
 from tests.simulation import test_broker_simulation
 from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk, close_files_below
-from tests.simulation.test_broker_simulation import GAP, World
+from tests.simulation.test_broker_simulation import GAP, Known, World
+from tests.simulation.test_ownership_simulation import in_files
 from tests.simulation.topic_model import Wrong
 
 HOUR_MS = 3_600_000
@@ -75,6 +80,7 @@ class Life(World):
         self.lives = self.sent = self.producers = 0
         self.topics, self.unsure, self.committed = {}, {}, {}
         self.old_folder: Path | None = None  # that a restore takes the tail from
+        self.rival: Life | None = None  # from whom everything was taken over
         self.bucket = f"file://{root / 'bucket'}"
         self.folder = self._new_folder()
         self.open()
@@ -162,7 +168,8 @@ class Life(World):
     def collect(self) -> None:
         self.copy()
         for partition in self.broker.partitions():
-            partition.cold.collect(EVERYTHING)
+            if not partition.leadership_lost:
+                partition.cold.collect(EVERYTHING)
 
     def repair(self) -> None:
         self._produce("a", 3)
@@ -204,6 +211,59 @@ class Life(World):
         self._forget("b")
         self.broker.background.deletions.run_round()
 
+    # --- another folder takes everything over -----------------------------------------------------
+
+    def lose_to_another_folder(self, topics: dict[str, Known]) -> "Life":
+        """Returns a life with a folder restored from the bucket, which takes everything over.
+        This one goes on, and learns of it later. `topics`: before the step.
+        """
+        other = copy.copy(self)
+        other.random, other.topics = copy.deepcopy((self.random, topics | self.topics))
+        other.unsure = self.unsure | {name: [] for name in topics.keys() - self.topics.keys()}
+        other.rival, other.committed = self, {}
+        other.sent, other.lives = self.sent + 1000, self.lives + 1000
+        other.before_store_call = World.before_store_call
+        other.folder = other._new_folder()
+        for name in self.topics:
+            if not (self.root / "bucket" / "topics" / name).exists():
+                other._forget(name)
+        options = RestoreOptions(other.folder, GAP, lambda: self.now_ms)
+        for restored in restore(open_store(self.bucket), options).partitions:
+            if restored.topic in other.topics and restored.partition == 0:
+                known = other.topics[restored.topic]
+                known.producers.clear()
+                known.model.begin_history(restored.end_offset, may_lack_replaced=True)
+        other.open()
+        other._settle()
+        other.go_on()
+        return other
+
+    def go_on(self) -> None:
+        """Everything that an owner does; a former one is refused some of it."""
+        for name in self.topics:
+            with suppress(FencedError):
+                self._produce(name, 2)
+                self.broker.partition(name, 0).log.roll()
+        for act in (self.copy, self.compact, lambda: run_janitor(self.broker), self.collect):
+            with suppress(FencedError):
+                act()
+        self.broker.background.fence_checker.run_round()
+
+    def check_lost_to(self, winner: "Life") -> None:
+        """Each record is in the winner's log, or still in a file here, at an offset of its own."""
+        reasons = "".join(self.broker.readiness().reasons)
+        for name in self.topics.keys() & winner.topics.keys():
+            partition, found = self.broker.partition(name, 0), in_files(self.folder / f"{name}-0")
+            if partition.leadership_lost is None or partition.leadership_lost not in reasons:
+                raise Wrong(f"{partition}: {partition.leadership_lost}, and ready: {reasons}")
+            theirs = winner.topics[name].model.placed
+            for offset, number in self.topics[name].model.placed.items():
+                if theirs.get(offset, number) != number:
+                    raise Wrong(f"offset {offset} is assigned to {number} and {theirs[offset]}")
+                is_here = offset in found or offset < partition.log.log_start_offset
+                if not (offset in theirs or is_here or partition.log.config.compacts):
+                    raise Wrong(f"offset {offset}, which the winner lacks, is lost")
+
     # --- after the fault --------------------------------------------------------------------------
 
     def start_again(self, *, power_fails: bool) -> None:
@@ -225,8 +285,16 @@ class Life(World):
         listed = open_store(self.bucket).list("", limit=10_000)
         # What a probe leaves that dies is deleted by one an hour later.
         found = {stat.key for stat in listed if not stat.key.startswith(PROBE_PREFIX)}
+        named = self._named(found) | (self.rival._named(found) if self.rival else set())
+        if found != named:
+            raise Wrong(f"left over: {sorted(found - named)}; missing: {sorted(named - found)}")
+
+    def _named(self, found: set[str]) -> set[str]:
+        """What is in the bucket because of the partitions that it owns."""
         named = {CLUSTER_KEY}
         for partition in self.broker.partitions():
+            if partition.leadership_lost:
+                continue
             manifests, manifest = partition.cold._manifests, partition.cold.manifest
             lists = (manifest.pages, manifest.removed, manifest.removed_pages)
             named |= {manifests.versions.key(manifest.version)}
@@ -235,8 +303,7 @@ class Life(World):
             keys = manifests.keys
             topics = topic_versions(keys.topic, keys.topic_id)
             named |= {key for key in found if key.startswith(topics)}
-        if found != named:
-            raise Wrong(f"left over: {sorted(found - named)}; missing: {sorted(named - found)}")
+        return named
 
     def _check_folder(self) -> None:
         for partition in self.broker.partitions():
@@ -309,7 +376,7 @@ def dies(life: Life, step, number: int, *, power_fails: bool = False) -> int:
         step(life)
     if calls.seen > number:
         life.start_again(power_fails=power_fails)
-    life.check_at_the_end()
+        life.check_at_the_end()
     return calls.seen
 
 
@@ -332,15 +399,19 @@ def down(life: Life, step, number: int) -> int:
 
 def _with_store_fault(life: Life, step, number: int, fault, *, of) -> int:
     numbers = count()
-    for call in of:
-        life.store.fail(call, fault, when=lambda _key: next(numbers) == number)
+
+    def plan(store: FaultyObjectStore) -> None:
+        for call in of:
+            store.fail(call, fault, when=lambda _key: next(numbers) == number)
+
+    life.plan_store_faults = plan
+    plan(life.store)
     with suppress(TierlogError):
         step(life)
     assert life.broker.background.copier.wait_until_idle(timeout_s=60)
+    del life.plan_store_faults
     life.store.heal()
-    seen = next(numbers)
-    _go_on(life)
-    return seen
+    return _go_on(life, number, next(numbers))
 
 
 def full(life: Life, step, number: int) -> int:
@@ -355,17 +426,46 @@ def full(life: Life, step, number: int) -> int:
         step(life)
     assert life.broker.background.copier.wait_until_idle(timeout_s=60)
     life.disk.before_call = life.disk._maybe_fail
-    seen = next(numbers)
-    _go_on(life)
-    return seen
+    return _go_on(life, number, next(numbers))
 
 
-def _go_on(life: Life) -> None:
+def taken_over(life: Life, step, number: int) -> int:
+    if step is Life.restore_with_old_tail:
+        return 0  # another take-over
+    numbers, winners, topics = count(), [], dict(life.topics)
+
+    def before_call(_call: str, _key: str) -> None:
+        if next(numbers) == number:
+            winners.append(others.submit(life.lose_to_another_folder, topics))
+            wait(winners)
+
+    with ThreadPoolExecutor(1) as others:
+        life.before_store_call = life.store.before_call = before_call
+        with suppress(TierlogError):
+            step(life)
+        assert life.broker.background.copier.wait_until_idle(timeout_s=60)
+    if winners:
+        winner = winners[0].result()
+        try:
+            life.go_on()
+            life.check_lost_to(winner)
+            life.collect()
+            winner.check()
+            winner.check_at_the_end()
+        finally:
+            winner.close()
+    return next(numbers)
+
+
+def _go_on(life: Life, number: int, seen: int) -> int:
+    if number >= seen:
+        return seen
     if life.old_folder is not None or any(one.log.offline for one in life.broker.partitions()):
         life.start_again(power_fails=False)  # the restore failed, or a swap
     life._settle_topics()
     life.check()
     life.check_at_the_end()
+    return seen
 
 
 @pytest.fixture(autouse=True)
@@ -398,7 +498,7 @@ def begun_life(root: Path, disk: FailingDisk):
         life.close()
 
 
-FAULTS = (dies, power_fails, lost, down, full)
+FAULTS = (dies, power_fails, lost, down, full, taken_over)
 
 
 def play(root: Path, disk: FailingDisk, *, random: Random, faults=FAULTS) -> None:
@@ -440,3 +540,13 @@ def test_the_script_catches_objects_that_are_never_collected(tmp_path, failing_d
         pytest.raises(Wrong, match=r"left over: \['topics/a/.*\.log'\]"),
     ):
         _calls(lost, script, Life.create_and_upload, number=2)
+
+
+def test_the_script_catches_a_take_over_without_a_gap(tmp_path, failing_disk, monkeypatch):
+    plan = take_over.plan_take_over
+    monkeypatch.setattr(take_over, "plan_take_over", lambda *facts, gap: plan(*facts, gap=0))
+    with (
+        begun_life(tmp_path, failing_disk) as script,
+        pytest.raises(Wrong, match=r"offset \d+ is assigned to"),
+    ):
+        _calls(taken_over, script, Life.create_and_upload, number=20)

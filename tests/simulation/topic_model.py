@@ -81,10 +81,21 @@ class TopicModel:
         if self.placed.setdefault(offset, number) != number:
             raise Wrong(f"offset {offset} is assigned to {number} and to {self.placed[offset]}")
 
-    def begin_history(self, in_bucket_end: int) -> None:
-        """Forget what was acknowledged above: it may exist only on the old disk."""
-        for offset in [placed for placed in self.placed if placed >= in_bucket_end]:
-            self.gone.add(self.placed.pop(offset))
+    def begin_history(self, in_bucket_end: int, *, may_lack_replaced: bool = False) -> None:
+        """Forget what was acknowledged above: it may exist only on the old disk.
+
+        `may_lack_replaced`: some segments were compacted before they were first uploaded, in favour
+        of records above.
+        """
+        lost = [
+            self.placed.pop(offset) for offset in sorted(self.placed) if offset >= in_bucket_end
+        ]
+        self.gone.update(lost)
+        if may_lack_replaced:
+            keys = {self.sent[number].key for number in lost}
+            for offset, number in list(self.placed.items()):
+                if offset < self.compactable_end and self.sent[number].key in keys:
+                    del self.placed[offset]
 
     def settle(self) -> None:
         """After a start: appends in progress that did not survive never appear."""
