@@ -47,7 +47,7 @@ from record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-FOLDER_RACE_S: Final = 0.2
+FOLDER_RACE_S: Final = 0.0  # one round of larger bodies: creating is link(2), whatever their size
 PROBE_KEPT_MS: Final = 7 * 86_400_000
 POLL_S: Final = 15.0  # a store that responded
 RETRY_S: Final = 2.0  # one that did not, or that has failed a request since
@@ -212,7 +212,6 @@ class StoreStatus:
             existing = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
             if still_has_traits(self.store, known.traits, existing=existing):
                 return known.traits
-        # A folder's create is link(2), in our own code: a short race detects an odd file system.
         race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
         return probe(self.store, allow_single_writer=single, race_s=race_s)
 

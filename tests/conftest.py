@@ -15,7 +15,6 @@ import structlog
 from botocore.loaders import JSONFileLoader
 from xdist.scheduler import LoadScopeScheduling
 
-from broker import store_status
 from tests.fakes.flush import check_file
 
 LONGEST = "tests/integration/spark/"
@@ -35,16 +34,6 @@ class CapturedStdout:
 
     def flush(self) -> None:
         sys.stdout.flush()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def short_store_probe() -> Iterator[None]:
-    """Each broker opened on a new folder would write 140 MB to probe for atomic creates: the tests
-    use fewer and smaller objects.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_status, "FOLDER_RACE_S", 0.0)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
