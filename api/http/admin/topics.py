@@ -102,6 +102,9 @@ def _check_keeps_offsets(body: AlterTopic) -> None:
         raise Forbidden(
             f"{CONSUMER_OFFSETS}: cleanup.policy has to be compact, or offsets would expire"
         )
+    for key in ("retention.ms", "retention.bytes"):  # adopted from Kafka, it is not compacted
+        if str(config.get(key, -1)) != "-1":
+            raise Forbidden(f"{CONSUMER_OFFSETS}: {key} has to be -1, or offsets would expire")
 
 
 async def delete_topic(context: Context, exchange: Exchange) -> Response:

@@ -139,9 +139,15 @@ def test_the_internal_topic_cannot_be_trimmed_repartitioned_or_expired(api: Api)
     trim = api.post(f"{path_}/partitions/0/trim", json={"before_offset": 1})
     problem(trim, 403, "forbidden")
     problem(api.patch(path_, json={"partitions": 5}), 403, "forbidden")
-    for policy in ("delete", "compact,delete", None):  # under which commits would expire
-        body = {"config": {"cleanup.policy": policy}}
-        problem(api.patch(path_, json=body), 403, "forbidden")
+    for expiring in (
+        {"cleanup.policy": "delete"},
+        {"cleanup.policy": "compact,delete"},
+        {"cleanup.policy": None},
+        {"retention.ms": 1000},  # of a topic adopted from Kafka
+        {"retention.ms": None},
+    ):
+        problem(api.patch(path_, json={"config": expiring}), 403, "forbidden")
+    assert api.patch(path_, json={"config": {"retention.ms": -1}}).status_code == 200
     assert api.patch(path_, json={"config": {"segment.bytes": 1 << 20}}).status_code == 200
 
 
