@@ -17,6 +17,7 @@ from record_format.errors import StoreUnavailable
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
     from cold_tier.retry import RetryPolicy
+    from tierlog.cli.bucket_reader import BucketReader
 
 StoreOption = Annotated[
     str,
@@ -102,3 +103,11 @@ class BucketOptions:
             raise StoreUnavailable(f"store {self.store}: {error}") from error
         finally:
             store.close()
+
+    @contextmanager
+    def reader(self) -> Iterator[BucketReader]:
+        """Open the bucket for reading its topics, manifests and segments without a broker."""
+        from tierlog.cli.bucket_reader import BucketReader
+
+        with self.opened() as store:
+            yield BucketReader(store)

@@ -155,10 +155,7 @@ def _cached(
 def _offline_segments(
     name: str, partition: int | None, options: BucketOptions
 ) -> dict[int, list[Segment]]:
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with options.opened() as store:
-        bucket = BucketReader(store)
+    with options.reader() as bucket:
         topic = bucket.topic(name)
         numbers = range(topic.partitions) if partition is None else [partition]
         return {one: bucket.segments(topic, one) for one in numbers}

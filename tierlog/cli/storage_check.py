@@ -80,10 +80,8 @@ def verify(
 def _names(source: ClientOrBucket) -> list[str]:
     if not isinstance(source, BucketOptions):
         return topic_names(source)
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with source.opened() as store:
-        return BucketReader(store).names()
+    with source.reader() as bucket:
+        return bucket.names()
 
 
 def _check_all(names: Iterable[str], check: Check) -> Iterator[tuple[str, Report]]:

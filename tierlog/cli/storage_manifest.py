@@ -141,10 +141,7 @@ def _offline_manifest(
 ) -> dict[str, Any]:
     from msgspec import structs, to_builtins
 
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with options.opened() as store:
-        bucket = BucketReader(store)
+    with options.reader() as bucket:
         topic = bucket.topic(name)
         found = bucket.manifest(topic, partition, version=version)
         members = structs.asdict(found) | {"end_offset": found.end_offset}
@@ -153,10 +150,7 @@ def _offline_manifest(
 
 
 def _print_history(name: str, partition: int, options: BucketOptions, output: Output) -> None:
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with options.opened() as store:
-        bucket = BucketReader(store)
+    with options.reader() as bucket:
         versions = bucket.history(bucket.topic(name), partition)
     if output.is_json:
         print_json({"versions": [one._asdict() for one in versions]})

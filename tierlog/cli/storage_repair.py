@@ -101,7 +101,8 @@ def gc(
     if bucket is None:
         raise typer.BadParameter("gc requires --store URL: garbage is collected in a bucket")
     if not apply:
-        plans = _plan_garbage(owner, bucket, topic)
+        with bucket.reader() as reader:
+            plans = reader.garbage(topic, owner.policy())
     elif data_dir is None:
         raise typer.BadParameter(
             "gc --apply requires --data-dir DIR: only the owner of a bucket may delete from it"
@@ -118,13 +119,6 @@ def gc(
         note(f"{len(rows)} deleted")
     else:
         note(f"{len(rows)} to delete; --apply deletes them" if rows else "nothing to delete")
-
-
-def _plan_garbage(owner: OwnerOptions, bucket: BucketOptions, topic: str) -> dict[int, GarbagePlan]:
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with bucket.opened() as store:
-        return BucketReader(store).garbage(topic, owner.policy())
 
 
 def _collect_garbage(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:

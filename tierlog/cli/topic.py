@@ -86,10 +86,7 @@ def _topics_in_bucket(
     bucket: BucketOptions, prefix: str, *, internal: bool
 ) -> tuple[list[Topic], list[CorruptDataError]]:
     """The topics in the bucket, and the errors of those that cannot be read."""
-    from tierlog.cli.bucket_reader import BucketReader
-
-    with bucket.opened() as store:
-        stored = BucketReader(store)
+    with bucket.reader() as stored:
         found = list(stored.topics(stored.names(prefix, internal=internal)))
     errors = [one for one in found if isinstance(one, CorruptDataError)]
     return [one for one in found if not isinstance(one, CorruptDataError)], errors
