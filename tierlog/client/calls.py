@@ -40,11 +40,12 @@ from tierlog.client.times import Time, to_ms
 from tierlog.client.wire import (
     JSON,
     RECORD_BATCHES,
+    Query,
     Request,
     Response,
     Subject,
-    encode_json,
     headers,
+    json_request,
     query,
 )
 
@@ -104,7 +105,7 @@ def create_topic(
     Not retried once it was sent: a retry after the topic was created would fail with TopicExists.
     """
     body = {"name": name, "partitions": partitions, "config": dict(config or {})}
-    request = _json_request("POST", "/v1/topics", body, Subject(name))
+    request = json_request("POST", "/v1/topics", body, Subject(name))
     return Call(request, json_reader(responses.TopicDescription), idempotent=False)
 
 
@@ -119,7 +120,8 @@ def list_topics(
 
 def describe_topic(topic: str) -> Call[responses.TopicDescription]:
     """Describe a topic's configuration and partitions. Raises UnknownTopic."""
-    return Call(_get(_topic_path(topic), Subject(topic)), json_reader(responses.TopicDescription))
+    request = Request("GET", _topic_path(topic), subject=Subject(topic))
+    return Call(request, json_reader(responses.TopicDescription))
 
 
 def alter_topic(
@@ -134,7 +136,7 @@ def alter_topic(
         body["config"] = dict(config)
     if partitions is not None:
         body["partitions"] = partitions
-    request = _json_request("PATCH", _topic_path(topic), body, Subject(topic))
+    request = json_request("PATCH", _topic_path(topic), body, Subject(topic))
     return Call(request, json_reader(responses.TopicDescription))
 
 
@@ -330,18 +332,14 @@ def fetch(
 
 def offsets(topic: str, partition: int) -> Call[responses.Offsets]:
     """Get a partition's start and end offsets, over both tiers and on local disk."""
-    path = f"{_partition_path(topic, partition)}/offsets"
-    return Call(_get(path, Subject(topic, partition)), json_reader(responses.Offsets))
+    return Call(_get_of(topic, partition, "offsets"), json_reader(responses.Offsets))
 
 
 def offset_for_timestamp(
     topic: str, partition: int, timestamp: Time
 ) -> Call[OffsetAndTimestamp | None]:
     """Find the first record at or after a time, in either tier; None if all are older."""
-    path = f"{_partition_path(topic, partition)}/offsets"
-    request = Request(
-        "GET", path, query(timestamp=to_ms(timestamp)), subject=Subject(topic, partition)
-    )
+    request = _get_of(topic, partition, "offsets", query(timestamp=to_ms(timestamp)))
     parse = json_reader(_OffsetAt)
 
     def read(response: Response) -> OffsetAndTimestamp | None:
@@ -356,9 +354,7 @@ def offset_for_timestamp(
 def segments_page(
     topic: str, partition: int, *, from_offset: int | None
 ) -> Call[responses.SegmentsPage]:
-    path = f"{_partition_path(topic, partition)}/segments"
-    parameters = query(from_offset=from_offset)
-    request = Request("GET", path, parameters, subject=Subject(topic, partition))
+    request = _get_of(topic, partition, "segments", query(from_offset=from_offset))
     return Call(request, json_reader(responses.SegmentsPage))
 
 
@@ -366,9 +362,8 @@ def manifest(
     topic: str, partition: int, *, version: int | None = None, from_offset: int | None = None
 ) -> Call[responses.ManifestPage]:
     """Get the current manifest, or an older version that is still kept; segments are paged."""
-    path = f"{_partition_path(topic, partition)}/manifest"
     parameters = query(version=version, from_offset=from_offset)
-    return Call(Request("GET", path, parameters, subject=Subject(topic, partition)), read_manifest)
+    return Call(_get_of(topic, partition, "manifest", parameters), read_manifest)
 
 
 def storage_report() -> Call[dict[str, object]]:
@@ -412,7 +407,7 @@ def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
     afterwards.
     """
     path = f"{_partition_path(topic, partition)}/trim"
-    request = _json_request(
+    request = json_request(
         "POST", path, {"before_offset": before_offset}, Subject(topic, partition)
     )
     read = json_reader(_Trimmed)
@@ -460,10 +455,6 @@ def _partition_path(topic: str, partition: int) -> str:
     return f"{_topic_path(topic)}/partitions/{partition}"
 
 
-def _get(path: str, subject: Subject) -> Request:
-    return Request("GET", path, subject=subject)
-
-
-def _json_request(method: str, path: str, body: Mapping[str, object], subject: Subject) -> Request:
-    fields = {"content-type": JSON}
-    return Request(method, path, headers=fields, body=encode_json(body), subject=subject)
+def _get_of(topic: str, partition: int, what: str, parameters: Query = ()) -> Request:
+    path = f"{_partition_path(topic, partition)}/{what}"
+    return Request("GET", path, parameters, subject=Subject(topic, partition))

@@ -26,7 +26,7 @@ from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
 from tierlog.client.times import Time
-from tierlog.client.wire import JSON, Request, Response, Subject, encode_json
+from tierlog.client.wire import Request, Response, Subject, json_request
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,9 @@ def commit_offsets(group: str, offsets: Iterable[OffsetCommit]) -> Call[None]:
     Idempotent. Raises TypeError.
     """
     rows = [offset._asdict() for offset in _as_commits(offsets)]
-    body = encode_json({"offsets": rows})
     subject = Subject(rows[0]["topic"], rows[0]["partition"]) if len(rows) == 1 else Subject()
-    path = f"{_path(group)}/offsets"
-    fields = {"content-type": JSON}
-    return Call(Request("PUT", path, headers=fields, body=body, subject=subject), no_content)
+    request = json_request("PUT", f"{_path(group)}/offsets", {"offsets": rows}, subject)
+    return Call(request, no_content)
 
 
 def _as_commits(offsets: Iterable[OffsetCommit]) -> list[OffsetCommit]:

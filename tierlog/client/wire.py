@@ -16,6 +16,7 @@ RECORD_BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 encode_json: Final = msgspec.json.Encoder(enc_hook=index).encode  # also integers such as numpy's
+Query = tuple[tuple[str, str], ...]
 
 
 class Subject(NamedTuple):
@@ -31,7 +32,7 @@ class Request(NamedTuple):
 
     method: str
     path: str
-    query: tuple[tuple[str, str], ...] = ()
+    query: Query = ()
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     extra_wait_s: float = 0.0
@@ -46,7 +47,12 @@ class Response(NamedTuple):
     body: bytes
 
 
-def query(**members: object) -> tuple[tuple[str, str], ...]:
+def json_request(method: str, path: str, body: Mapping[str, object], subject: Subject) -> Request:
+    fields = {"content-type": JSON}
+    return Request(method, path, headers=fields, body=encode_json(body), subject=subject)
+
+
+def query(**members: object) -> Query:
     """Query parameters. None is omitted; booleans become 1 and 0."""
     return tuple(
         (name, str(int(value)) if isinstance(value, bool) else str(value))
