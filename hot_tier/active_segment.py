@@ -14,17 +14,60 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from hot_tier.disk import Disk, is_disk_full, write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_columns import Entry, IndexColumns
-from hot_tier.index_file import ActiveIndex
 from hot_tier.log_config import LogConfig
 from hot_tier.pending_write import PendingWrite, RecordStats, RollLimits
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from record_format.batch import NO_TIMESTAMP
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+
+
+class ActiveIndex:
+    """The index of an active segment: its entries in memory, which are authoritative, and its file.
+
+    The file is preallocated (sparse). Entries that could not be written are written with the next
+    ones, or at the seal; after a crash recovery rebuilds the file. Never through a mapping: a full
+    disk has to be an error, not a signal.
+    """
+
+    __slots__ = ("_disk", "_fd", "_written", "columns")
+
+    def __init__(self, path: Path, columns: IndexColumns, *, disk: Disk) -> None:
+        """Open (or create) `path`, which has the entries of `columns`."""
+        self.columns, self._disk = columns, disk
+        self._written = len(columns)
+        self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+
+    def preallocate(self, size_bytes: int) -> None:
+        """Set the file's length to `size_bytes`, rounded down to whole entries, with zeros after
+        the entries.
+        """
+        room = size_bytes // self.columns.entry_bytes
+        self._disk.truncate(self._fd, self.columns.size_bytes)
+        self._disk.truncate(self._fd, room * self.columns.entry_bytes)
+        self._written = min(self._written, room)
+
+    def write(self) -> None:
+        """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
+        unwritten = self.columns.image(self._written)
+        if unwritten:
+            write_all(self._disk, self._fd, [unwritten], self._written * self.columns.entry_bytes)
+            self._written = len(self.columns)
+
+    def trim(self) -> None:
+        """Write everything and truncate the file to its entries. Raises OSError."""
+        self.write()
+        self._disk.truncate(self._fd, self.columns.size_bytes)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class ActiveSegment:

@@ -9,20 +9,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import chain
-from struct import Struct
 
 from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
 from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_columns import Entry, IndexColumns
-from hot_tier.index_file import floor_on_disk
-from hot_tier.open_files import FileReader, Files
+from hot_tier.index_lookup import floor_entry, in_memory
+from hot_tier.open_files import Files
 from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
 from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
-from record_format.errors import CorruptBatch, CorruptIndex, eio_as
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from record_format.errors import CorruptBatch, CorruptIndex
 
 
 class SegmentLookup:
@@ -92,7 +89,7 @@ class SegmentLookup:
         """The entry at or below a relative offset, and the one after it if the index is in memory
         and the first is not an exact match.
         """
-        self._columns = _in_memory(self._segment, self._files, OFFSET_INDEX)
+        self._columns = in_memory(self._segment, self._files, OFFSET_INDEX)
         if self._columns is not None:
             return self._columns.around(target)
         return self._floor_offset(column=0, target=target), None
@@ -141,7 +138,7 @@ class SegmentLookup:
     def batches_from_time(self, timestamp: int, *, start_offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches that may hold the first record at or after `timestamp`."""
         segment = self._segment
-        entry = _floor(segment, self._files, TIME_INDEX, column=0, target=timestamp)
+        entry = floor_entry(segment, self._files, TIME_INDEX, column=0, target=timestamp)
         offset = max(start_offset, segment.base_offset + entry[1] if entry else 0)
         near = self._floor_offset(
             column=0, target=segment.relative(max(offset, segment.base_offset))
@@ -199,7 +196,7 @@ class SegmentLookup:
     def _floor_offset(self, *, column: int, target: int) -> Entry | None:
         if self._columns is not None:
             return self._columns.floor(column=column, target=target)
-        return _floor(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
+        return floor_entry(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
 
 
 def _exceeds(header: BatchHeader, *, stop: int, end_offset: int) -> bool:
@@ -234,7 +231,7 @@ def _check_time_entry(
 
 
 def last_time_entry(segment: Segment, files: Files) -> LargestTimestamp | None:
-    entry = _floor(segment, files, TIME_INDEX, column=0, target=2**63 - 1)
+    entry = floor_entry(segment, files, TIME_INDEX, column=0, target=2**63 - 1)
     if entry is None:
         return None
     return LargestTimestamp(entry[0], segment.base_offset + entry[1])
@@ -246,51 +243,3 @@ def _walk_for_largest(segment: Segment, files: Files) -> LargestTimestamp:
         if header.max_timestamp > largest.timestamp:
             largest = LargestTimestamp(header.max_timestamp, header.last_offset)
     return largest
-
-
-# --- the indexes ----------------------------------------------------------------------------------
-
-
-def _floor(
-    segment: Segment, files: Files, suffix: str, *, column: int, target: int
-) -> Entry | None:
-    """The last entry of an index whose `column` is at most `target`."""
-    columns = _in_memory(segment, files, suffix)
-    if columns is not None:
-        return columns.floor(column=column, target=target)
-    layout = OFFSET_ENTRY if suffix == OFFSET_INDEX else TIME_ENTRY
-    name = segment.name(suffix)
-    try:
-        with eio_as(CorruptIndex, file=name):
-            return _floor_in_file(files, name, layout, column=column, target=target)
-    except FileNotFoundError:
-        raise CorruptIndex("is missing", file=name) from None
-    except EOFError as short:
-        raise CorruptIndex(str(short), file=name) from None
-
-
-def _in_memory(segment: Segment, files: Files, suffix: str) -> IndexColumns | None:
-    """The index of an active segment, or one that is cached."""
-    active = segment.offsets if suffix == OFFSET_INDEX else segment.times
-    return active if active is not None else files.indexes.get(segment.name(suffix))
-
-
-def _floor_in_file(
-    files: Files, name: str, layout: Struct, *, column: int, target: int
-) -> Entry | None:
-    """Look into a sealed index that is not cached, and cache it if it is used often enough."""
-    generation = files.indexes.generation
-    file = files.open(name)
-    size_bytes = os.fstat(file.fd).st_size
-    if size_bytes % layout.size:
-        raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
-    index = FileReader(file, files.pread)
-    if not files.indexes.should_cache(name, size_bytes=size_bytes):
-        count = size_bytes // layout.size
-        return floor_on_disk(index, layout, count=count, column=column, target=target)
-    data = index.read(size_bytes, 0)
-    if len(data) < size_bytes:
-        raise CorruptIndex("the index shrank while it was read", file=name)
-    columns = IndexColumns(layout, data)
-    files.indexes.put(name, columns, generation=generation)
-    return columns.floor(column=column, target=target)
