@@ -24,14 +24,13 @@ from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
-from hot_tier.file_names import SNAPSHOT, path_of
+from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
 from hot_tier.log_loader import load_log
 from hot_tier.log_state import Clock, FetchProducerSnapshot, LogState, Offsets, no_producer_snapshot
-from hot_tier.nonblocking_files import NonBlockingFiles
-from hot_tier.open_files import OpenFiles
+from hot_tier.open_files import NonBlockingFiles, OpenFiles
 from hot_tier.producer_snapshots import write_snapshot
 from hot_tier.reaper import Reaper
 from hot_tier.recovery import OpenRequest, RecoveryReport
@@ -74,7 +73,9 @@ class PartitionLog:
         self._flusher = Flusher(state)
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
-        self._nonblocking_files = NonBlockingFiles(state)
+        self._nonblocking_files = NonBlockingFiles(
+            state.files, lambda: state.active.segment.name(LOG)
+        )
 
     @classmethod
     def open(

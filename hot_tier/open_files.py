@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from hot_tier.index_cache import IndexCache
 from record_format.file_slice import OpenFile
+from record_format.page_cache import pread_nowait
 
 KEPT_OPEN_MAX = 64
 
@@ -100,6 +101,37 @@ class OpenFiles:
             self._files.clear()
             for name in [name for name in self._pinned if name.startswith(below)]:
                 del self._pinned[name]
+
+
+class NonBlockingFiles:
+    """Replaces `OpenFiles` in a look-up that must not block: whatever would need the disk raises
+    BlockingIOError, and a thread that may block repeats the call.
+
+    On systems that cannot tell what is in the page cache, every read raises it.
+    """
+
+    pread: Final = staticmethod(pread_nowait)
+
+    def __init__(self, files: OpenFiles, active_log: Callable[[], str]) -> None:
+        """`active_log` returns the name of the file that is being appended to."""
+        self._files, self._active_log = files, active_log
+
+    @property
+    def indexes(self) -> IndexCache:
+        return self._files.indexes
+
+    def open(self, path: Path | str) -> OpenFile:
+        """A file that is already open, or the active segment's, which is opened: it was just
+        written.
+
+        Raises BlockingIOError for any other.
+        """
+        file = self._files.get(path)
+        if file is None:
+            if path != self._active_log():
+                raise BlockingIOError(f"{path} is not open")
+            file = self._files.open(path)
+        return file
 
 
 class FileReader:
