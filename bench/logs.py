@@ -10,6 +10,7 @@ from typing import Any
 from bench.records import START_MS, TOPIC_ID
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from record_format.produced import ProducedBatches, ProduceLimits, check_produced
 
 
@@ -24,8 +25,7 @@ def open_log(
         topic_id=TOPIC_ID,
         config=LogConfig.parse(named),
         clock=lambda: START_MS,
-        clean=clean,
-        recovery_point=recovery_point,
+        request=OpenRequest(clean=clean, recovery_point=recovery_point),
     )
 
 

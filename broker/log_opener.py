@@ -37,6 +37,7 @@ from hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_folder import has_segments
 from hot_tier.open_files import OpenFiles
+from hot_tier.recovery import OpenRequest
 from record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -181,12 +182,14 @@ class LogOpener:
             number=number,
             at_start=wanted.at_start,
             cold=cold,
-            cold_end=cold_end,
-            was_clean=self._folder.was_clean,
             checkpoint=checkpoint,
-            flushed_end=flushed_end,
-            recovery_point=0 if is_taken_over else checkpoint,
-            log_start_offset=max((at for at in starts if at is not None), default=None),
+            request=OpenRequest(
+                clean=self._folder.was_clean,
+                recovery_point=0 if is_taken_over else checkpoint,
+                flushed_end=flushed_end,
+                log_start_offset=max((at for at in starts if at is not None), default=None),
+                start_offset=cold_end,
+            ),
             clock=self._clock,
             disk=self._disk,
             open_files=self._files,
@@ -213,7 +216,7 @@ class LogOpener:
         checkpoint and the bucket's end is unknown, and its offsets would be assigned again.
         """
         was_opened = bool(self.epochs.of(spec.name))
-        if spec.was_clean or not was_opened or has_segments(spec.folder):
+        if spec.request.clean or not was_opened or has_segments(spec.folder):
             return
         reached = max(spec.checkpoint, spec.cold_end)
         raise CorruptBatch(
@@ -289,7 +292,7 @@ def _check_reaches(opened: PartitionLog, spec: LogSpec) -> None:
     recorded where the log ended, it may, if the bucket has everything.
     """
     end, reached = opened.log_end_offset, max(spec.checkpoint, spec.cold_end)
-    if end >= reached or (spec.was_clean and spec.checkpoint == spec.cold_end):
+    if end >= reached or (spec.request.clean and spec.checkpoint == spec.cold_end):
         return
     opened.close()
     raise CorruptBatch(

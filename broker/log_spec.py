@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.log_state import no_producer_snapshot
 from hot_tier.open_files import OpenFiles
+from hot_tier.recovery import OpenRequest
 from manifest.state import EpochStart
 
 
@@ -39,9 +40,9 @@ class Wanted(NamedTuple):
 class LogSpec:
     """How to open a log. A take-over opens it again after it changed the files.
 
-    `checkpoint`: the recovery point as it was saved. `flushed_end`: below it everything is known
-    to have been flushed. `recovery_point`: from there on every batch is checked.
-    `log_start_offset`: None if neither the checkpoint nor the bucket has one.
+    `checkpoint`: the recovery point as it was saved. `request.flushed_end`: below it everything is
+    known to have been flushed; `request.log_start_offset`: None if neither the checkpoint nor the
+    bucket has one.
     """
 
     folder: Path
@@ -49,12 +50,8 @@ class LogSpec:
     number: int
     at_start: bool
     cold: ColdLog | None
-    cold_end: int
-    was_clean: bool
     checkpoint: int
-    flushed_end: int
-    recovery_point: int
-    log_start_offset: int | None
+    request: OpenRequest
     clock: Callable[[], int]
     disk: Disk
     open_files: OpenFiles
@@ -67,34 +64,41 @@ class LogSpec:
         """Topic id and partition, as files below `tierlog/` name the partition."""
         return format_topic_id_partition(self.record.topic_id, self.number)
 
+    @property
+    def cold_end(self) -> int:
+        """Where the bucket ends; 0 without one."""
+        return self.request.start_offset
+
     def open(self) -> PartitionLog:
-        return self._open(
-            clean=self.was_clean,
-            flushed_end=self.flushed_end,
-            log_start_offset=self.log_start_offset,
-        )
+        return self._open(self.request)
 
     def open_for_take_over(self, log_start_offset: int | None) -> PartitionLog:
         """Open the log of a partition that is being taken over. `log_start_offset`: the bucket's;
         it counts where the log has none of its own, because an earlier attempt may have left a
         first segment that begins above it.
         """
-        start = self.log_start_offset if self.log_start_offset is not None else log_start_offset
-        return self._open(clean=self.was_clean, flushed_end=self.checkpoint, log_start_offset=start)
+        own = self.request.log_start_offset
+        start = own if own is not None else log_start_offset
+        return self._open(
+            replace(self.request, flushed_end=self.checkpoint, log_start_offset=start)
+        )
 
     def reopen(self, recovery_point: int, log_start_offset: int | None) -> PartitionLog:
         """Open the log again as after a crash, with these bounds: the recovery point is at most,
         the log start at least the one given.
         """
-        starts = [at for at in (self.log_start_offset, log_start_offset) if at is not None]
+        starts = (self.request.log_start_offset, log_start_offset)
         return self._open(
-            clean=False,
-            flushed_end=min(self.checkpoint, recovery_point),
-            log_start_offset=max(starts, default=None),
+            replace(
+                self.request,
+                clean=False,
+                flushed_end=min(self.checkpoint, recovery_point),
+                log_start_offset=max((at for at in starts if at is not None), default=None),
+            )
         )
 
-    def _open(self, *, clean: bool, flushed_end: int, log_start_offset: int | None) -> PartitionLog:
-        cold = self.cold
+    def _open(self, request: OpenRequest) -> PartitionLog:
+        cold, checked_from = self.cold, min(request.recovery_point, request.flushed_end)
         return PartitionLog.open(
             self.folder,
             topic=self.record.name,
@@ -102,11 +106,7 @@ class LogSpec:
             topic_id=self.record.topic_id,
             config=LogConfig.parse(self.record.config),
             clock=self.clock,
-            clean=clean,
-            recovery_point=min(self.recovery_point, flushed_end),
-            flushed_end=flushed_end,
-            log_start_offset=log_start_offset,
-            start_offset=self.cold_end,
+            request=replace(request, recovery_point=checked_from),
             disk=self.disk,
             open_files=self.open_files,
             fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,

@@ -87,11 +87,7 @@ class PartitionLog:
         topic_id: str,
         config: LogConfig,
         clock: Clock,
-        clean: bool,
-        recovery_point: int = 0,
-        flushed_end: int = 0,
-        log_start_offset: int | None = None,
-        start_offset: int = 0,
+        request: OpenRequest,
         disk: Disk = REAL_DISK,
         open_files: OpenFiles | None = None,
         monotonic_clock: Clock = monotonic_ms,
@@ -99,12 +95,8 @@ class PartitionLog:
     ) -> PartitionLog:
         """Open the log in `folder`, recovering it after an unclean stop, or create it.
 
-        `clean`: the last process to have it open closed it. `recovery_point`: everything below it
-        was flushed and is not checked. `flushed_end`: everything below it was flushed too, so that
-        records missing below it were lost, not just unflushed at a crash. `log_start_offset`: None
-        if unknown; the log then starts at its first segment. `start_offset`: where a new, empty log
-        begins. `open_files` may be shared by many logs. `fetch_producer_snapshot` is called if the
-        folder has no valid snapshot for the start of the log.
+        `open_files` may be shared by many logs. `fetch_producer_snapshot` is called if the folder
+        has no valid snapshot for the start of the log.
 
         Raises CorruptDataError, ConfigurationError (another topic's folder, or one that is not
         writable), DiskFull, LogOfflineError (the disk failed).
@@ -121,8 +113,6 @@ class PartitionLog:
             fetch_producer_snapshot=fetch_producer_snapshot,
         )
         state.files.invalidate_folder(folder)  # they may be of an earlier log there
-        flushed_end = max(recovery_point, flushed_end)
-        request = OpenRequest(clean, recovery_point, flushed_end, log_start_offset, start_offset)
         with ExitStack() as on_failure:
             on_failure.callback(state.close_files)
             report = _load(state, request)

@@ -45,15 +45,21 @@ class RecoveryReport:
     rewritten_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """What the data folder's checkpoints say about a log."""
+    """What is known about a log before it is opened.
+
+    `clean`: the last process to have it open closed it. `recovery_point`: everything below it was
+    flushed and is not checked. `flushed_end`: everything below it was flushed too, so that records
+    missing below it were lost, not just unflushed at a crash. `log_start_offset`: None if unknown;
+    the log then starts at its first segment. `start_offset`: where a new, empty log begins.
+    """
 
     clean: bool
-    recovery_point: int
-    flushed_end: int
-    log_start_offset: int | None
-    start_offset: int
+    recovery_point: int = 0
+    flushed_end: int = 0
+    log_start_offset: int | None = None
+    start_offset: int = 0
 
 
 class Recovery:
@@ -63,7 +69,8 @@ class Recovery:
         self, state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
     ) -> None:
         self._state, self._folder, self._report = state, folder, report
-        self._recovery_point, self._flushed_end = request.recovery_point, request.flushed_end
+        self._recovery_point = request.recovery_point
+        self._flushed_end = max(request.recovery_point, request.flushed_end)
         self._rewrite = folder.went_offline
         self._deferred = DeferredProducers(state)
 

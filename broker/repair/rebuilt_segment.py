@@ -26,6 +26,7 @@ from hot_tier.disk import disk_full, is_disk_full
 from hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from hot_tier.segment_views import SegmentFiles
 from manifest.state import SegmentEntry
 from record_format.checkpoint_files import EpochEntry
@@ -144,8 +145,7 @@ def _opened(
         topic_id=log.topic_id,
         config=LogConfig.parse({**log.config.overrides, **whole}),
         clock=clock,
-        clean=False,
-        log_start_offset=entry.base_offset,
+        request=OpenRequest(clean=False, log_start_offset=entry.base_offset),
     )
     cut = opened.recovery
     if cut.truncate_reason or not entry.base_offset < opened.log_end_offset <= entry.next_offset:

@@ -61,6 +61,7 @@ from hot_tier.file_names import LOG, SNAPSHOT, path_of
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.producer_snapshots import snapshot_before
+from hot_tier.recovery import OpenRequest
 from manifest.keys import PartitionKeys
 from manifest.state import EpochStart, Manifest
 from manifest.store import ManifestStore
@@ -277,6 +278,7 @@ def _copy(source: Path, target: TailTarget, end_offset: int, *, snapshot: bytes 
 
 def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> PartitionLog:
     """The copy, after its recovery checked every batch; closed again."""
+    flushed_end = old.recovery_point(target.keys)
     opened = PartitionLog.open(
         target.folder,
         topic=target.keys.topic,
@@ -284,9 +286,7 @@ def _recovered(old: OldFolder, target: TailTarget, end_offset: int) -> Partition
         topic_id=target.keys.topic_id,
         config=target.config,
         clock=target.clock,
-        clean=False,
-        flushed_end=old.recovery_point(target.keys),
-        start_offset=end_offset,
+        request=OpenRequest(clean=False, flushed_end=flushed_end, start_offset=end_offset),
     )
     opened.close()
     return opened

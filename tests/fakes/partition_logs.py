@@ -1,6 +1,7 @@
 """Fixtures: logs in `tmp_path`, and batches to put into them. A conftest imports them all."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hot_tier.append import Append, AppendResult
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from record_format.batch import BatchHeader, iter_headers, parse_header
 from record_format.decode import Record, decode_batch, min_timestamp_of
 from record_format.encode import encode_batch
@@ -18,6 +20,7 @@ from tests.fakes.faulty_disk import FaultyDisk
 
 TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"
 NOW_MS = 1_700_000_000_000
+REQUEST = fields(OpenRequest)
 
 
 Batches = list[tuple[BatchHeader, list[Record]]]
@@ -129,12 +132,14 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     def _open(
         folder: Path | None = None, *, config: dict[str, Any] | None = None, **arguments: Any
     ):
-        given = {"clean": True, "topic_id": TOPIC_ID, "partition": 0, "monotonic_clock": clock}
+        given = {"topic_id": TOPIC_ID, "partition": 0, "monotonic_clock": clock}
+        known = {one.name: arguments.pop(one.name) for one in REQUEST if one.name in arguments}
         log = PartitionLog.open(
             folder or tmp_path / "t-0",
             topic="t",
             config=LogConfig.parse(config or {}),
             clock=clock,
+            request=OpenRequest(**{"clean": True, **known}),
             **{**given, **arguments},
         )
         opened.append(log)

@@ -12,6 +12,7 @@ from hot_tier.append import Acks, Append
 from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from tests.fakes.partition_logs import TOPIC_ID, Clock, batch, produced
 
 log = PartitionLog.open(
@@ -21,7 +22,7 @@ log = PartitionLog.open(
     topic_id=TOPIC_ID,
     config=LogConfig.parse({"segment.bytes": 20_000, "index.interval.bytes": 500}),
     clock=Clock(),
-    clean=False,
+    request=OpenRequest(clean=False),
 )
 commits = GroupCommit(log, ThreadPoolExecutor(4), FlushTimer())
 print_lock = threading.Lock()

@@ -17,6 +17,7 @@ from hot_tier import segment_swap
 from hot_tier.append import Append
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from record_format.key_table import PlainKeyTable
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import TOPIC_ID, Clock, batch, produced, records_of
@@ -59,8 +60,7 @@ class World:
             config=self.config,
             clock=self.clock,
             monotonic_clock=self.clock,
-            clean=clean,
-            recovery_point=self.recovery_point,
+            request=OpenRequest(clean=clean, recovery_point=self.recovery_point),
             disk=disk,
         )
 

@@ -17,6 +17,7 @@ import pytest
 from hot_tier.append import Append
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import NOW_MS, TOPIC_ID, Clock, batch, produced, records_of
@@ -77,9 +78,9 @@ class World:
             config=self.config,
             clock=self.clock,
             monotonic_clock=self.clock,
-            clean=clean,
-            recovery_point=self.checkpoint,
-            log_start_offset=self.log_start,
+            request=OpenRequest(
+                clean=clean, recovery_point=self.checkpoint, log_start_offset=self.log_start
+            ),
             disk=disk,
         )
 

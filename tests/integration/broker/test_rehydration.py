@@ -11,6 +11,7 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
+from hot_tier.recovery import OpenRequest
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.errors import DiskFull, InvalidConfig
 from tests.fakes.broker_harness import BrokerHarness
@@ -230,9 +231,9 @@ def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_pat
             topic_id=partition.log.topic_id,
             config=partition.log.config,
             clock=lambda: 0,
-            clean=False,
-            recovery_point=partition.log.recovery_point,
-            log_start_offset=0,
+            request=OpenRequest(
+                clean=False, recovery_point=partition.log.recovery_point, log_start_offset=0
+            ),
         )
         assert log.first_local_offset in bases
         offset, end = log.first_local_offset, log.high_watermark

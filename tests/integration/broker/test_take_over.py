@@ -12,6 +12,7 @@ from broker.ownership.take_over_plan import TakeOverPlan
 from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
@@ -346,7 +347,7 @@ def test_a_diverged_folder_is_a_valid_log(diverged):
         topic_id=harness.broker.topic("t").record.topic_id,
         config=LogConfig.parse({}),
         clock=lambda: 0,
-        clean=False,
+        request=OpenRequest(clean=False),
     )
     assert (opened.log_start_offset, opened.log_end_offset) == (100, 140)
     opened.close()

@@ -14,6 +14,7 @@ import pytest
 from hot_tier.append import Append
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
+from hot_tier.recovery import OpenRequest
 from record_format.batch import iter_headers
 from record_format.checkpoint_files import format_topic_id, parse_partition_metadata
 from record_format.decode import decode_batch
@@ -71,8 +72,7 @@ def open_log(folder: Path, clock: Clock, *, config: LogConfig, topic_id: str, cl
         topic_id=topic_id,
         config=config,
         clock=clock,
-        clean=clean,
-        recovery_point=1 << 40,
+        request=OpenRequest(clean=clean, recovery_point=1 << 40),
     )
 
 
