@@ -2,7 +2,6 @@
 
     <partition's segments folder>/<20-digit base offset>-<epoch>-<unique>.log
     <partition's segments folder>/<same>.indexes
-    probe/<run>/…                               deleted when the probe ends
 
 * Keys are relative to the store's prefix. Offsets have 20 digits, so that keys sort by offset.
 * `<unique>` is random, so no two uploads ever share a key, whichever broker uploads.
@@ -13,8 +12,6 @@ from __future__ import annotations
 import re
 import secrets
 from typing import NamedTuple
-
-from cold_tier.store_ledger import PROBE_PREFIX
 
 _SEGMENT = re.compile(r"(\d{20})-(\d+)-([0-9a-z]+)\.(log|indexes)")
 
@@ -58,7 +55,3 @@ def parse_segment(key: str) -> SegmentName | None:
 def new_unique() -> str:
     """80 random bits in 20 hex digits."""
     return secrets.token_hex(10)
-
-
-def probe_key(run: str, name: str) -> str:
-    return f"{PROBE_PREFIX}{run}/{name}"

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_keys import new_unique, probe_key
+from cold_tier.object_keys import new_unique
 from cold_tier.object_store import ChecksumRefused, ObjectStore
 from cold_tier.store_ledger import PROBE_PREFIX
 from record_format.errors import (
@@ -220,7 +220,7 @@ class _ProbeRun:
             )
 
     def _key(self, name: str) -> str:
-        key = probe_key(self._run, name)
+        key = f"{PROBE_PREFIX}{self._run}/{name}"
         self.keys.append(key)
         return key
 
