@@ -44,7 +44,7 @@ class ColdReads:
         store_status: StoreStatus,
     ) -> None:
         self._manifests, self._reader, self.bucket_state = manifests, reader, bucket_state
-        self._store_status = store_status
+        self.store_status = store_status
         self._oldest: tuple[PageRef | UnwrittenPage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
@@ -54,18 +54,6 @@ class ColdReads:
     def manifest(self) -> Manifest | None:
         """The manifest last seen in force. Immutable: readers take it once."""
         return self.bucket_state.manifest
-
-    @property
-    def store_is_reachable(self) -> bool:
-        return self._store_status.is_reachable
-
-    def recheck_store(self) -> bool:
-        """Contact the store, unless it is known to be unreachable; whether it is reachable."""
-        return self._store_status.recheck()
-
-    def check_clock(self) -> None:
-        """Raise ClockSkewTooLarge if the store is reachable and refuses this machine's clock."""
-        self._store_status.check_clock()
 
     @property
     def end_offset(self) -> int:
@@ -98,10 +86,10 @@ class ColdReads:
                 following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
             )
         except StoreUnavailable as error:
-            self._store_status.mark_unavailable(error)
+            self.store_status.mark_unavailable(error)
             raise
         except MissingObject as error:
-            if self._store_status.is_verified:
+            if self.store_status.is_verified:
                 raise
             # Not verified yet: an empty mount point lacks every object, and has lost none.
             raise StoreUnavailable(f"{self}: its bucket has not been verified yet") from error
@@ -208,8 +196,8 @@ class ColdReads:
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
         try:
-            if not self._store_status.is_reachable:
-                raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
+            if not self.store_status.is_reachable:
+                raise StoreUnavailable(f"{self}: {self.store_status.unavailable}")
             found = producers_below(self._manifests, manifest, offset)
         except StoreUnavailable as error:
             log.error("producer state is unknown", partition=str(self), error=str(error))
@@ -231,7 +219,7 @@ class ColdReads:
         return self._manifests.list_versions(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
-        return self._store_status.store.full_key(key)
+        return self.store_status.store.full_key(key)
 
     def _manifest_for_reading(self) -> Manifest:
         if self.manifest is None:

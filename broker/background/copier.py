@@ -211,7 +211,7 @@ class Copier:
         """Keeps a thousand partitions from all logging the same outage."""
         assert partition.cold is not None
         try:
-            return not partition.cold.recheck_store()
+            return not partition.cold.store_status.recheck()
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 

@@ -126,7 +126,7 @@ class Janitor:
     def _maintain_bucket(self, partition: Partition) -> None:
         if partition.is_defunct or partition.cold is None:
             return
-        if not partition.cold.store_is_reachable:
+        if not partition.cold.store_status.is_reachable:
             self._apply_retention(partition)
             return
         partition.cold.follow_log_start(partition.log.log_start_offset)
@@ -173,7 +173,7 @@ class Janitor:
         # Due also after the clock was set back.
         is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
         cold = partition.cold
-        if cold is None or partition.is_defunct or not is_due or not cold.store_is_reachable:
+        if cold is None or partition.is_defunct or not is_due or not cold.store_status.is_reachable:
             return
         self._collected_ms[partition] = now_ms
         try:
@@ -215,7 +215,7 @@ class Janitor:
             return
         cold = partition.cold
         if cold is not None and limits.retention_ms != UNLIMITED:
-            cold.check_clock()
+            cold.store_status.check_clock()
         if local and local[-1].active and end == local[-1].end_offset:
             try:
                 partition.log.roll()
@@ -225,7 +225,7 @@ class Janitor:
                     raise
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        commits = cold is not None and cold.store_is_reachable
+        commits = cold is not None and cold.store_status.is_reachable
         self._advance(partition, start, in_bucket=cold.drop_expired if cold and commits else None)
 
     def _apply_local_retention(self, partition: Partition) -> None:
