@@ -164,14 +164,15 @@ class ManifestStore:
                 file=self.keys.versions,
             )
 
-    def _newest_valid(self, newest: int, data: bytes | None, *, at_least: int) -> Manifest | None:
-        """The newest version that is not void; None if there are only void versions."""
+    def _newest_valid(self, newest: int, data: bytes, *, at_least: int) -> Manifest | None:
+        """The newest version that is not void; None if there are only void versions. `data`: that
+        of the newest.
+        """
+        if not is_truncated(data):
+            return decode_manifest(data, keys=self.keys, version=newest)
         lowest = max(at_least, newest - TRUNCATED_VERSIONS_MAX, 1)
-        for version in range(newest, lowest - 1, -1):
-            if version != newest:
-                data = self.versions.read(version)
-            if data is not None and not is_truncated(data):
-                return decode_manifest(data, keys=self.keys, version=version)
+        for version, older in self.versions.whole_below(newest, lowest=lowest):
+            return decode_manifest(older, keys=self.keys, version=version)
         if at_least == 0 and lowest == 1:
             return None
         raise CorruptManifest("there are only truncated versions", file=self.versions.key(newest))

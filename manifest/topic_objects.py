@@ -39,7 +39,6 @@ from record_format.errors import (
     OutcomeUnknownError,
     UnknownTopic,
 )
-from record_format.sealed_json import is_truncated
 from record_format.topic_rules import MAX_PARTITIONS, name_problem
 
 KIND_CLUSTER = "cluster"
@@ -111,12 +110,8 @@ class TopicObjects:
     def load(self, name: str, topic_id: str) -> TopicObject | None:
         """The newest version; None if there is none."""
         chain = self._chain(name, topic_id)
-        version = chain.newest()
-        while version > 0:
-            data = chain.read(version)
-            if data is not None and not is_truncated(data):
-                return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
-            version -= 1
+        for version, data in chain.whole_below(chain.newest() + 1):
+            return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
         return None
 
     def find(self, name: str) -> TopicObject:

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
@@ -152,6 +152,15 @@ class VersionChain:
             return get_object(self._store, self.key(version), max_bytes=self._max_bytes)
         except MissingObject:
             return None
+
+    def whole_below(self, version: int, *, lowest: int = 1) -> Iterator[tuple[int, bytes]]:
+        """The versions in [lowest, version) that exist and are not void, newest first; each is read
+        when it is requested.
+        """
+        for number in range(version - 1, lowest - 1, -1):
+            data = self.read(number)
+            if data is not None and not is_truncated(data):
+                yield number, data
 
     def create(self, version: int, body: bytes) -> CreateOutcome:
         """Create the version unless it exists. Raises OutcomeUnknownError, StoreUnavailable.
