@@ -46,13 +46,6 @@ class SegmentBytes(NamedTuple):
     source: SegmentEntry | OpenFile
 
 
-class _LocalFacts(NamedTuple):
-    records: int | None
-    min_timestamp: int | None
-    max_timestamp: int
-    crc32c: int | None
-
-
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentState]:
     """The segments that end at or above `from_offset`, and are not entirely below the log start.
 
@@ -83,10 +76,10 @@ def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[
     for view in local:
         if view.last_offset >= max(from_offset, view.base_offset):
             in_bucket = covered.get(view.base_offset)
-            facts = _known_facts(view, in_bucket)
+            known = _with_manifest_facts(view, in_bucket)
             if count:
-                facts = _counted_facts(partition, view, facts)
-            yield _local_listing(partition, view, in_bucket, facts)
+                known = _counted(partition, known)
+            yield _local_listing(partition, known, in_bucket)
 
 
 def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentState:
@@ -105,7 +98,7 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentState:
 
 
 def _local_listing(
-    partition: Partition, view: SegmentView, entry: SegmentEntry | None, facts: _LocalFacts
+    partition: Partition, view: SegmentView, entry: SegmentEntry | None
 ) -> SegmentState:
     object_key = None
     if entry is not None and partition.cold is not None:
@@ -114,40 +107,39 @@ def _local_listing(
         base_offset=view.base_offset,
         last_offset=view.last_offset,
         size_bytes=view.size_bytes,
-        records=facts.records,
-        min_timestamp=facts.min_timestamp,
-        max_timestamp=facts.max_timestamp if facts.max_timestamp >= 0 else None,
+        records=view.record_count,
+        min_timestamp=view.min_timestamp,
+        max_timestamp=view.max_timestamp if view.max_timestamp >= 0 else None,
         tier="both" if entry is not None else "hot",
         active=view.active,
         object_key=object_key,
-        crc32c=None if facts.crc32c is None else f"{facts.crc32c:08x}",
+        crc32c=None if view.crc32c is None else f"{view.crc32c:08x}",
     )
 
 
-def _known_facts(view: SegmentView, entry: SegmentEntry | None) -> _LocalFacts:
-    """From the log, else from the manifest, if it has the segment in the same size."""
-    same = entry if entry is not None and entry.size_bytes == view.size_bytes else None
-    crc32c = None if view.active else view.crc32c
-    if same is not None and crc32c is None:
-        crc32c = same.log_crc32c
-    if same is not None and view.record_count is None:
-        return _LocalFacts(same.record_count, same.min_timestamp, same.max_timestamp, crc32c)
-    return _LocalFacts(view.record_count, view.min_timestamp, view.max_timestamp, crc32c)
+def _with_manifest_facts(view: SegmentView, entry: SegmentEntry | None) -> SegmentView:
+    """What the log does not know of the segment, if the manifest has it in the same size."""
+    if entry is None or entry.size_bytes != view.size_bytes:
+        return view
+    if view.record_count is None:
+        view = view._replace(
+            record_count=entry.record_count,
+            min_timestamp=entry.min_timestamp,
+            max_timestamp=entry.max_timestamp,
+        )
+    return view._replace(crc32c=entry.log_crc32c) if view.crc32c is None else view
 
 
-def _counted_facts(partition: Partition, view: SegmentView, known: _LocalFacts) -> _LocalFacts:
-    log = partition.log
-    records, min_timestamp, max_timestamp, crc32c = known
+def _counted(partition: Partition, view: SegmentView) -> SegmentView:
+    log, counted = partition.log, view
     try:
-        if records is None:
-            counted = log.segment_stats(view.base_offset)
-            records, min_timestamp = counted.record_count, counted.min_timestamp
-            max_timestamp = counted.max_timestamp
-        if crc32c is None and not view.active:
-            crc32c = log.sealed.crc32c(view.base_offset)
+        if view.record_count is None:
+            counted = view._replace(**log.segment_stats(view.base_offset)._asdict())
+        if counted.crc32c is None and not view.active:
+            counted = counted._replace(crc32c=log.sealed.crc32c(view.base_offset))
     except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # deleted meanwhile, or damaged
-        return known
-    return _LocalFacts(records, min_timestamp, max_timestamp, crc32c)
+        return view
+    return counted
 
 
 def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
