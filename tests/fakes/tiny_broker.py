@@ -25,7 +25,7 @@ class TinyBroker:
 
     def __init__(self, *faults) -> None:
         self.faults, self.logs, self.seen = list(faults), {0: [], 1: []}, {}
-        self.identity_faults, self.identities = [], 0
+        self.next_sequences, self.identity_faults, self.identities = {}, [], 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/producers":
@@ -52,10 +52,10 @@ class TinyBroker:
         key = (partition, header.producer_id, header.base_sequence)
         duplicate = key in self.seen
         if not duplicate:
-            expected = sum(1 for p, i, _ in self.seen if (p, i) == key[:2])
+            assert header.base_sequence == self.next_sequences.get(key[:2], 0)
+            self.next_sequences[key[:2]] = header.base_sequence + header.record_count
             self.seen[key] = len(self.logs[partition])
             self.logs[partition] += [r.value for r in decode_batch(body, header)]
-            assert header.base_sequence >= expected
         base = self.seen[key]
         result = {
             "partition": partition,

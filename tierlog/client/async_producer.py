@@ -76,10 +76,11 @@ class AsyncProducer:
         self._sender = Sender(self._batching, self._partitioner, clock)
         self._finished = asyncio.Condition()  # a batch was finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
-        self._wake = asyncio.Event()  # for the sending task
+        self._wake = asyncio.Event()  # for the sending tasks
         self._flushing = 0
         self._yielded_ms = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle = 0  # tasks that wait for a batch
         self._closed = False
         self._failure: BaseException | None = None
 
@@ -104,8 +105,8 @@ class AsyncProducer:
             now_ms = self._clock()
             if partition is None:
                 await self._describe(topic, turns, now_ms)
-            if self._task is None:
-                self._task = asyncio.create_task(self._work(), name="tierlog-producer")
+            if not self._tasks:
+                self._start_task()
             await self._wait_for_room(record, now_ms)
             self._check_open()
             if partition is None:
@@ -157,14 +158,14 @@ class AsyncProducer:
                 self._flushing -= 1
 
     async def aclose(self) -> None:
-        """Flush, and end the task, which runs to its end even if the caller is cancelled."""
+        """Flush, and end the tasks, which run to their end even if the caller is cancelled."""
         try:
             await self.flush()
         finally:
             self._closed = True
             self._wake.set()
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        for task in self._tasks:
+            await asyncio.shield(task)
 
     def __repr__(self) -> str:
         return f"<AsyncProducer of {self._client!r}>"
@@ -181,13 +182,19 @@ class AsyncProducer:
         if self._closed:
             raise RuntimeError("the producer is closed")
 
+    # --- in the tasks that send -------------------------------------------------------------------
+
+    def _start_task(self) -> None:
+        self._tasks.append(asyncio.create_task(self._work(), name="tierlog-producer"))
+
     async def _work(self) -> None:
         try:
             while (pending := await self._next()) is not None:
                 await self._send(pending)
         except BaseException as error:  # cancelled, a bug, or the client was closed
-            self._failure = error
-            self._accumulator.fail_all(error)
+            self._failure = self._failure or error
+            self._accumulator.fail_queued(error)
+            self._wake.set()
             async with self._finished:
                 self._finished.notify_all()
             raise
@@ -197,8 +204,8 @@ class AsyncProducer:
         try:
             await self._client.run(steps)
         except BaseException as error:
-            self._failure = error
-            self._accumulator.fail_all(error)  # before `finish`: it includes this batch
+            self._failure = self._failure or error
+            self._accumulator.fail_queued(error, pending)
             raise
         finally:
             async with self._finished:
@@ -211,9 +218,22 @@ class AsyncProducer:
             now_ms = self._clock()
             flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
             pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
-            if pending is not None or self._closed:
+            if pending is not None:
+                self._leave_a_task_waiting()
+            if pending is not None or self._closed or self._failure is not None:
                 return pending
             due_ms = self._accumulator.next_due_ms()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if due_ms is None else (due_ms - now_ms) / 1000):
-                    await self._wake.wait()
+            self._idle += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(
+                        None if due_ms is None else (due_ms - now_ms) / 1000
+                    ):
+                        await self._wake.wait()
+            finally:
+                self._idle -= 1
+
+    def _leave_a_task_waiting(self) -> None:
+        """For batches of other partitions, while this task waits for its response."""
+        if not self._idle and len(self._tasks) < self._batching.max_in_flight:
+            self._start_task()

@@ -125,8 +125,10 @@ FutureT = TypeVar("FutureT", bound=RecordFuture)
 class Batching:
     """How records are batched. `batch_bytes` is before compression.
 
-    `delivery_timeout_s`: how long a batch is retried after it was due, if the broker had responded
-    to the previous one; Kafka's delivery.timeout.ms.
+    `max_in_flight`: how many batches, each of another partition, await their responses at a time.
+    More than one shortens the delay if the broker is far away, and takes more CPU, because batches
+    then wait less and are smaller. `delivery_timeout_s`: how long a batch is retried after it was
+    due, if the broker had responded to the previous one; Kafka's delivery.timeout.ms.
     """
 
     linger_ms: int = 5
@@ -134,12 +136,15 @@ class Batching:
     buffer_bytes: int = 32 << 20
     compression: str = "none"
     acks: Acks = "all"
+    max_in_flight: int = 1
     delivery_timeout_s: float = RESTART_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.compression not in CODEC_IDS:
             known = ", ".join(CODEC_IDS)
             raise InvalidRequest(f"compression must be one of {known}, not {self.compression!r}")
+        if self.max_in_flight < 1:
+            raise InvalidRequest(f"max_in_flight must be at least 1, not {self.max_in_flight}")
         if check_acks(self.acks) == "0":
             raise InvalidRequest(
                 "acks=0 is not supported by a producer: no record would ever get its offset"
@@ -287,10 +292,15 @@ class Accumulator(Generic[FutureT]):
             self.buffered_bytes = 0  # Ctrl-C during `add` leaves it wrong by one record
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail everything that is pending or in flight, when nothing can be sent any more: nobody
-        may wait for ever.
+        """Fail what is queued or in flight, when nothing can be sent or awaited any more."""
+        self.fail_queued(error, *self._in_flight.values())
+
+    def fail_queued(self, error: BaseException, *in_flight: PendingBatch[FutureT]) -> None:
+        """Fail what is queued and these batches, when nothing can be sent any more: nobody may wait
+        for ever. Others in flight may still be answered.
         """
-        failed = sum([pending.fail(error) for pending in self.unfinished()])
+        queued = itertools.chain(*self._queues.values())
+        failed = sum([pending.fail(error) for pending in [*in_flight, *queued]])
         if failed:
             log.warning(
                 "%d records of a producer were not sent, or not confirmed: %r", failed, error

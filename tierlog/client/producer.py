@@ -1,6 +1,7 @@
 """`client.producer()`: the caller sends record by record; batches are sent in the background.
 
-One thread sends; any number may call `send`. Decisions are made in `batching` and `sender`.
+Each request in flight has a thread, and one more waits for the next batch; any number may call
+`send`. Decisions are made in `batching` and `sender`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -93,9 +95,10 @@ class Producer:
         self._closed = False
         self._failure: BaseException | None = None
         self._process = os.getpid()
-        self._ended = False
-        self._thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
-        self._thread.start()
+        self._threads: list[threading.Thread] = []
+        self._working = self._idle = 0  # threads that have not ended, and that wait for a batch
+        with self._condition:
+            self._start_thread()
         _open_producers.add(self)
 
     def send(
@@ -109,7 +112,7 @@ class Producer:
         partition: int | None = None,
     ) -> Delivery:
         """Buffer one record. Waits if the buffer is full, then raises Throttled; in a future's
-        callback, which runs in the thread that sends, at once.
+        callback, which runs in a thread that sends, at once.
 
         The future's result is a `RecordMetadata`, or the error. Raises TypeError for what is not a
         record, UnknownTopic, and RuntimeError after `close`.
@@ -141,7 +144,7 @@ class Producer:
         return delivery
 
     def _wait_for_room(self, record: PreparedRecord) -> None:
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() in self._threads:
             raise Throttled("the buffer is full, and a future's callback cannot wait for room")
         if not self._condition.wait_for(
             lambda: self._accumulator.has_room(record), self._room_timeout_s
@@ -158,9 +161,9 @@ class Producer:
         """Send now what was sent before, and wait for the responses; False if `timeout_s` was not
         enough. Other threads may continue to send.
 
-        Raises RuntimeError in a future's callback: it runs in the thread that sends.
+        Raises RuntimeError in a future's callback: it runs in a thread that sends.
         """
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() in self._threads:
             raise RuntimeError(
                 "flush() cannot be called in a future's callback: it would wait for its own thread"
             )
@@ -179,14 +182,15 @@ class Producer:
                 self._flushing -= 1
 
     def close(self) -> None:
-        """Flush, and end the thread. The futures have the records' results."""
+        """Flush, and end the threads. The futures have the records' results."""
         self.flush()
         if self._is_working:
             with self._condition:
                 self._closed = True
                 self._condition.notify_all()
         if self._process == os.getpid():
-            self._thread.join()  # also a thread that failed and is about to raise
+            for thread in self._threads:  # also one that failed and is about to raise
+                thread.join()
         _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
 
     def stop_lingering(self) -> bool:
@@ -228,14 +232,22 @@ class Producer:
     @property
     def _is_working(self) -> bool:
         """Not `Thread.is_alive`: Ctrl-C in it can make Python 3.11 consider the thread ended."""
-        return not self._ended and self._process == os.getpid()
+        return self._working > 0 and self._process == os.getpid()
+
+    # --- in the threads that send; with the lock held, but for `_work` and `_send_all` ------------
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="tierlog-producer", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        self._working += 1
 
     def _work(self) -> None:
         try:
             self._send_all()
         finally:
             with self._condition:
-                self._ended = True
+                self._working -= 1
                 self._condition.notify_all()
 
     def _send_all(self) -> None:
@@ -245,8 +257,8 @@ class Producer:
                 self._client.run(steps)
             except BaseException as error:  # a bug, or its client was closed
                 with self._condition:
-                    self._failure = error
-                    self._accumulator.fail_all(error)
+                    self._failure = self._failure or error
+                    self._accumulator.fail_queued(error, pending)
                 raise
             finally:
                 with self._condition:
@@ -259,8 +271,18 @@ class Producer:
                 now_ms = self._clock()
                 flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
                 pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
-                if pending is not None or self._closed:
+                if pending is not None:
+                    self._leave_a_thread_waiting()
+                if pending is not None or self._closed or self._failure is not None:
                     return pending
                 due_ms = self._accumulator.next_due_ms()
                 wait_s = None if due_ms is None else max(due_ms - now_ms, 1) / 1000
+                self._idle += 1
                 self._condition.wait(wait_s and min(wait_s, threading.TIMEOUT_MAX))
+                self._idle -= 1
+
+    def _leave_a_thread_waiting(self) -> None:
+        """For batches of other partitions, while this thread waits for its response."""
+        if not self._idle and len(self._threads) < self._batching.max_in_flight:
+            with suppress(RuntimeError):  # no more threads, or the interpreter is shutting down
+                self._start_thread()

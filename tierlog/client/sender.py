@@ -5,7 +5,8 @@ Rules that keep it honest:
 * Every batch carries the producer's identity and a sequence, so that `exchange` may retry it after
   a lost response, and it is appended once.
 * If it remains unknown whether a batch was appended, its records fail with `AnswerLost` and the
-  identity is abandoned: a sequence is never reused for other records.
+  identity is abandoned: a sequence is never reused for other records. Batches of other partitions
+  that are in flight keep the identity that they were encoded with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from record_format.batch import MAX_SEQUENCE
 from record_format.encode import encode_batch
@@ -42,43 +43,60 @@ from tierlog.client.responses import ProduceResponse, ProducerIdentity
 log = logging.getLogger(__name__)
 
 
+class _Session(NamedTuple):
+    """An identity from the broker, and the next sequence of each partition under it."""
+
+    identity: ProducerIdentity
+    next_sequences: dict[TopicPartition, int]
+
+
 class Sender:
-    """Sends a producer's batches, and tracks the next sequence of each partition."""
+    """Sends a producer's batches, several at a time if they are of different partitions."""
 
     def __init__(
         self, batching: Batching, partitioner: Partitioner, clock: Callable[[], int]
     ) -> None:
         self._batching, self._partitioner, self._clock = batching, partitioner, clock
-        self._identity: ProducerIdentity | None = None
-        self._next_sequences: dict[TopicPartition, int] = {}
+        self._session: _Session | None = None
         self._last_got_response: bool | None = None  # of the last batch; None before the first
 
     def deliver(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[None]:
         """Send one batch and resolve its futures; errors are reported by these, not raised."""
+        session = self._session
         try:
-            response = yield from self._append(pending, policy)
+            if session is None:
+                session = yield from self._begin_session(pending, policy)
+            response = yield from self._append(pending, session, policy)
         except TierlogError as error:
             if isinstance(error, TooLarge) and _leaves_sequence_valid(error) and len(pending) > 1:
                 for part in _split(pending, error):
                     yield from self.deliver(part, policy)
             else:
-                self._fail(pending, error)
+                self._fail(pending, session, error)
             return
         self._last_got_response = True
-        next_sequence = self._sequence(pending) + len(pending)
-        self._next_sequences[pending.topic_partition] = next_sequence & MAX_SEQUENCE
         (result,) = response.results
         pending.complete(result.base_offset)
 
-    def _append(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[ProduceResponse]:
-        if self._identity is None:
-            init = calls.init_producer()
-            self._identity = yield from exchange(init, self._limited(policy, pending))
+    def _begin_session(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[_Session]:
+        init = calls.init_producer()
+        identity = yield from exchange(init, self._limited(policy, pending))
+        if self._session is None:  # not if another batch began one at the same time
+            self._session = _Session(identity, {})
+        return self._session
+
+    def _append(
+        self, pending: PendingBatch[Any], session: _Session, policy: RetryPolicy
+    ) -> Steps[ProduceResponse]:
         topic, partition = pending.topic_partition
-        batch = _encode(pending, self._identity, self._sequence(pending), self._batching.codec)
+        sequence = session.next_sequences.get(pending.topic_partition, 0)
+        batch = _encode(pending, session.identity, sequence, self._batching.codec)
         acks = self._batching.acks
         call = calls.produce_batches(topic, batch, partition=partition, acks=acks)
-        return (yield from exchange(call, self._limited(policy, pending)))
+        response = yield from exchange(call, self._limited(policy, pending))
+        next_sequence = (sequence + len(pending)) & MAX_SEQUENCE
+        session.next_sequences[pending.topic_partition] = next_sequence
+        return response
 
     def _limited(self, policy: RetryPolicy, pending: PendingBatch[Any]) -> RetryPolicy:
         """For what is left of the batch's delivery timeout. Raises BrokerUnreachable."""
@@ -93,18 +111,15 @@ class Sender:
             )
         return policy
 
-    def _sequence(self, pending: PendingBatch[Any]) -> int:
-        return self._next_sequences.get(pending.topic_partition, 0)
-
-    def _fail(self, pending: PendingBatch[Any], error: TierlogError) -> None:
+    def _fail(
+        self, pending: PendingBatch[Any], session: _Session | None, error: TierlogError
+    ) -> None:
         self._last_got_response = isinstance(error, RequestError)
         if isinstance(error, UnknownTopicOrPartition):
             self._partitioner.expire(pending.topic_partition[0])
-        was_sent = self._identity is not None
-        if not _leaves_sequence_valid(error):
-            self._identity = None
-            self._next_sequences.clear()
-        if was_sent and isinstance(error.__cause__, AnswerLost):
+        if session is self._session and not _leaves_sequence_valid(error):
+            self._session = None
+        if session is not None and isinstance(error.__cause__, AnswerLost):
             error = AnswerLost(f"{error}; an earlier attempt may have been appended")
         # For callers that ignore their futures.
         log.warning(

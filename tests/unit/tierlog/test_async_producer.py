@@ -33,6 +33,36 @@ def test_the_asynchronous_producer_behaves_the_same():
     assert broker.logs[0] == [b"v%d" % n for n in range(30)]
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_asynchronous_batches_are_in_flight_together_if_allowed(max_in_flight):
+    broker, in_flight, most, together = TinyBroker(), [], [], asyncio.Event()
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/records"):
+            partition = request.url.path.split("/")[5]
+            in_flight.append(partition)
+            assert len(set(in_flight)) == len(in_flight), "else records could change their order"
+            most.append(len(in_flight))
+            if len(in_flight) == max_in_flight:
+                together.set()
+            await asyncio.wait_for(together.wait(), 10)
+            in_flight.remove(partition)
+        return broker(request)
+
+    async def send() -> list[int]:
+        transport = httpx.MockTransport(slow)
+        async with (
+            tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
+            c.producer(Batching(max_in_flight=max_in_flight)) as producer,
+        ):
+            sent = [await producer.send("t", f"{n}", partition=n % 2) for n in range(40)]
+            await producer.flush()
+            return [(await future).offset for future in sent]
+
+    assert asyncio.run(send()) == [n // 2 for n in range(40)]
+    assert max(most) == max_in_flight
+
+
 def test_a_sending_loop_yields_to_other_tasks():
     broker = TinyBroker()
 
@@ -180,7 +210,7 @@ def test_a_cancelled_close_still_sends_everything():
                     await producer.aclose()
             release.set()
             assert [(await delivery).offset for delivery in deliveries] == [0, 1, 2]
-            await asyncio.wait_for(asyncio.shield(producer._task), 10)
+            await asyncio.wait_for(asyncio.gather(*producer._tasks), 10)
 
     asyncio.run(run())
     assert broker.logs[0] == [b"0", b"1", b"2"]

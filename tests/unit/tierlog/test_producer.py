@@ -182,4 +182,35 @@ def test_unsupported_options_are_refused():
         Batching(compression="brotli")
     with pytest.raises(errors.InvalidRequest, match="acks=0"):
         Batching(acks="0")
+    with pytest.raises(errors.InvalidRequest, match="max_in_flight"):
+        Batching(max_in_flight=0)
     assert Batching().codec == 0
+
+
+@pytest.mark.parametrize("batching", [Batching(), Batching(max_in_flight=2)])
+def test_batches_of_different_partitions_are_in_flight_together_if_allowed(batching):
+    broker, in_flight, most = TinyBroker(), set(), []
+    together = threading.Event()
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/records"):
+            return broker(request)
+        partition = request.url.path.split("/")[5]
+        assert partition not in in_flight, "else records could change their order"
+        in_flight.add(partition)
+        most.append(len(in_flight))
+        if len(in_flight) == batching.max_in_flight:
+            together.set()
+        assert together.wait(10)
+        in_flight.remove(partition)
+        return broker(request)
+
+    with client(slow) as c, c.producer(batching) as producer:
+        sent = [producer.send("t", f"{n}", partition=n % 2) for n in range(40)]
+        producer.flush()
+        sent += [producer.send("t", f"{n}", partition=n % 2) for n in range(40, 80)]
+    assert max(most) == batching.max_in_flight
+    for partition in (0, 1):
+        mine = range(partition, 80, 2)
+        assert broker.logs[partition] == [b"%d" % n for n in mine]
+        assert [sent[n].result(0).offset for n in mine] == list(range(40))

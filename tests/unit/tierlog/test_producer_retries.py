@@ -182,3 +182,25 @@ def test_a_batch_interrupted_by_a_shutdown_is_retried():
         sent = producer.send("t", "a", partition=0)
     assert sent.result(0).offset == 0
     assert broker.logs[0] == [b"a"]
+
+
+def test_a_batch_in_flight_keeps_its_producer_id_when_another_partition_takes_a_new_one():
+    broker, lost, release = TinyBroker(*["lost"] * 3), [], threading.Event()
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        if "partitions/1" not in request.url.path or lost:
+            return broker(request)
+        lost.append(broker.append(1, request.content))
+        assert release.wait(10)
+        raise httpx.ReadError("gone", request=request)
+
+    with client(slow) as c, c.producer(Batching(max_in_flight=2)) as producer:
+        failed, kept = [producer.send("t", "a", partition=partition) for partition in (0, 1)]
+        assert isinstance(failed.exception(10), AnswerLost)
+        later = [producer.send("t", "b", partition=0)]
+        assert later[0].result(10).offset == 1
+        release.set()
+        assert kept.result(10).offset == 0
+        later.append(producer.send("t", "b", partition=1))
+    assert later[1].result(0).offset == 1
+    assert broker.logs == {0: [b"a", b"b"], 1: [b"a", b"b"]}
