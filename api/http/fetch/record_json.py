@@ -36,7 +36,7 @@ MAX_EXPANDED_BATCH: Final = 256 << 20
 # The least overhead of a record in a batch: with it, a page is never smaller than the uncompressed
 # batches that were read for it.
 RECORD_BYTES: Final = 7
-PAGE_RECORDS: Final = 1_000_000  # as text, each takes some hundred bytes of memory
+PAGE_RECORDS: Final = 100_000  # as text, each takes some hundred bytes of memory
 _LINE_BREAKS: Final = b"\r\n"
 
 
