@@ -197,15 +197,23 @@ def _produce(path: str, *, to_partition: bool) -> Call:
     )
 
 
+_TAILING: Final = (
+    "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
+)
+_TAILING_ALL: Final = (
+    " Refused while a partition is damaged or lost: follow the others one by one, or with `POST "
+    "/v1/fetch`. An id names every partition: above some 5,000 it is longer than the head of a "
+    "request may be, and nothing can resume after it."
+)
+
+
 def _tail(path: str, *, whole_topic: bool) -> Call:
     return _record_call(
         method="GET",
         path=path,
         handler=tail_topic if whole_topic else tail_partition,
         summary="Follow a topic" if whole_topic else "Follow a partition",
-        description=(
-            "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
-        ),
+        description=_TAILING + (_TAILING_ALL if whole_topic else ""),
         query=TailQuery,
         headers={"Last-Event-ID": "the id of the last event received; resumes after it"},
         response={EVENTS: Body(schema={"type": "string"})},

@@ -1,6 +1,7 @@
 """Range and conditional requests for a segment (RFC 9110, 13 and 14). Pure.
 
 * A single range is served; several get the whole segment, as RFC 9110 allows.
+* HEAD gives the head of the GET, 206 too, as S3 and nginx do: RFC 9110 defines Range for GET only.
 * A Range that is not a valid byte range is ignored; one outside the segment is refused.
 """
 
