@@ -108,6 +108,8 @@ class ArrowDecoder:
         self._header_room = FIRST_HEADERS
         timeless = request.row_filter[2:] == (I64_MIN, I64_MAX)
         self._by_header = timeless and _FROM_HEADERS.issuperset(request.columns)
+        self.reached_offset = 0
+        """After the last batch that begins below the end of the filter."""
 
     def decode(self, buf: Buffer, *, file: str = "", position: int = 0) -> Iterator[pa.RecordBatch]:
         """The wanted rows of `buf`, which consists of whole batches.
@@ -118,12 +120,18 @@ class ArrowDecoder:
         data = _read_only(view)
         try:
             for table in _tables(view, data):
+                self._note_reached(table)
                 yield from self._decode_table(view, data, table)
         except CorruptBatch as error:
             where = None if error.position is None else position + error.position
             raise CorruptBatch(
                 error.detail, file=file, position=where, offset=error.offset
             ) from error
+
+    def _note_reached(self, table: Array) -> None:
+        bases = table[:, kernel.BASE_OFFSET]
+        if count := int(np.searchsorted(bases, self._request.row_filter.end_offset)):
+            self.reached_offset = int(bases[count - 1] + table[count - 1, kernel.LAST_DELTA]) + 1
 
     def _decode_table(
         self, view: memoryview, data: Array, table: Array

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from record_format.errors import TierlogError
 from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, OffsetSpec
 from spark_reader.catalog import PartitionFacts
-from spark_reader.gaps import first_lost
+from spark_reader.gaps import Gaps, first_lost
 from spark_reader.option_values import InvalidOption
 
 TimeLookup = Callable[[PartitionFacts, int], int | None]
@@ -91,9 +91,14 @@ def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) 
     if end > facts.end_offset or start > facts.end_offset:
         loss.report(f"{name}: ends at {facts.end_offset}, before offset {max(start, end)}")
         end = min(end, facts.end_offset)
-    if (lost := first_lost(start, end, facts.gaps)) is not None:
-        loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
+    report_if_lost(name, start, end, facts.gaps, loss=loss)
     return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
+
+
+def report_if_lost(name: str, start: int, end: int, gaps: Gaps, *, loss: DataLossPolicy) -> None:
+    """Report what of [start, end) is gone if it ends inside a gap."""
+    if (lost := first_lost(start, end, gaps)) is not None:
+        loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
 
 
 def _offset(facts: PartitionFacts, spec: OffsetSpec, first_at_time: TimeLookup) -> int | None:

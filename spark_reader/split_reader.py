@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -30,14 +30,10 @@ from record_format.errors import (
 from record_format.row_filter import RowFilter
 from spark_reader.access import Access, Connections
 from spark_reader.cold_index import chunk_ref
-from spark_reader.gaps import first_lost
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
-from spark_reader.ranges import DataLossPolicy
+from spark_reader.ranges import DataLossPolicy, report_if_lost
 from tierlog.client.calls import Limits
-
-if TYPE_CHECKING:
-    from tierlog.client import Client
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
@@ -72,7 +68,7 @@ def read_split(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
     start_offset = max(request.row_filter.start_offset, split.start_offset)
-    decoder = _decoder(split, request, start_offset)
+    decoder, reached = _decoder(split, request, start_offset), split.start_offset
     largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
     # Returned after decoding, not after fetching: the last piece is still being decoded then.
     with _buffer_pool.pair(largest) as buffers:
@@ -85,6 +81,9 @@ def read_split(
                     start_offset = piece.start_offset
                     decoder = _decoder(split, request, start_offset)
                 yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+                reached = max(reached, decoder.reached_offset)
+    if not split.is_cold:
+        _check_end(split, request, loss, reached=reached)
 
 
 def _decoder(split: Split, request: ReadRequest, start_offset: int) -> ArrowDecoder:
@@ -184,29 +183,25 @@ def _tail(split: Split, request: ReadRequest, loss: DataLossPolicy) -> Iterator[
         if found.next_offset <= offset:
             loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
             return
-        if not found.batches and found.next_offset > split.end_offset:
-            _report_if_lost(broker, split, request, loss, offset=offset)
         if found.batches:
             where = f"{name} at the broker, from offset {offset}"
             yield Piece(found.batches, where, 0, log_start_offset)
         offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
 
 
-def _report_if_lost(
-    broker: Client, split: Split, request: ReadRequest, loss: DataLossPolicy, *, offset: int
-) -> None:
-    """Report loss if the empty rest of the split is not what compaction left, but ends inside a
-    gap: a restore since the plan, or one that no manifest told the plan of.
+def _check_end(split: Split, request: ReadRequest, loss: DataLossPolicy, *, reached: int) -> None:
+    """Report loss if the split ends inside a gap: there was a restore since the plan, or after the
+    manifest version that the plan was made from. `reached`: after the last batch in the split.
     """
-    if split.end_offset == request.row_filter.end_offset:
-        return  # the filter's end, at which the log need not ever have been
-    with suppress(UnknownManifestVersion):
+    is_filtered = split.end_offset == request.row_filter.end_offset  # the log may never end there
+    if reached >= split.end_offset or is_filtered:
+        return
+    broker = Connections(request.access, wait_for_restart=True).broker
+    with suppress(UnknownManifestVersion, UnknownTopicOrPartition):
         gaps = broker.manifest(split.topic, split.partition, from_offset=split.end_offset).gaps
-        if (lost := first_lost(offset, split.end_offset, gaps)) is not None:
-            loss.report(
-                f"{split.topic}-{split.partition}: offsets {lost} to {split.end_offset} are gone: "
-                "they were not restored"
-            )
+        report_if_lost(
+            f"{split.topic}-{split.partition}", reached, split.end_offset, gaps, loss=loss
+        )
 
 
 def tail_bytes(split: Split, offset: int, *, left_bytes: int) -> int:

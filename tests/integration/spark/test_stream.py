@@ -342,12 +342,16 @@ def test_a_batch_that_ends_in_records_that_were_not_restored_is_data_loss(tmp_pa
         end = stream.latestOffset(start, ReadAllAvailable())
     lose_disk(tmp_path, gap=10**9)
     with two_tiers(tmp_path) as tiers:
-        for store in (tiers.store_url, None):
+        tiers.written["t", 0] = []
+        for store, produced in ((tiers.store_url, 0), (None, 0), (None, 50)):
+            tiers.produce("t", produced)
             with pytest.raises(DataLoss, match="t-0: offsets 500 to 600 are gone"):
                 rows(reader(tiers, store=store), start, end)
             tolerant = reader(tiers, store=store, failOnDataLoss="false")
             assert len(rows(tolerant, start, end)) == 500
-            assert offsets_of(tolerant.latestOffset(end, ReadAllAvailable())) == {0: 10**9 + 500}
+            following = tolerant.latestOffset(end, ReadAllAvailable())
+            assert offsets_of(following) == {0: 10**9 + 500 + produced}
+            assert len(rows(tolerant, end, following)) == produced
 
 
 def test_a_filter_that_ends_in_a_gap_loses_nothing(tmp_path):
