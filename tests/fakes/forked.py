@@ -130,6 +130,7 @@ def _serve(requests: socket.socket) -> list[str]:
     """Fork for each request. Returns in each child, with its arguments."""
     for name in LIBRARIES:
         import_module(name)
+    _prepare_numba()
     gc.freeze()  # a collection would write to shared pages, and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
     while True:
@@ -144,6 +145,14 @@ def _serve(requests: socket.socket) -> list[str]:
             return _become(request, standard)
         for fd in fds:
             os.close(fd)
+
+
+def _prepare_numba() -> None:
+    """What it does before its first compiled function, in half a second, also for a cached one."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def _keep(status: int, standard: Sequence[int]) -> None:
