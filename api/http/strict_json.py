@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
@@ -53,7 +53,9 @@ def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
     """
     decoder: msgspec.json.Decoder[T] = _decoder_of(cast(Hashable, kind))
     with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
-        _refuse_repeated(json.loads(body, object_pairs_hook=Members), "")
+        repeated = _find_repeated(json.loads(body, object_pairs_hook=Members))
+        if repeated is not None:
+            refuse_field(repeated, REPEATED)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -70,21 +72,35 @@ class Members(list[tuple[str, object]]):
 
     def refuse_repeated(self, loc: str) -> None:
         """Raises InvalidRequest with the path of a repeated member; `loc` is the object's."""
+        name = self.repeated()
+        if name is not None:
+            refuse_field(join(loc, name), REPEATED)
+
+    def repeated(self) -> str | None:
         seen: set[str] = set()
         for name, _ in self:
             if name in seen:
-                refuse_field(join(loc, name), REPEATED)
+                return name
             seen.add(name)
+        return None
 
 
-def _refuse_repeated(value: object, loc: str) -> None:
+def _find_repeated(value: object) -> str | None:
+    """The path of a repeated member. Joined only once it is found: names may be long, and many."""
     if isinstance(value, Members):
-        value.refuse_repeated(loc)
-        for name, member in value:
-            _refuse_repeated(member, join(loc, name))
+        name = value.repeated()
+        if name is not None:
+            return name
+        parts: Iterable[tuple[str, object]] = value
     elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_repeated(item, f"{loc}[{index}]")
+        parts = ((f"[{index}]", item) for index, item in enumerate(value))
+    else:
+        return None
+    for part, inner in parts:
+        found = _find_repeated(inner)
+        if found is not None:
+            return join(part, found)
+    return None
 
 
 def _with_key(
