@@ -89,9 +89,12 @@ class Stream:
 
     def finish(self) -> list[tuple[int, int, bytes]]:
         """Run to the end of the log, and return all rows."""
-        self.kill()
-        self.start(availableNow=True)
-        assert self.process.wait(300) == 0, (self.root / "spark.log").read_text()[-3000:]
+        for _ in range(3):  # Spark gives its Python worker 10 s to start, however busy the machine
+            self.kill()
+            self.start(availableNow=True)
+            if (code := self.process.wait(900)) == 0:
+                break
+        assert code == 0, (self.root / "spark.log").read_text()[-3000:]
         table = pq.read_table(self.root / "all")
         return list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
 
