@@ -11,7 +11,7 @@ import msgspec
 
 from api.http import strict_json
 from api.http.calls import Call
-from api.http.context import Context
+from api.http.context import UNKNOWN_SIZE, Context
 from api.http.exchange import Exchange
 from api.http.request import bodies, media_types
 
@@ -32,7 +32,12 @@ async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
     ) as body:
-        return strict_json.decode_control(bodies.expand(body, encoding, max_bytes=limit), kind)
+
+        def decode() -> T:
+            expanded = bodies.expand(body, encoding, max_bytes=limit)
+            return strict_json.decode_control(expanded, kind)
+
+        return await context.compute(UNKNOWN_SIZE if encoding else len(body), decode)
 
 
 async def no_body(context: Context, exchange: Exchange) -> None:

@@ -1,9 +1,12 @@
 import gzip
 import socket
+import threading
+from typing import Any
 
 import httpx
 import pytest
 
+from api.http import strict_json
 from api.http.access.scopes import OPEN_PATHS
 from api.http.calls import Call
 from api.http.routes import CALLS
@@ -270,3 +273,20 @@ def test_one_connection_serves_many_requests(api: Api) -> None:
         for _ in range(20):
             assert client.get("/healthz").status_code == 200
             assert client.get("/v1/topics/none").status_code == 404
+
+
+def test_a_large_control_body_is_decoded_beside_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, threads = strict_json.decode_control, []
+
+    def noting(body: bytes, kind: type[Any]) -> Any:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return decode(body, kind)
+
+    monkeypatch.setattr(strict_json, "decode_control", noting)
+    for space in (b"", b" " * 100_000):
+        body = b'{"partitions": [{"topic": "none", "partition": 0}]' + space + b"}"
+        response = api.post("/v1/fetch", content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 200, response.text
+    assert threads == ["http-server", "http-parse"]
