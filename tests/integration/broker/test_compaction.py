@@ -558,6 +558,6 @@ def test_a_log_is_compacted_while_manifest_pages_are_unreachable(harness, monkey
     fill(harness, "t", 300)
     harness.broker.partition("t", 0).log.roll()
     offload(harness, "t")
-    harness.restart(down=True, store_start_timeout_ms=200, log_cleaner_backoff_ms=3_600_000)
+    harness.restart(down=True, store_start_timeout_ms=200)
     assert harness.broker.partition("t", 0).cold.manifest.pages
     compacted(harness, "t")
