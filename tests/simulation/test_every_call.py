@@ -234,6 +234,8 @@ class Life(World):
                 known.producers.clear()
                 known.model.begin_history(restored.end_offset, may_lack_replaced=True)
         other.open()
+        other._settle_topics()
+        other._repair_all()  # of a step that damages objects in the bucket
         other._settle()
         other.go_on()
         return other
