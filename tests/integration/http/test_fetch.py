@@ -56,6 +56,26 @@ def test_a_fetch_starts_at_an_offset_keyword_or_timestamp(api: Api) -> None:
     assert response.headers["log-next-offset"] == "5"
 
 
+@pytest.mark.parametrize("offset", ["0", "1"])
+def test_no_form_returns_a_record_before_it_is_flushed(api: Api, offset: str) -> None:
+    topic = api.topic(flush_ms=86_400_000)
+    api.values(topic, "flushed")
+    not_flushed = api.produce(topic, {"value": "in the page cache"}, acks="1")
+    assert not_flushed.json()["results"][0]["base_offset"] == 1
+    for params in ({}, {"isolation": "read_committed"}, {"max_records": "5"}, {"wait_ms": "1"}):
+        for accept in ("application/json", NDJSON, BATCHES):
+            response = api.fetch(topic, accept=accept, offset=offset, **params)
+            assert response.headers["log-high-watermark"] == "1"
+            assert response.headers["log-next-offset"] == "1"
+            assert b"page cache" not in response.content
+            assert (b"flushed" in response.content) is (offset == "0")
+    wanted = [{"topic": topic, "partition": 0, "offset": int(offset)}]
+    assert "page cache" not in api.post("/v1/fetch", json={"partitions": wanted}).text
+    api.values(topic, "flushes both")
+    values = [one["value"] for one in api.fetch(topic).json()["records"]]
+    assert values == ["flushed", "in the page cache", "flushes both"]
+
+
 @pytest.mark.parametrize(
     ("offset", "max_bytes"),
     [
