@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import structlog
 from botocore.loaders import JSONFileLoader
 from xdist.scheduler import LoadScopeScheduling
 
+from record_format.page_cache import is_resident
 from tests.fakes.flush import check_file
 
 LONGEST = "tests/integration/spark/"
@@ -52,6 +54,16 @@ def flushes_at_no_cost() -> Iterator[None]:
         if hasattr(os, "fdatasync"):
             patch.setattr(os, "fdatasync", check_file)
         yield
+
+
+@pytest.fixture
+def nowait_reads(tmp_path: Path) -> None:
+    """For tests of reads that never block: tmpfs, which some systems have on /tmp, has none."""
+    probe = tmp_path / "probe"
+    probe.write_bytes(b"1")
+    with probe.open("rb") as file:
+        if not is_resident(file.fileno(), 0, 1):
+            pytest.skip("no RWF_NOWAIT on this system, or not on the file system of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,7 +26,6 @@ from hot_tier.log import PartitionLog
 from hot_tier.open_files import FileReader
 from record_format.decode import Record
 from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
-from record_format.page_cache import NOWAIT
 from record_format.produced import build_produced
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
@@ -343,6 +342,7 @@ def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     assert not harness.store.calls
 
 
+@pytest.mark.usefixtures("nowait_reads")
 @pytest.mark.parametrize("call", ["read", "try_read"])
 def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monkeypatch, call):
     harness.broker.create_topic("t", config=SMALL)
@@ -427,7 +427,7 @@ def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
     assert immediate is None or immediate.tier == "cold"
 
 
-@pytest.mark.skipif(not NOWAIT, reason="no RWF_NOWAIT on this system")
+@pytest.mark.usefixtures("nowait_reads")
 def test_cached_cold_reads_without_blocking_return_the_same(harness):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(400)

@@ -575,6 +575,7 @@ def test_max_records_applies_to_records_of_any_size(api: Api) -> None:
     assert api.fetch(topic, max_records=1, max_bytes=1).json()["next_offset"] == 1
 
 
+@pytest.mark.usefixtures("nowait_reads")
 @pytest.mark.parametrize(("codec", "on_the_loop"), [("uncompressed", True), ("zstd", False)])
 @pytest.mark.parametrize("path", ["records?offset=0", "records", "tail?offset=0"])
 def test_compressed_records_are_decoded_off_the_event_loop(
