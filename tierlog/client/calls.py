@@ -287,6 +287,28 @@ def fetch_batches(
     return Call(request, read_batches)
 
 
+def await_records(
+    topic: str, offsets: Mapping[int, int], *, isolation: Isolation, wait_ms: int
+) -> Call[frozenset[int]]:
+    """Wait until any of the partitions has a record at or after its offset. Returns those that may
+    have one, or that cannot be read.
+    """
+    body = {
+        "partitions": [
+            {"topic": topic, "partition": partition, "offset": offset}
+            for partition, offset in offsets.items()
+        ],
+        "max_bytes": 1,  # it returns the first record: there is no call that only waits
+        "wait_ms": wait_ms,
+        "isolation": isolation,
+    }
+    request = json_request("POST", "/v1/fetch", body, Subject(topic))
+    read = json_reader(responses.AwaitedPartitions)
+    return Call(
+        request._replace(extra_wait_s=wait_ms / 1000), lambda got: read(got).readable(offsets)
+    )
+
+
 def fetch(
     topic: str,
     partition: int,

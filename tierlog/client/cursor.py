@@ -69,6 +69,12 @@ class PartitionCursor:
             for partition in partitions
         ]
 
+    @property
+    def reached_offset(self) -> int:
+        """Where the next fetch begins. Only after the first one."""
+        assert isinstance(self.next_offset, int), "a response has resolved it"
+        return self.next_offset
+
     def next_fetch(self, *, wait_ms: int = 0) -> Call[FetchedBatches]:
         """The next fetch; only a consumer at the end should wait."""
         return calls.fetch_batches(

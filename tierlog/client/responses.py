@@ -136,6 +136,25 @@ class FetchedBatches(NamedTuple):
     topic_id: str
 
 
+class AwaitedPartition(msgspec.Struct):
+    """A partition that cannot be read has no high watermark, but an error."""
+
+    partition: int
+    high_watermark: int | None = None
+
+
+class AwaitedPartitions(msgspec.Struct):
+    partitions: list[AwaitedPartition]
+
+    def readable(self, offsets: Mapping[int, int]) -> frozenset[int]:
+        """The partitions that reach beyond these offsets, or have an error for a fetch to raise."""
+        return frozenset(
+            one.partition
+            for one in self.partitions
+            if one.high_watermark is None or one.high_watermark > offsets.get(one.partition, 0)
+        )
+
+
 class FetchedRecords(NamedTuple):
     records: list[Record]
     next_offset: int

@@ -3,8 +3,8 @@
 * A consumer that ends reads one partition after another; if the end is not written yet, its fetches
   wait in the broker.
 * A follower whose first fetch succeeded retries however long the broker is away: see `policy`.
-* A follower of one partition long-polls. A follower of several fetches from them in turn, and waits
-  only if all are up to date, so that a round, and so the delay of new records, takes `ROUND_MS`.
+* A follower of one partition long-polls. A follower of several fetches from them in turn; once all
+  are up to date, one long poll awaits records in any of them, which are then fetched first.
 * A follower of a whole topic looks for added partitions every `METADATA_MAX_AGE_MS`, and reads them
   from their beginning.
 """
@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import inf
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -29,7 +30,8 @@ from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, TopicDescription
 
 FOLLOW_WAIT_MS: Final = 10_000
-ROUND_MS: Final = 500
+AWAITED_MAX: Final = 1000  # partitions in one long poll, by the API's limit
+AWAITED_IN_TURN_MS: Final = 500  # a long poll that other partitions have to wait for
 
 
 def schedule_fetches(
@@ -110,7 +112,9 @@ class FetchSchedule:
         if not self._queue:
             return None
         cursor = self._queue[0]
-        if cursor.follow:
+        if cursor.follow and len(self._queue) > 1:
+            if all(one.at_end for one in self._queue):
+                return self._await_records()
             self._queue.rotate(-1)
         call = cursor.next_fetch(wait_ms=self._wait_ms(cursor))
         steps = self._fetch(cursor, call, self.policy)
@@ -157,9 +161,29 @@ class FetchSchedule:
         return []
 
     def _wait_ms(self, cursor: PartitionCursor) -> int:
-        fetched_in_turn = self._queue if cursor.follow else [cursor]
-        if not all(one.at_end for one in fetched_in_turn):
+        others_first = cursor.follow and len(self._queue) > 1
+        if others_first or not cursor.at_end:
             return 0
-        if len(fetched_in_turn) == 1:
-            return cursor.limits.wait_ms or FOLLOW_WAIT_MS
-        return max(ROUND_MS // len(self._queue), 10)
+        return cursor.limits.wait_ms or FOLLOW_WAIT_MS
+
+    def _await_records(self) -> ScheduledCall:
+        """A long poll for as many of the partitions as it may have; the next one is for others."""
+        awaited = list(islice(self._queue, AWAITED_MAX))
+        self._queue.rotate(-len(awaited))
+        wait_ms = FOLLOW_WAIT_MS if len(awaited) == len(self._queue) else AWAITED_IN_TURN_MS
+        topic, limits = awaited[0].topic, awaited[0].limits
+        call = calls.await_records(
+            topic,
+            {cursor.partition: cursor.reached_offset for cursor in awaited},
+            isolation=limits.isolation,
+            wait_ms=limits.wait_ms or wait_ms,
+        )
+        return ScheduledCall(exchange(call, self.policy), partial(self._fetch_first, awaited))
+
+    def _fetch_first(
+        self, awaited: Sequence[PartitionCursor], readable: Container[int]
+    ) -> list[ConsumedRecord]:
+        for cursor in awaited:
+            cursor.at_end = cursor.partition not in readable
+        self._queue = deque(sorted(self._queue, key=lambda cursor: cursor.at_end))
+        return []

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from itertools import islice
 
@@ -86,6 +87,21 @@ def test_following_a_topic_includes_added_partitions(api, monkeypatch, group) ->
         assert (added.partition, added.offset, added.value) == (2, 0, b"c")
         api.values(topic, "b")
         assert next(some).value == b"b"
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_follower_of_several_partitions_waits_in_one_request(api: Api, isolation: str) -> None:
+    topic = api.topic(partitions=3)
+    api.values(topic, "first", partition=1)
+    with ThreadPoolExecutor(1) as pool, client_of(api) as client:
+        limits = tierlog.Limits(isolation=isolation)
+        reading = client.consume(topic, follow=True, limits=limits)
+        assert next(reading).value == b"first"
+        for partition in (2, 0, 1):
+            following = pool.submit(next, reading)
+            until_waiting(lambda: api.get("/metrics").text)
+            api.values(topic, "more", partition=partition)
+            assert following.result(10).partition == partition, "long before its wait is over"
 
 
 def test_an_interrupted_consumer_rereads_the_last_record(api: Api) -> None:

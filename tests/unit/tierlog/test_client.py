@@ -543,6 +543,29 @@ def test_an_up_to_date_follower_long_polls():
     assert [r.url.params.get("wait_ms") for r in script.requests] == [None, "10000"]
 
 
+def test_an_up_to_date_follower_of_several_partitions_awaits_any_of_them():
+    def awaited(*high_watermarks):
+        parts = [{"partition": n, "high_watermark": end} for n, end in enumerate(high_watermarks)]
+        return ok({"partitions": [*parts, {"partition": 2, "error": {"code": "corrupt-log"}}]})
+
+    empty = fetched(b"", next_offset=0, high_watermark=0)
+    news = fetched(bytes(encode_batch([b"v"], timestamps=[1])), next_offset=1, high_watermark=1)
+    script = Script(empty, empty, empty, awaited(0, 1), news, problem(503, "corrupt-log"))
+    with client(script) as c:
+        records = c.consume("t", partitions=[0, 1, 2], follow=True)
+        record = next(records)
+        with pytest.raises(errors.CorruptDataError):
+            next(records)
+    assert (record.partition, record.value) == (1, b"v")
+    paths = [r.url.path.removeprefix("/v1/topics/t/partitions/") for r in script.requests]
+    fetches = [f"{number}/records" for number in (0, 1, 2, 1, 2)]
+    assert paths == [*fetches[:3], "/v1/fetch", *fetches[3:]]
+    body = json.loads(script.requests[3].content)
+    assert body["partitions"] == [{"topic": "t", "partition": n, "offset": 0} for n in range(3)]
+    assert (body["wait_ms"], body["max_bytes"]) == (10_000, 1)
+    assert all("wait_ms" not in r.url.params for r in script.requests)
+
+
 def test_a_follower_with_an_end_is_refused():
     script = Script(problem(404, "unknown-topic"))
     with client(script) as c, pytest.raises(errors.InvalidRequest, match="follow or end_offset"):
