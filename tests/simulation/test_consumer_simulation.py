@@ -135,6 +135,9 @@ class FlakyBroker:
             return self.logs[int(path[5])].fetch(
                 self.random, request.url.params, damage=self.changes
             )
+        if path[2] == "fetch":
+            wanted = json.loads(request.content)["partitions"]
+            return httpx.Response(200, json={"partitions": [self._awaited(one) for one in wanted]})
         if request.method == "PUT":
             for row in json.loads(request.content)["offsets"]:
                 self.committed[row["partition"]] = row["offset"]
@@ -149,6 +152,12 @@ class FlakyBroker:
             ]
             return httpx.Response(200, json={"group": "g", "offsets": rows})
         return httpx.Response(200, json=self._description())
+
+    def _awaited(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        log = self.logs[wanted["partition"]]
+        if not log.start <= wanted["offset"] <= log.end:
+            return {"partition": wanted["partition"], "error": {"code": "offset-trimmed"}}
+        return {"partition": wanted["partition"], "high_watermark": log.end}
 
     def _description(self) -> dict[str, object]:
         zeros = dict.fromkeys(PartitionDescription.__struct_fields__, 0)
