@@ -94,10 +94,8 @@ def headers_of(log: Path, *, pread: Pread = os.pread) -> Iterator[BatchHeader]:
 
 def batch_of(log: LogBytes, header: BatchHeader) -> bytes:
     """The whole batch of a header that was read alone. Raises CorruptBatch."""
-    try:
-        return one_large_batch(log, header.position, end=header.end_position).chunk
-    except CorruptBatch as bad:
-        raise bad.with_location(file=log.name) from None
+    check_large_batch(log, header, end=header.end_position)
+    return log.read(header.size_bytes, header.position)
 
 
 def end_offset_of(log: Path, base_offset: int, *, pread: Pread = os.pread) -> int:
