@@ -111,12 +111,14 @@ class FetchSchedule:
             self._queue.popleft()
         if not self._queue:
             return None
-        cursor = self._queue[0]
+        cursor, wait_ms = self._queue[0], 0
         if cursor.follow and len(self._queue) > 1:
             if all(one.at_end for one in self._queue):
                 return self._await_records()
             self._queue.rotate(-1)
-        call = cursor.next_fetch(wait_ms=self._wait_ms(cursor))
+        elif cursor.at_end:
+            wait_ms = cursor.limits.wait_ms or FOLLOW_WAIT_MS
+        call = cursor.next_fetch(wait_ms=wait_ms)
         steps = self._fetch(cursor, call, self.policy)
         return ScheduledCall(steps, partial(self._advance, cursor), cursor)
 
@@ -159,12 +161,6 @@ class FetchSchedule:
         )
         self._queue.extend(template.for_partitions(added, "earliest"))
         return []
-
-    def _wait_ms(self, cursor: PartitionCursor) -> int:
-        others_first = cursor.follow and len(self._queue) > 1
-        if others_first or not cursor.at_end:
-            return 0
-        return cursor.limits.wait_ms or FOLLOW_WAIT_MS
 
     def _await_records(self) -> ScheduledCall:
         """A long poll for as many of the partitions as it may have; the next one is for others."""
