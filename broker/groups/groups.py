@@ -176,8 +176,10 @@ class Groups:
         for name in names:
             yield name, self._shown(self._committed(name))
 
-    def delete(self, group: str) -> None:
-        """Delete a group's offsets, durably. Raises UnknownGroup."""
+    def delete(self, group: str, *, check: Callable[[set[str]], None] = lambda _: None) -> None:
+        """Delete a group's offsets, durably, unless `check` of their topics raises. Raises
+        UnknownGroup.
+        """
         check_group_name(group)
         self.rebuild()
         with self._offsets.lock:
@@ -186,6 +188,7 @@ class Groups:
             topic = self._topic_or_none(TOPIC)
             if not found or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
+            check({name for name, _ in found})
             rows = [Row(CommitKey(group, *place), None) for place in found]
             pending = self._offsets.append(home_partition(group, topic), rows)
         self._offsets.complete(pending)

@@ -79,14 +79,15 @@ def _summaries(context: Context, grant: Grant) -> GroupList:
 
 
 async def delete_group(context: Context, exchange: Exchange) -> Response:
-    group = _group(exchange)
-    if exchange.grant.topics:
-        offsets = await context.read(context.broker.groups.group, group)
-        if not _visible(offsets, exchange.grant):
+    group, grant = _group(exchange), exchange.grant
+
+    def check(topics: set[str]) -> None:
+        if not any(map(grant.sees_topic, topics)):
             raise _unknown(group)
-        for entry in offsets:
-            exchange.grant.check_topic(entry.topic)
-    await context.write(context.broker.groups.delete, group)
+        for topic in topics:
+            grant.check_topic(topic)
+
+    await context.write(context.broker.groups.delete, group, check=check)
     return Response(204, [])
 
 

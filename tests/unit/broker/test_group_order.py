@@ -1,7 +1,7 @@
 """Offset commits take effect in the order of the log, in whatever order their waiters wake up."""
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from broker.groups.requests import NewOffset
 from hot_tier.append import AppendResult
 from hot_tier.log_config import LogConfig
 from record_format.consumer_offsets import TOPIC
-from record_format.errors import DiskFull, UnknownGroup, UnknownTopic
+from record_format.errors import DiskFull, Forbidden, UnknownGroup, UnknownTopic
 
 
 class Log:
@@ -141,6 +141,20 @@ def test_deleting_a_topic_deletes_a_commit_in_progress(topics):
         thread.join(10)
     with pytest.raises(UnknownGroup):
         topics.groups.group("g")
+
+
+def test_the_deletion_of_a_group_is_checked_with_a_commit_in_progress(topics):
+    def check(names):
+        raise Forbidden(", ".join(names))
+
+    committing = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
+    with ThreadPoolExecutor(1) as threads:
+        deleting = threads.submit(topics.groups.delete, "g", check=check)
+        topics.log.flush(0)
+        with pytest.raises(Forbidden, match=r"^t$"):
+            deleting.result(10)
+    committing.join(10)
+    assert topics.offset() == 1
 
 
 def test_tombstones_that_failed_are_written_later(topics):
