@@ -6,12 +6,15 @@
 * `manifests/<id>-<p>.claims`: the (owner, epoch) pairs that the folder claimed, fsynced before the
   claim is sent. A claim whose response was lost, or that a crash kept from being recorded, is
   recognised when it is found in force.
+* `manifests/<id>-<p>.trim`: how far clients have trimmed the log, fsynced before the log start
+  moves. Only a trim overrides pins, and the store may be down until after a restart.
 * An epoch that was allocated but never claimed proves nothing: if this folder is an older copy of
   another, that one allocates the same numbers, under the same owner if the whole disk was copied.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +31,8 @@ from record_format.errors import CorruptDataError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 
-KIND = "sent-claims"
+CLAIMS_KIND = "sent-claims"
+TRIM_KIND = "trim"
 
 OwnerEpochs = frozenset[tuple[str, int]]
 
@@ -42,8 +46,14 @@ class _Claims(msgspec.Struct, frozen=True):
     claims: tuple[tuple[str, int], ...]
 
 
+class _Trim(msgspec.Struct, frozen=True):
+    before_offset: int
+
+
 class BucketState:
-    """`manifest` is immutable, and replaced as a whole: readers take it once. A single writer."""
+    """`manifest` is immutable, and replaced as a whole: readers take it once. A single writer,
+    except for `record_trim`, which is thread-safe.
+    """
 
     def __init__(
         self,
@@ -56,8 +66,11 @@ class BucketState:
         folder = data_dir / "tierlog" / "manifests"
         self._path = folder / f"{format_topic_id_partition(keys.topic_id, keys.partition)}.json"
         self._claims_path = self._path.with_suffix(".claims")
+        self._trim_path = self._path.with_suffix(".trim")
         self.manifest = _read_manifest(self._path, keys)
         self._claims = _read_claims(self._claims_path)
+        self._trim = _read_trim(self._trim_path)
+        self._trimming = threading.Lock()
 
     @property
     def version(self) -> int:
@@ -95,13 +108,26 @@ class BucketState:
         seen = self.manifest.leader_epoch if self.manifest else -1
         claims = frozenset({(owner, epoch), *(one for one in self._claims if one[1] >= seen)})
         document = _Claims(tuple(sorted(claims)))
-        self._write(self._claims_path, sealed_json.encode(document, kind=KIND))
+        self._write(self._claims_path, sealed_json.encode(document, kind=CLAIMS_KIND))
         self._claims = claims
+
+    @property
+    def trimmed_to(self) -> int:
+        """Clients have trimmed the log up to this offset, or were about to; 0 if none has."""
+        return self._trim.before_offset
+
+    def record_trim(self, before_offset: int) -> None:
+        """Record, durably, a trim that is about to move the log start."""
+        with self._trimming:
+            if before_offset > self.trimmed_to:
+                trim = _Trim(before_offset)
+                self._write(self._trim_path, sealed_json.encode(trim, kind=TRIM_KIND))
+                self._trim = trim
 
     def forget(self) -> None:
         """Remove the files of a deleted topic."""
-        self._path.unlink(missing_ok=True)
-        self._claims_path.unlink(missing_ok=True)
+        for path in (self._path, self._claims_path, self._trim_path):
+            path.unlink(missing_ok=True)
 
 
 def _read_manifest(path: Path, keys: PartitionKeys) -> Manifest | None:
@@ -121,8 +147,19 @@ def _read_claims(path: Path) -> OwnerEpochs:
         return frozenset()
     try:
         data = read_whole(path, CorruptManifest)
-        found = sealed_json.decode(data, kind=KIND, file=str(path), document=_Claims)
+        found = sealed_json.decode(data, kind=CLAIMS_KIND, file=str(path), document=_Claims)
         return frozenset(found.claims)
     except CorruptDataError as error:  # the recorded manifest still proves the ownership
         log.warning("recorded claims unreadable", file=str(path), error=str(error))
         return frozenset()
+
+
+def _read_trim(path: Path) -> _Trim:
+    if not path.exists():
+        return _Trim(0)
+    try:
+        data = read_whole(path, CorruptManifest)
+        return sealed_json.decode(data, kind=TRIM_KIND, file=str(path), document=_Trim)
+    except CorruptDataError as error:  # what it would delete in spite of a pin goes with the pin
+        log.warning("recorded trim unreadable", file=str(path), error=str(error))
+        return _Trim(0)

@@ -122,26 +122,25 @@ class ColdLog(ColdReads):
             )
         return entry
 
-    def trim(self, before_offset: int) -> None:
-        """Advance the manifest's log start. Does nothing before the claim, which sets it."""
-        self._advance(transitions.trim, before_offset)
-
-    def drop_expired(self, before_offset: int) -> None:
-        """As `trim`, for retention: pins protect the dropped objects."""
-        self._advance(transitions.drop_expired, before_offset)
-
     def follow_log_start(self, log_start_offset: int) -> None:
-        """Catch up with a log start that moved while the store was down, or before the claim.
-
-        One on a segment boundary came from retention, where pins protect the dropped objects.
+        """Advance the manifest's log start to that of the local log. Does nothing before the claim,
+        which calls it.
         """
-        if self.manifest is None or log_start_offset <= self.manifest.log_start_offset:
+        manifest = self.manifest
+        if not self.ownership.claimed or manifest is None:
             return
-        holder = next(self.entries(log_start_offset), None)
-        if holder is None or holder.base_offset >= log_start_offset:
-            self.drop_expired(log_start_offset)
-        else:
-            self.trim(log_start_offset)
+        if log_start_offset <= manifest.log_start_offset:
+            return
+        trimmed_to, now_ms = self.bucket_state.trimmed_to, self._clock()
+        self.commit(
+            lambda manifest: transitions.follow_log_start(
+                manifest,
+                log_start_offset,
+                trimmed_to=trimmed_to,
+                pages=self._manifests,
+                now_ms=now_ms,
+            )
+        )
 
     def merge_pages(self) -> None:
         """Merge small pages of the manifest, if there are any, so that no commit has to."""
@@ -212,14 +211,6 @@ class ColdLog(ColdReads):
         if newest is not self.manifest:
             self.bucket_state.record_manifest(newest)
         self._may_be_behind = False
-
-    def _advance(self, move: Callable[..., Manifest], before_offset: int) -> None:
-        if not self.ownership.claimed:
-            return
-        now_ms = self._clock()
-        self.commit(
-            lambda manifest: move(manifest, before_offset, pages=self._manifests, now_ms=now_ms)
-        )
 
     # --- configuration ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@
     <data>/tierlog/restoring                    exists while a restore into the folder is incomplete
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/manifests/<id>-<p>.claims    the epochs that were claimed: `bucket_state`
+    <data>/tierlog/manifests/<id>-<p>.trim      how far clients have trimmed: `bucket_state`
     <data>/tierlog/uploads/                     uploads that can be resumed after a crash
     <data>/tierlog/scratch/                     emptied at each start
     <data>/tierlog/cache/                       chunks of cold segments

@@ -163,6 +163,16 @@ def drop_expired(
     return _advance(manifest, before_offset, pages=pages, now_ms=now_ms, reason=Reason.RETENTION)
 
 
+def follow_log_start(
+    manifest: Manifest, log_start_offset: int, *, trimmed_to: int, pages: PageSource, now_ms: int
+) -> Manifest:
+    """Advance the log start to that of the local log: up to `trimmed_to` as a trim, which overrides
+    pins, and from there on as retention.
+    """
+    trimmed = trim(manifest, min(trimmed_to, log_start_offset), pages=pages, now_ms=now_ms)
+    return drop_expired(trimmed, log_start_offset, pages=pages, now_ms=now_ms)
+
+
 def _advance(
     manifest: Manifest, before_offset: int, *, pages: PageSource, now_ms: int, reason: Reason
 ) -> Manifest:

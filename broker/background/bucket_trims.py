@@ -48,7 +48,7 @@ class BucketTrims:
 
     def _trim(self, cold: ColdLog, start: int, done: threading.Event) -> None:
         try:
-            cold.trim(start)
+            cold.follow_log_start(start)
         finally:
             del self._in_progress[cold]
             done.set()

@@ -151,8 +151,11 @@ class Janitor:
 
     def trim(self, partition: Partition, before_offset: int) -> int:
         """Advance the log start: durable when this returns, also in the bucket if it is fast."""
-        in_bucket = partial(self._trims.trim, partition.cold) if partition.cold else None
-        return self._advance(partition, before_offset, in_bucket=in_bucket)
+        cold = partition.cold
+        if cold is None:
+            return self._advance(partition, before_offset, in_bucket=None)
+        cold.bucket_state.record_trim(before_offset)
+        return self._advance(partition, before_offset, in_bucket=partial(self._trims.trim, cold))
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -226,7 +229,8 @@ class Janitor:
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
         commits = cold is not None and cold.store_status.is_reachable
-        self._advance(partition, start, in_bucket=cold.drop_expired if cold and commits else None)
+        in_bucket = cold.follow_log_start if cold and commits else None
+        self._advance(partition, start, in_bucket=in_bucket)
 
     def _apply_local_retention(self, partition: Partition) -> None:
         config = partition.log.config

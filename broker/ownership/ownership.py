@@ -152,8 +152,12 @@ class Ownership:
                 raise ManifestConflict(f"{self}: the bucket's end moved to {manifest.end_offset}")
             manifest = transitions.apply_claim(manifest, claim)
             if log_start_offset > manifest.end_offset:  # trimmed while the store was down
-                manifest = transitions.drop_expired(
-                    manifest, log_start_offset, pages=self._manifests, now_ms=now_ms
+                manifest = transitions.follow_log_start(
+                    manifest,
+                    log_start_offset,
+                    trimmed_to=self._bucket_state.trimmed_to,
+                    pages=self._manifests,
+                    now_ms=now_ms,
                 )
             manifest = transitions.add_segments(manifest, tail)
             if gap_end > manifest.end_offset:

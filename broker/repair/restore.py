@@ -382,6 +382,8 @@ class _Restore:
         self._recovery_points[place] = max(tail.end_offset, old.reached(keys))
         if (log_start := old.log_start(keys)) is not None:
             self._log_starts[place] = log_start
+        if trimmed_to := old.bucket_state(keys).trimmed_to:
+            BucketState(self._data_dir, keys).record_trim(trimmed_to)
         if cleaned_before := old.cleaned_before(keys):
             self._cleaned_before[place] = cleaned_before
         name = format_topic_id_partition(keys.topic_id, keys.partition)

@@ -601,7 +601,10 @@ def test_a_commit_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(off
     partition = offloaded.broker.partition("t", 0)
     offloaded.broker.delete_topic("t")
     offloaded.wait_for(lambda: not offloaded.broker.registry.deleted())
-    for late in (lambda: partition.cold.trim(60), lambda: partition.cold.collect(NO_GRACE)):
+    for late in (
+        lambda: partition.cold.follow_log_start(60),
+        lambda: partition.cold.collect(NO_GRACE),
+    ):
         with pytest.raises(UnknownTopic):
             late()
     assert in_bucket(offloaded) == ["cluster.json"]

@@ -22,6 +22,7 @@ from hot_tier import bad_sectors, closed_log
 from hot_tier.closed_log import first_batch_at
 from hot_tier.disk import Disk
 from hot_tier.file_names import LOG, path_of
+from manifest.state import Reason
 from manifest.topic_objects import TopicObjects
 from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from record_format.encode import encode_batch
@@ -446,6 +447,8 @@ def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close)
     assert [one.offset for one in new.records("t", offset=100)] == list(range(100, 110))
     assert new.produce("t", [b"next"]).base_offset == 110
     new.offload()
+    removed = new.broker.partition("t", 0).cold.manifest.removed
+    assert {one.reason for one in removed} == {Reason.TRIM}
     assert new.broker.verify("t", deep=True).ok
 
 

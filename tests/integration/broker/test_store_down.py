@@ -15,6 +15,7 @@ from broker.settings import BrokerSettings
 from broker.tier_sizes import tier_sizes
 from cold_tier.memory import MemoryStore
 from cold_tier.open import open_store
+from manifest.state import Reason
 from manifest.topic_objects import Cluster, create_cluster
 from record_format.clock import wall_clock_ms
 from record_format.errors import (
@@ -280,24 +281,26 @@ def test_with_an_unreadable_manifest_copy_cold_offsets_are_unavailable_until_the
     assert partition.read(0, max_bytes=1).tier == "cold"
 
 
+@pytest.mark.parametrize("before_offset", [55, 200], ids=["within a segment", "of everything"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(harness, restarted):
+def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(harness, restarted, before_offset):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(200)
     harness.offload()
     harness.set_down(True)
-    assert harness.broker.trim("t", 0, 55) == 55
+    assert harness.broker.trim("t", 0, before_offset) == before_offset
     if restarted:
         harness.restart(down=True, store_start_timeout_ms=1)
     partition = harness.broker.partition("t", 0)
     cold, log = partition.cold, partition.log
     assert cold.manifest.log_start_offset == 0
-    assert (log.log_start_offset, log.first_local_offset > 55) == (55, True)
+    assert (log.log_start_offset, log.first_local_offset > 55) == (before_offset, True)
     harness.set_down(False)
     harness.broker.bucket.store_status.require_store()
     harness.claim()
     run_janitor(harness.broker)
-    assert cold.manifest.log_start_offset == 55
+    assert cold.manifest.log_start_offset == before_offset
+    assert {one.reason for one in cold.manifest.removed} == {Reason.TRIM}, "no pin keeps them"
 
 
 def test_retention_makes_no_requests_to_a_store_known_to_be_down(harness, monkeypatch):
@@ -322,6 +325,7 @@ def test_retention_makes_no_requests_to_a_store_known_to_be_down(harness, monkey
     harness.wait_for(lambda: harness.broker.bucket.store_status.unavailable is None)
     run_janitor(harness.broker)
     assert partition.cold.manifest.log_start_offset == partition.log.log_start_offset
+    assert {one.reason for one in partition.cold.manifest.removed} == {Reason.RETENTION}
 
 
 @pytest.mark.parametrize("known", [False, True])

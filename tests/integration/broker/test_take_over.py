@@ -13,6 +13,7 @@ from cold_tier.open import open_store
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.recovery import OpenRequest
+from manifest.state import Reason
 from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
@@ -209,6 +210,8 @@ def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
     harness.restart(**TAKE_OVER)
     assert gaps_of(harness) == [(140, 140 + GAP)]
     assert harness.broker.partition("t", 0).offsets().log_start_offset == 115
+    removed = harness.broker.partition("t", 0).cold.manifest.removed
+    assert {one.reason for one in removed} == {Reason.TRIM}
     assert [one.offset for one in harness.records("t", offset=115)][-25:] == list(range(115, 140))
     assert harness.produce("t", [b"after"]).base_offset == 140 + GAP
     harness.offload()

@@ -84,7 +84,7 @@ class HeldCold:
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def trim(self, before_offset: int) -> None:
+    def follow_log_start(self, log_start_offset: int) -> None:
         self.begun.set()
         assert self.go_on.wait(20)
 
