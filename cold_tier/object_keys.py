@@ -13,7 +13,7 @@ import re
 import secrets
 from typing import NamedTuple
 
-_SEGMENT = re.compile(r"(\d{20})-(\d+)-([0-9a-z]+)\.(log|indexes)")
+_LOG = re.compile(r"([0-9]{20}-[0-9]{1,10}-[0-9a-z]{1,64})\.log")
 
 
 class SegmentKeys(NamedTuple):
@@ -21,15 +21,6 @@ class SegmentKeys(NamedTuple):
 
     log: str
     indexes: str
-
-
-class SegmentName(NamedTuple):
-    """The parts of a segment object's key; `suffix` is `log` or `indexes`."""
-
-    base_offset: int
-    leader_epoch: int
-    unique: str
-    suffix: str
 
 
 def segment_keys(folder: str, *, base_offset: int, leader_epoch: int, unique: str) -> SegmentKeys:
@@ -44,12 +35,10 @@ def segment_keys_of(log_key: str) -> SegmentKeys:
     return SegmentKeys(log=log_key, indexes=log_key.removesuffix(".log") + ".indexes")
 
 
-def parse_segment(key: str) -> SegmentName | None:
-    """None if `key` is not a segment object's key."""
-    match = _SEGMENT.fullmatch(key.rpartition("/")[2])
-    if match is None:
-        return None
-    return SegmentName(int(match[1]), int(match[2]), match[3], match[4])
+def name_of(log_key: str) -> str | None:
+    """The name in the key of a segment's log object, without its suffix; None for any other key."""
+    match = _LOG.fullmatch(log_key.rpartition("/")[2])
+    return match[1] if match else None
 
 
 def new_unique() -> str:

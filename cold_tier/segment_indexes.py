@@ -27,7 +27,7 @@ from cold_tier.index_bundle import (
     parse_bundle,
     parse_directory,
 )
-from cold_tier.object_keys import parse_segment
+from cold_tier.object_keys import name_of
 from cold_tier.object_store import ObjectStore
 from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from cold_tier.ranged_reader import ChunkRef, read_range
@@ -244,12 +244,11 @@ def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
 
 
 def _chunk_refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
-    name = parse_segment(log_key)
+    name = name_of(log_key)
     if name is None:
         raise CorruptObject("is not the key of a segment's log object", file=log_key)
-    unique = f"{name.base_offset:020d}-{name.leader_epoch}-{name.unique}"
     return tuple(
-        ChunkRef(log_key, (unique, number), chunk.position, chunk.size_bytes, chunk.crc32c)
+        ChunkRef(log_key, (name, number), chunk.position, chunk.size_bytes, chunk.crc32c)
         for number, chunk in enumerate(table.chunks)
     )
 

@@ -11,7 +11,7 @@ from api.http.access.tokens import create_token
 from api.http.settings import HttpSettings
 from broker.damaged_partition import DamagedPartition
 from cold_tier import segment_indexes
-from cold_tier.object_keys import parse_segment
+from manifest.keys import base_offset_of
 from manifest.store import ManifestStore
 from record_format.arrow_columns import COLUMNS
 from record_format.encode import encode_batch
@@ -404,7 +404,7 @@ def test_aborted_transactions_are_fetched_only_for_segments_that_need_them(tmp_p
         read_range, fetched = segment_indexes.read_range, set()
 
         def recording(store, key, *args):
-            fetched.add(parse_segment(key).base_offset)
+            fetched.add(base_offset_of(key))
             return read_range(store, key, *args)
 
         monkeypatch.setattr(segment_indexes, "read_range", recording)
