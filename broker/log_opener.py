@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, wait
 from contextlib import contextmanager
 
 import structlog
@@ -28,6 +28,7 @@ from broker.ownership.allocated_epochs import AllocatedEpochs
 from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
 from broker.partition import Partition
 from broker.settings import BrokerSettings
+from broker.started_threads import started_threads
 from broker.topic_registry import TopicRecord
 from hot_tier import closed_log
 from hot_tier.disk import Disk
@@ -111,7 +112,7 @@ class LogOpener:
         ]
 
     def _open_in_parallel(self, wanted: Iterable[Wanted]) -> list[OpenedLog | DamagedPartition]:
-        with ThreadPoolExecutor(OPEN_THREADS, thread_name_prefix="open") as threads:
+        with started_threads(OPEN_THREADS, name="open") as threads:
             try:
                 opening = [threads.submit(self._open, one) for one in wanted]
                 wait(opening)

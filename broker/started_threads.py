@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from record_format.errors import ConfigurationError
+from record_format.errors import TooManyThreads
 
 
 def started_threads(count: int, *, name: str) -> ThreadPoolExecutor:
-    """Raises ConfigurationError if the process may not have so many threads."""
+    """Raises TooManyThreads if the process may not have so many threads."""
     threads = ThreadPoolExecutor(count, thread_name_prefix=name)
     all_started = threading.Barrier(count)
     try:
@@ -24,5 +24,5 @@ def started_threads(count: int, *, name: str) -> ThreadPoolExecutor:
         all_started.abort()
         threads.shutdown()
         text = f"this process may not have {count} more threads: {error}"
-        raise ConfigurationError(text) from error
+        raise TooManyThreads(text) from error
     return threads

@@ -37,6 +37,10 @@ class SettingsError(ConfigurationError):
     """A setting has an invalid value: correct the flag, the environment variable or the file."""
 
 
+class TooManyThreads(ConfigurationError):
+    """The system refuses this process another thread."""
+
+
 class ClockSkewTooLarge(ConfigurationError):
     """The clocks of the store and of this machine differ by too much: correct them."""
 

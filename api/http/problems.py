@@ -157,6 +157,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.ShuttingDown: Kind(503, "shutting-down", "The broker is shutting down"),
     errors.DiskFull: Kind(507, "disk-full", "The disk is full"),
     errors.TooManyOpenFiles: Kind(429, "throttled", "Too many open files"),
+    errors.TooManyThreads: Kind(429, "throttled", "Too many threads"),
 }
 
 _IN_BUCKET: Final = (errors.MissingObject, errors.CorruptObject, errors.CorruptManifest)

@@ -31,6 +31,7 @@ from record_format.errors import (
     LogOfflineError,
     ManifestConflict,
     StoreUnavailable,
+    TooManyThreads,
     UnknownGroup,
     UnknownTopic,
 )
@@ -239,6 +240,27 @@ def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
     harness.broker.delete_topic("t")
     harness.restart()
     assert harness.broker.list_topics() == []
+
+
+def test_no_partition_is_opened_unless_all_threads_for_it_start(harness, monkeypatch) -> None:
+    harness.broker.create_topic("t")
+    start, permits = threading.Thread.start, iter(range(1))
+
+    def limited(thread: threading.Thread) -> None:
+        if next(permits, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", limited)
+        with pytest.raises(TooManyThreads):
+            harness.broker.alter_topic("t", partitions=2)
+        with pytest.raises(TooManyThreads):
+            harness.broker.create_topic("new")
+    assert [path.name for path in (harness.root / "data").glob("*-[01]")] == ["t-0"]
+    harness.restart()
+    assert len(harness.broker.topic("t").describe().partitions) == 1
+    harness.broker.create_topic("new")
 
 
 def test_a_published_partition_count_is_reverted_if_the_partitions_fail(

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from broker.started_threads import started_threads
-from record_format.errors import ConfigurationError
+from record_format.errors import TooManyThreads
 
 
 def test_all_threads_run_before_the_first_call() -> None:
@@ -23,6 +23,6 @@ def test_threads_that_were_started_end_if_another_may_not(monkeypatch: pytest.Mo
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(ConfigurationError, match="3 more threads"):
+    with pytest.raises(TooManyThreads, match="3 more threads"):
         started_threads(3, name="some")
     assert not any(thread.is_alive() for thread in started)
