@@ -160,8 +160,6 @@ class AsyncClient:
                     yield record
                 if fetch.cursor is not None:
                     progress.consumed_all(fetch.cursor)
-                if (commit := progress.due_commit(time.monotonic())) is not None:
-                    await self.run(exchange(commit, schedule.policy))
         except BaseException:
             with suppress(TierlogError):
                 await self._commit(progress)

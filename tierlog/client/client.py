@@ -171,8 +171,6 @@ class Client:
                     yield record
                 if fetch.cursor is not None:
                     progress.consumed_all(fetch.cursor)
-                if (commit := progress.due_commit(time.monotonic())) is not None:
-                    self.run(exchange(commit, schedule.policy))
         except BaseException:
             with suppress(TierlogError):
                 self._commit(progress)

@@ -5,7 +5,8 @@ Rules that keep it honest:
 * A record counts as consumed when the next one is requested, or when the loop over the records ends
   normally: a record that was being processed when the consumer failed is read again (at least
   once).
-* Offsets are committed between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end.
+* Offsets are committed between fetches, at most every `COMMIT_INTERVAL_S`, and once at the end. No
+  fetch waits past the time of the next commit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -162,18 +164,22 @@ class GroupProgress:
     def due_commit(self, now_s: float) -> Call[None] | None:
         if now_s - self._committed_s < COMMIT_INTERVAL_S:
             return None
-        self._committed_s = now_s
-        return self.commit()
+        if (commit := self.commit()) is not None:
+            self._committed_s = now_s
+        return commit
+
+    def limit_wait(self, wait_ms: int, now_s: float) -> int:
+        """How long a fetch may wait in the broker, after `due_commit` returned None."""
+        if not self._uncommitted():
+            return wait_ms
+        left_s = self._committed_s + COMMIT_INTERVAL_S - now_s
+        return min(wait_ms, ceil(left_s * 1000))
 
     def commit(self) -> Call[None] | None:
         """A commit of all offsets that are not committed; None if there are none. They count as
         committed once the broker has confirmed it.
         """
-        uncommitted = {
-            partition: offset
-            for partition, offset in sorted(self._consumed.items())
-            if self._committed.get(partition) != offset
-        }
+        uncommitted = self._uncommitted()
         if not uncommitted:
             return None
         offsets = [
@@ -187,3 +193,10 @@ class GroupProgress:
             self._committed.update(uncommitted)
 
         return replace(call, read=read)
+
+    def _uncommitted(self) -> dict[int, int]:
+        return {
+            partition: offset
+            for partition, offset in sorted(self._consumed.items())
+            if self._committed.get(partition) != offset
+        }

@@ -1,4 +1,4 @@
-"""Which partition a consumer fetches from next.
+"""What a consumer calls next: a fetch, and from which partition, or a commit for its group.
 
 * A consumer that ends reads one partition after another; if the end is not written yet, its fetches
   wait in the broker.
@@ -62,7 +62,7 @@ def schedule_fetches(
                 committed = ()
             offset = progress.start_offsets(committed, topic, offset)
     cursors = template.for_partitions(numbers, offset)
-    return FetchSchedule(cursors, retries, whole_topic=partitions is None)
+    return FetchSchedule(cursors, retries, whole_topic=partitions is None, progress=progress)
 
 
 def _partition(key: int) -> int:
@@ -74,7 +74,7 @@ def _partition(key: int) -> int:
 
 class ScheduledCall(NamedTuple):
     """The steps of one call, and what turns its result into records. `cursor`: the partition's;
-    None for a call about the topic.
+    None for a call that fetches nothing.
     """
 
     steps: Steps[Any]
@@ -83,16 +83,21 @@ class ScheduledCall(NamedTuple):
 
 
 class FetchSchedule:
-    """The order of a consumer's fetches; `next_call` returns None when all cursors are done.
+    """The order of a consumer's calls; `next_call` returns None when all cursors are done.
 
     `whole_topic`: partitions that are added to the topic are read too, when following.
     """
 
     def __init__(
-        self, cursors: Sequence[PartitionCursor], retries: RetryPolicy, *, whole_topic: bool
+        self,
+        cursors: Sequence[PartitionCursor],
+        retries: RetryPolicy,
+        *,
+        whole_topic: bool,
+        progress: GroupProgress | None,
     ) -> None:
         self._queue = deque(cursors)
-        self._retries = retries
+        self._retries, self._progress = retries, progress
         self._topic_cursor = cursors[0] if cursors and whole_topic and cursors[0].follow else None
         self._refreshed_s: float | None = None
 
@@ -107,6 +112,8 @@ class FetchSchedule:
     def next_call(self, now_s: float) -> ScheduledCall | None:
         if (refresh := self._topic_refresh(now_s)) is not None:
             return refresh
+        if self._progress is not None and (commit := self._progress.due_commit(now_s)) is not None:
+            return ScheduledCall(exchange(commit, self.policy), lambda _: [])
         while self._queue and self._queue[0].done:
             self._queue.popleft()
         if not self._queue:
@@ -114,10 +121,10 @@ class FetchSchedule:
         cursor, wait_ms = self._queue[0], 0
         if cursor.follow and len(self._queue) > 1:
             if all(one.at_end for one in self._queue):
-                return self._await_records()
+                return self._await_records(now_s)
             self._queue.rotate(-1)
         elif cursor.at_end:
-            wait_ms = cursor.limits.wait_ms or FOLLOW_WAIT_MS
+            wait_ms = self._limit_wait(cursor.limits.wait_ms or FOLLOW_WAIT_MS, now_s)
         call = cursor.next_fetch(wait_ms=wait_ms)
         steps = self._fetch(cursor, call, self.policy)
         return ScheduledCall(steps, partial(self._advance, cursor), cursor)
@@ -162,7 +169,10 @@ class FetchSchedule:
         self._queue.extend(template.for_partitions(added, "earliest"))
         return []
 
-    def _await_records(self) -> ScheduledCall:
+    def _limit_wait(self, wait_ms: int, now_s: float) -> int:
+        return self._progress.limit_wait(wait_ms, now_s) if self._progress else wait_ms
+
+    def _await_records(self, now_s: float) -> ScheduledCall:
         """A long poll for as many of the partitions as it may have; the next one is for others."""
         awaited = list(islice(self._queue, AWAITED_MAX))
         self._queue.rotate(-len(awaited))
@@ -172,7 +182,7 @@ class FetchSchedule:
             topic,
             {cursor.partition: cursor.reached_offset for cursor in awaited},
             isolation=limits.isolation,
-            wait_ms=limits.wait_ms or wait_ms,
+            wait_ms=self._limit_wait(limits.wait_ms or wait_ms, now_s),
         )
         return ScheduledCall(exchange(call, self.policy), partial(self._fetch_first, awaited))
 

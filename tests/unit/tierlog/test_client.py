@@ -26,10 +26,12 @@ from tierlog.client import (
     problems,
 )
 from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Pause, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
+from tierlog.client.scheduling import FetchSchedule
 from tierlog.client.wire import Response
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
@@ -564,6 +566,29 @@ def test_an_up_to_date_follower_of_several_partitions_awaits_any_of_them():
     assert body["partitions"] == [{"topic": "t", "partition": n, "offset": 0} for n in range(3)]
     assert (body["wait_ms"], body["max_bytes"]) == (10_000, 1)
     assert all("wait_ms" not in r.url.params for r in script.requests)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_follower_for_a_group_waits_no_longer_than_until_its_next_commit(partitions):
+    progress = GroupProgress("g", "t", timestamp=None, now_s=0.0)
+    cursors = [
+        PartitionCursor("t", number, next_offset=5, follow=True, at_end=True)
+        for number in range(partitions)
+    ]
+    schedule = FetchSchedule(cursors, QUICK, whole_topic=False, progress=progress)
+
+    def next_wait_ms(now_s: float) -> int:
+        request = next(schedule.next_call(now_s).steps)
+        return round(request.extra_wait_s * 1000)
+
+    assert next_wait_ms(1.0) == 10_000
+    progress.consumed_all(cursors[0])
+    assert next_wait_ms(3.0) == 2000
+    commit = schedule.next_call(60.0).steps
+    assert next(commit).path == "/v1/groups/g/offsets"
+    with pytest.raises(StopIteration):
+        commit.send(Response(204, {}, b""))
+    assert next_wait_ms(61.0) == 10_000
 
 
 def test_a_follower_with_an_end_is_refused():
