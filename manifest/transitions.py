@@ -202,7 +202,7 @@ def _advance(
         log_start_offset=before_offset,
         end_offset=max(manifest.end_offset, before_offset),
         epochs=prune(manifest.epochs, before_offset),
-        gaps=tuple(gap for gap in manifest.gaps if gap.end_offset > before_offset),
+        gaps=tuple(gap for gap in manifest.gaps if gap.end_offset >= before_offset),
         pages=tuple(kept_pages),
         segments=tuple(e for e in manifest.segments if e.last_offset >= before_offset),
         removed=(*manifest.removed, *removed),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from record_format.errors import TierlogError
 from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, OffsetSpec
 from spark_reader.catalog import PartitionFacts
-from spark_reader.gaps import Gaps, first_lost
+from spark_reader.gaps import Gaps, first_lost, skip_gap
 from spark_reader.option_values import InvalidOption
 
 TimeLookup = Callable[[PartitionFacts, int], int | None]
@@ -85,13 +85,13 @@ def resolve_start(facts: PartitionFacts, starting: Bounds, *, first_at_time: Tim
 def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) -> tuple[int, int]:
     """The part of [start, end) that exists; `loss` decides about the rest."""
     name = f"{facts.topic}-{facts.partition}"
-    if start < facts.log_start_offset:
+    if skip_gap(start, facts.gaps) < facts.log_start_offset:
         loss.report(f"{name}: offsets {start} to {facts.log_start_offset} are gone")
-        start = facts.log_start_offset
     if end > facts.end_offset or start > facts.end_offset:
         loss.report(f"{name}: ends at {facts.end_offset}, before offset {max(start, end)}")
         end = min(end, facts.end_offset)
     report_if_lost(name, start, end, facts.gaps, loss=loss)
+    start = max(start, facts.log_start_offset)
     return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
 
 

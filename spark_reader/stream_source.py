@@ -147,7 +147,9 @@ class TierlogStreamReader(
         end = facts.end_offset
         if self._target is not None:
             end = min(end, self._target.get(name, 0))
-        return Backlog(name, skip_gap(start, facts.gaps), end, facts.gaps)
+        # Not past the target of availableNow: inside a gap, the batch ends in what was lost.
+        start = min(skip_gap(start, facts.gaps), max(start, end))
+        return Backlog(name, start, end, facts.gaps)
 
     def _should_wait(self, backlogs: list[Backlog]) -> bool:
         """Whether to wait for `minOffsetsPerTrigger`; never with availableNow."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,12 @@ from record_format.errors import UnknownTopic
 from record_format.row_filter import RowFilter
 from spark_reader import catalog
 from spark_reader.batch_source import TierlogReader
-from spark_reader.catalog import Catalog
+from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import Filters
 from spark_reader.ranges import DataLoss
+from spark_reader.stream_offsets import StreamOffsets
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.client import Client
 
@@ -352,6 +354,48 @@ def test_a_batch_that_ends_in_records_that_were_not_restored_is_data_loss(tmp_pa
             following = tolerant.latestOffset(end, ReadAllAvailable())
             assert offsets_of(following) == {0: 10**9 + 500 + produced}
             assert len(rows(tolerant, end, following)) == produced
+
+
+def test_a_stream_at_the_start_of_a_gap_loses_nothing_by_a_trim_to_its_end(tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1)
+        tiers.produce("t", 500)
+        tiers.offload("t")
+        stream = reader(tiers)
+        read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    lose_disk(tmp_path, gap=10**9)
+    with two_tiers(tmp_path) as tiers:
+        tiers.written["t", 0] = []
+        tiers.produce("t", 50)
+        for before_offset in (700, 10**9 + 500):
+            tiers.broker.trim("t", 0, before_offset)
+            stream = reader(tiers)
+            assert len(rows(stream, read, stream.latestOffset(read, ReadAllAvailable()))) == 50
+        tiers.broker.trim("t", 0, 10**9 + 501)
+        with pytest.raises(DataLoss):
+            stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
+
+
+def test_available_now_reports_what_a_restore_lost_below_its_target(monkeypatch):
+    before = PartitionFacts(
+        topic="t",
+        topic_id="id",
+        partition=0,
+        log_start_offset=0,
+        end_offset=600,
+        cold_end_offset=500,
+        manifest=None,
+    )
+    restored = replace(before, end_offset=10**9 + 500, gaps=((500, 10**9 + 500),))
+    given = {"server": "http://127.0.0.1:1", "subscribe": "t", "maxOffsetsPerTrigger": "500"}
+    stream = TierlogStreamReader(parse_options(given, streaming=True), ("offset",))
+    monkeypatch.setattr(Catalog, "partitions_of_stream", lambda *_: [before])
+    stream.prepareForTriggerAvailableNow()
+    monkeypatch.setattr(Catalog, "partitions_of_stream", lambda *_: [restored])
+    start = StreamOffsets({"t": "id"}, {("t", 0): 500}).to_document()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    with pytest.raises(DataLoss, match="t-0: offsets 500 to 600 are gone"):
+        stream.partitions(start, end)
 
 
 def test_a_filter_that_ends_in_a_gap_loses_nothing(tmp_path):

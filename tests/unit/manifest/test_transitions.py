@@ -186,7 +186,8 @@ def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
 def test_a_gap_below_the_log_start_is_dropped() -> None:
     gapped = add_segments(record_gap(manifest(2), end_offset=1_000), [entry(1_000)])
     assert trim(gapped, 1_050, pages=PAGES, now_ms=5).gaps == ()
-    assert trim(gapped, 500, pages=PAGES, now_ms=5).gaps == gapped.gaps
+    for kept_at in (500, 1_000):  # readers may stand where it begins
+        assert trim(gapped, kept_at, pages=PAGES, now_ms=5).gaps == gapped.gaps
 
 
 def test_a_folder_can_claim_what_it_recorded() -> None:
