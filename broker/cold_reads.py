@@ -124,7 +124,8 @@ class ColdReads:
         for entry in self.entries(start_offset, since_ms=timestamp):
             if entry.base_offset >= end_offset:
                 return None
-            if 0 <= entry.max_timestamp < timestamp:
+            newest = entry.known_max_timestamp
+            if newest is not None and newest < timestamp:
                 continue
             found = self._reader.offset_for_timestamp(
                 entry, timestamp, start_offset=start_offset, end_offset=end_offset

@@ -21,8 +21,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One sealed segment in the bucket: a `.log` object and its `.indexes` object.
 
     If `min_timestamp` is None it is unknown, and the segment is never skipped by time. If
-    `max_timestamp` is -1 no record has a timestamp, and the segment's age is that of its file
-    (`modified_ms`), as in Kafka. The chunk table is part of the `.indexes` object.
+    `max_timestamp` is -1 no record has a timestamp, as far as is known, and the segment's age is
+    that of its file (`modified_ms`), as in Kafka. The chunk table is part of the `.indexes` object.
     """
 
     base_offset: int
@@ -51,7 +51,9 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def known_max_timestamp(self) -> int | None:
-        return self.max_timestamp if self.max_timestamp >= 0 else None
+        """-1 if no record has a timestamp; None if it is unknown, as the minimum is then too."""
+        is_known = self.max_timestamp >= 0 or self.min_timestamp is not None
+        return self.max_timestamp if is_known else None
 
     @property
     def age_timestamp(self) -> int:

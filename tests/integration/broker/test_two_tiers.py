@@ -109,6 +109,18 @@ def test_time_lookup_in_the_cold_tier_finds_the_record(harness):
     assert log.offset_for_timestamp(10_000) is None
 
 
+def test_time_lookup_does_not_open_a_cold_segment_without_timestamps(harness):
+    harness.broker.create_topic("t", config=SMALL)
+    for _ in range(20):
+        harness.produce("t", [b"v" * 1000], at=-1)
+    harness.offload()
+    log, before = harness.broker.partition("t", 0), len(harness.store.calls)
+    assert {entry.max_timestamp for entry in log.cold.manifest.segments} == {-1}
+    assert log.offset_for_timestamp(0) is None
+    assert not [call for call in harness.store.calls[before:] if "/segments/" in call[1]]
+    assert log.offset_for_timestamp(-1) == (0, -1)
+
+
 def test_a_restart_keeps_everything_and_raises_the_epoch(harness):
     harness.broker.create_topic("t", partitions=2, config=SMALL)
     harness.fill(200)
