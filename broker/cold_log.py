@@ -25,6 +25,7 @@ from broker.store_status import StoreStatus
 from cold_tier.cold_reader import ColdReader
 from cold_tier.segment_uploader import UploadedSegment
 from hot_tier.log_config import LogConfig
+from hot_tier.segment import modified_ms
 from hot_tier.segment_views import SegmentFiles
 from manifest import transitions
 from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
@@ -103,11 +104,11 @@ class ColdLog(ColdReads):
                 uploaded = self._upload(
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
-                modified_ms = files.log.stat().st_mtime_ns // 1_000_000
+                written_ms = modified_ms(files.log)
         except OSError as error:  # of the local file: the store raises its own errors
             file = str(error.filename or files.log)
             raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error
-        return SegmentEntry(**uploaded._asdict(), modified_ms=modified_ms)
+        return SegmentEntry(**uploaded._asdict(), modified_ms=written_ms)
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload the segment that compaction made of `old`, and commit it in their place."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from broker.partition import Partition
+from hot_tier.segment import modified_ms
 from hot_tier.segment_views import SegmentView
 
 
@@ -58,12 +58,7 @@ def offload_lag_ms(waiting: SegmentView | None, *, now_ms: int) -> int:
         return 0
     if waiting.age_ms is not None:
         return waiting.age_ms
-    since_ms = _modified_ms(waiting.path)
-    return max(0, now_ms - since_ms) if since_ms is not None else 0
-
-
-def _modified_ms(path: Path) -> int | None:
     try:
-        return path.stat().st_mtime_ns // 1_000_000
+        return max(0, now_ms - modified_ms(waiting.path))
     except FileNotFoundError:
-        return None  # deleted meanwhile
+        return 0  # deleted meanwhile

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_reader import largest_timestamp, with_index_rebuild
 from hot_tier.log_state import LogState
-from hot_tier.segment import Segment
+from hot_tier.segment import Segment, age_timestamp
 
 
 class Cleanable(NamedTuple):
@@ -79,9 +79,7 @@ def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Se
 
 
 def _newest_ms(state: LogState, segment: Segment) -> int:
-    """The largest timestamp; the file's if the records have none, as in Kafka."""
-    newest_ms = largest_timestamp(state, segment)
-    return newest_ms if newest_ms >= 0 else segment.path(LOG).stat().st_mtime_ns // 1_000_000
+    return age_timestamp(largest_timestamp(state, segment), segment.path(LOG))
 
 
 def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:

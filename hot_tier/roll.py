@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hot_tier.active_segment import ActiveSegment
 from hot_tier.disk import disk_full, is_disk_full
 from hot_tier.file_names import (
@@ -24,7 +22,7 @@ from hot_tier.file_names import (
 from hot_tier.index_columns import IndexColumns
 from hot_tier.log_state import Flushed, LogState, Segments
 from hot_tier.producer_snapshots import load_newest, write_snapshot
-from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
+from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd, modified_ms
 from record_format.batch import NO_TIMESTAMP
 from record_format.errors import TierlogError
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
@@ -87,14 +85,10 @@ def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> i
     """
     predecessor = [segment.path(LOG) for segment in state.segments.items[-2:-1]]
     marks = (*predecessor, segment.path(SNAPSHOT), state.folder / PARTITION_METADATA)
-    last_ms = _modified_ms(segment.path(LOG))
-    created_ms = next((_modified_ms(path) for path in marks if path.exists()), last_ms)
+    last_ms = modified_ms(segment.path(LOG))
+    created_ms = next((modified_ms(path) for path in marks if path.exists()), last_ms)
     first_ms = max(first_timestamp or NO_TIMESTAMP, created_ms)
     return max(0, state.clock() - min(first_ms, last_ms))
-
-
-def _modified_ms(path: Path) -> int:
-    return path.stat().st_mtime_ns // 1_000_000
 
 
 def _remove(state: LogState, segment: Segment) -> None:

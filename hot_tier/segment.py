@@ -151,6 +151,18 @@ class Segment:
         )
 
 
+def age_timestamp(largest_timestamp: int, log: Path) -> int:
+    """The timestamp by which a segment ages: its largest, or the file's if its records have none,
+    as in Kafka. Raises FileNotFoundError.
+    """
+    return largest_timestamp if largest_timestamp >= 0 else modified_ms(log)
+
+
+def modified_ms(path: Path) -> int:
+    """When the file was last written. Raises FileNotFoundError."""
+    return path.stat().st_mtime_ns // 1_000_000
+
+
 @lru_cache(maxsize=1024)
 def _name(folder_name: str, base_offset: int, suffix: str) -> str:
     return f"{folder_name}/{file_name(base_offset, suffix)}"

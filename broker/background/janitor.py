@@ -29,6 +29,7 @@ from broker.live_topics import LiveTopics
 from broker.partition import Partition
 from broker.settings import BrokerSettings
 from broker.task_failures import PartitionTask, TaskFailures
+from hot_tier.segment import age_timestamp
 from hot_tier.segment_views import SegmentView
 from manifest.garbage import GarbagePolicy
 from manifest.paging import live_size_bytes
@@ -284,12 +285,9 @@ def removable_end(partition: Partition) -> int:
     return max(covered_end, partition.log.log_start_offset)
 
 
-def _age_timestamp(segment: SegmentView) -> int:
-    """The largest timestamp; the file's if the records have none, as in Kafka."""
-    if segment.max_timestamp >= 0:
-        return segment.max_timestamp
+def _age_timestamp(view: SegmentView) -> int:
     try:
-        return segment.path.stat().st_mtime_ns // 1_000_000
+        return age_timestamp(view.max_timestamp, view.path)
     except FileNotFoundError:
         return NEVER_OLD  # deleted meanwhile: the next round sees what is left
 
