@@ -20,7 +20,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, client_command
-from tierlog.cli.output import Output, print_json, print_table, progress_bar
+from tierlog.cli.output import Output, progress_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -191,9 +191,6 @@ def _figures(phase: Literal["produce", "fetch"], done: list[Work], seconds: floa
 
 
 def _report(phases: list[Figures], output: Output) -> None:
-    if output.is_json:
-        print_json({"phases": phases})
-        return
     columns = ("", "records/s", "MB/s", "requests", "p50 ms", "p99 ms")
     rows = [
         (
@@ -206,4 +203,4 @@ def _report(phases: list[Figures], output: Output) -> None:
         )
         for one in phases
     ]
-    print_table("", columns, rows)
+    output.table({"phases": phases}, columns, rows)

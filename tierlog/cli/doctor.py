@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
-from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size
 from tierlog.extras import OPTIONAL_PACKAGES
 
 app = typer.Typer(add_completion=False)
@@ -56,12 +56,12 @@ def doctor(
     if server is not None:
         verdicts += _broker(server, token, token_file, ca_file)
     healthy = all(verdict.ok is not False for verdict in verdicts)
-    if output.is_json:
-        print_json({"ok": healthy, "checks": [verdict._asdict() for verdict in verdicts]})
-    else:
-        words = {True: "ok", False: "PROBLEM", None: "missing"}
-        rows = [(words[verdict.ok], verdict.check, verdict.detail) for verdict in verdicts]
-        print_table("", ("", "check", ""), rows)
+    words = {True: "ok", False: "PROBLEM", None: "missing"}
+    output.table(
+        {"ok": healthy, "checks": [verdict._asdict() for verdict in verdicts]},
+        ("", "check", ""),
+        [(words[verdict.ok], verdict.check, verdict.detail) for verdict in verdicts],
+    )
     if not healthy:
         raise typer.Exit(FOUND_PROBLEMS)
 

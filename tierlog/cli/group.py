@@ -8,7 +8,7 @@ import typer
 
 from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.completion import complete_group
-from tierlog.cli.output import Output, note, print_json, print_table
+from tierlog.cli.output import Output, note, print_json
 
 if TYPE_CHECKING:
     from tierlog.client import Client, OffsetCommit
@@ -32,11 +32,8 @@ OffsetArguments = Annotated[
 def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
     """List the groups by name."""
     groups = client.groups()
-    if output.is_json:
-        print_json({"groups": groups})
-        return
     rows = [(one.group, ", ".join(one.topics), one.partitions, one.lag) for one in groups]
-    print_table("", ("group", "topics", "partitions", "lag"), rows)
+    output.table({"groups": groups}, ("group", "topics", "partitions", "lag"), rows)
 
 
 @app.command("describe")
@@ -44,15 +41,12 @@ def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
 def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
     """Show a group's committed offset and lag in each partition."""
     found = client.group(group)
-    if output.is_json:
-        print_json(found)
-        return
     columns = ("topic", "partition", "offset", "log end", "lag", "metadata")
     rows = [
         (one.topic, one.partition, one.offset, one.log_end_offset, one.lag, one.metadata)
         for one in found.offsets
     ]
-    print_table(group, columns, rows)
+    output.table(found, columns, rows, title=group)
 
 
 @app.command("set")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -39,6 +39,21 @@ class Output(StrEnum):
             print_json(document)
         else:
             note(text)
+
+    def table(
+        self,
+        document: Any,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        title: str = "",
+        caption: str = "",
+    ) -> None:
+        """Print what was asked for: as JSON, or as a table."""
+        if self.is_json:
+            print_json(document)
+        else:
+            print_table(title, columns, rows, caption=caption)
 
 
 def print_json(document: Any) -> None:
@@ -78,9 +93,19 @@ def print_table(
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def print_members(members: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one line each."""
-    print_table("", ("", ""), members)
+def print_members(members: Mapping[str, object], *, title: str = "") -> None:
+    """Print the members of a document, one line each; lists and objects are left out."""
+    plain = [(k, v) for k, v in members.items() if not isinstance(v, (list, dict))]
+    print_table(title, ("", ""), [(name, format_member(name, value)) for name, value in plain])
+
+
+def print_documents(
+    title: str, documents: Sequence[Mapping[str, object]], columns: Sequence[str] | None = None
+) -> None:
+    """Print a table of documents with the same members, or these of them."""
+    names = columns or (list(documents[0]) if documents else [])
+    rows = [[format_member(name, one.get(name)) for name in names] for one in documents]
+    print_table(title, [name.replace("_", " ") for name in names], rows)
 
 
 def format_size(size_bytes: int | None) -> str:

@@ -110,7 +110,7 @@ def _run(
     if output.is_json:
         print_json(members)
     else:
-        print_members(members.items())
+        print_members(members)
 
 
 def _to_files(to_parquet: str | None, to_json: str | None, *, base64: bool) -> ToFiles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -22,11 +22,12 @@ from tierlog.cli.client_options import (
 )
 from tierlog.cli.output import (
     Output,
-    format_member,
     format_size,
     format_time,
     note,
+    print_documents,
     print_json,
+    print_members,
     print_table,
 )
 from tierlog.cli.topic import note_damaged
@@ -62,15 +63,12 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
     if output.is_json:
         print_json(document)
         return
-    plain = {name: value for name, value in document.items() if not isinstance(value, (list, dict))}
-    print_table("", ("", ""), [(name, format_member(name, value)) for name, value in plain.items()])
+    print_members(document)
     for name, value in document.items():
         if isinstance(value, dict):
-            print_table(
-                f"\n{name}", ("", ""), [(one, format_member(one, value[one])) for one in value]
-            )
+            print_members(value, title=f"\n{name}")
         elif isinstance(value, list) and value:
-            _print_rows(name, value)
+            print_documents(f"\n{name}", value)
 
 
 @app.command("segments")
@@ -223,9 +221,3 @@ def _partitions(client: Client, topic: str, partition: int | None) -> list[int]:
     found = client.describe_topic(topic)
     note_damaged(found)
     return [one.partition for one in found.partitions]
-
-
-def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:
-    columns = list(rows[0])
-    cells = [[format_member(column, row.get(column)) for column in columns] for row in rows]
-    print_table(f"\n{name}", [column.replace("_", " ") for column in columns], cells)

@@ -16,7 +16,15 @@ from tierlog.cli.client_options import (
     TopicArgument,
     client_or_bucket_command,
 )
-from tierlog.cli.output import Output, format_member, note, print_json, print_table
+from tierlog.cli.output import (
+    Output,
+    format_member,
+    note,
+    print_documents,
+    print_json,
+    print_members,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -71,17 +79,9 @@ def manifest(
     if output.is_json:
         print_json(document)
     else:
-        _print_document(f"{topic}-{partition}", document)
-
-
-def _print_document(title: str, document: dict[str, Any]) -> None:
-    head = [
-        (name, format_member(name, value))
-        for name, value in document.items()
-        if not isinstance(value, (list, dict)) and name != "next_from_offset"
-    ]
-    print_table(title, ("", ""), head)
-    _print_segments("", document["segments"])
+        head = {name: one for name, one in document.items() if name != "next_from_offset"}
+        print_members(head, title=f"{topic}-{partition}")
+        print_documents("", document["segments"], SEGMENT_COLUMNS)
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -112,16 +112,9 @@ def _print_diff(found: dict[str, Any], output: Output) -> None:
     print_table("", ("", "before", "after"), rows)
     for what in ("added", "removed"):
         if found[what]:
-            _print_segments(f"\n{what}", found[what])
+            print_documents(f"\n{what}", found[what], SEGMENT_COLUMNS)
     if not found["added"] and not found["removed"]:
         note("segments: no difference")
-
-
-def _print_segments(title: str, segments: list[dict[str, Any]]) -> None:
-    rows = [
-        [format_member(name, entry.get(name)) for name in SEGMENT_COLUMNS] for entry in segments
-    ]
-    print_table(title, [name.replace("_", " ") for name in SEGMENT_COLUMNS], rows)
 
 
 def _manifest(client: Client, topic: str, partition: int, version: int | None) -> dict[str, Any]:
@@ -151,13 +144,8 @@ def _offline_manifest(
 
 def _print_history(name: str, partition: int, options: BucketOptions, output: Output) -> None:
     with options.reader() as bucket:
-        versions = bucket.history(bucket.topic(name), partition)
+        versions = [one._asdict() for one in bucket.history(bucket.topic(name), partition)]
     if output.is_json:
-        print_json({"versions": [one._asdict() for one in versions]})
+        print_json({"versions": versions})
     else:
-        rows = [
-            [format_member(member, one._asdict()[member]) for member in one._fields]
-            for one in versions
-        ]
-        columns = [member.replace("_", " ") for member in versions[0]._fields] if versions else []
-        print_table(f"{name}-{partition}", columns, rows)
+        print_documents(f"{name}-{partition}", versions)

@@ -16,7 +16,7 @@ from record_format.errors import StoreUnavailable, TierlogError, UnknownManifest
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import takes
-from tierlog.cli.output import Output, format_time, note, print_json, print_table
+from tierlog.cli.output import Output, format_time, note
 
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
@@ -133,21 +133,19 @@ def _partitions(store: ObjectStore, topic: str) -> Iterator[tuple[int, ManifestS
 
 
 def _show(topic: str, pins: list[tuple[int, Pin]], output: Output) -> None:
-    if output.is_json:
-        shown = [
-            {
-                "name": one.name,
-                "partition": number,
-                "version": one.version,
-                "created_ms": one.created_ms,
-                "expires_ms": one.expires_ms,
-            }
-            for number, one in pins
-        ]
-        print_json({"topic": topic, "pins": shown})
-        return
+    shown = [
+        {
+            "name": one.name,
+            "partition": number,
+            "version": one.version,
+            "created_ms": one.created_ms,
+            "expires_ms": one.expires_ms,
+        }
+        for number, one in pins
+    ]
     rows = [
         (one.name, number, one.version, format_time(one.created_ms), format_time(one.expires_ms))
         for number, one in pins
     ]
-    print_table(topic, ("pin", "partition", "version", "created", "expires"), rows)
+    columns = ("pin", "partition", "version", "created", "expires")
+    output.table({"topic": topic, "pins": shown}, columns, rows, title=topic)

@@ -12,7 +12,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption
-from tierlog.cli.output import Output, format_time, note, print_json, print_table, write
+from tierlog.cli.output import Output, format_time, note, print_json, write
 
 if TYPE_CHECKING:
     from api.http.access.tokens import TokenEntry
@@ -89,14 +89,12 @@ def list_tokens(
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)
     entries = read_entries(path) if path.exists() else ()
-    if output.is_json:
-        print_json({"tokens": [_to_json(entry) for entry in entries]})
-        return
     rows = [
         (one.name, ", ".join(one.scopes), one.topics or "all", format_time(one.created_ms))
         for one in entries
     ]
-    print_table("", ("name", "scopes", "topics", "created"), rows)
+    document = {"tokens": [_to_json(entry) for entry in entries]}
+    output.table(document, ("name", "scopes", "topics", "created"), rows)
 
 
 @app.command("revoke")

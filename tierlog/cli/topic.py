@@ -46,11 +46,8 @@ def create(
 ) -> None:
     """Create a topic."""
     topic = client.create_topic(name, partitions=partitions, config=parse_config(config))
-    if output.is_json:
-        print_json(topic)
-    else:
-        count = len(topic.partitions)
-        note(f"created {name} with {count} partition{'s' * (count != 1)}")
+    count = len(topic.partitions)
+    output.report(topic, f"created {name} with {count} partition{'s' * (count != 1)}")
 
 
 @app.command("list")
@@ -68,14 +65,11 @@ def list_topics(
         topics, unreadable = _topics_in_bucket(source, prefix or "", internal=internal)
     else:
         topics = list(source.list_topics(prefix=prefix, internal=internal))
-    if output.is_json:
-        print_json({"topics": topics})
-    else:
-        rows = [
-            (one.name, one.partitions, ", ".join(map("=".join, _config_pairs(one.config))))
-            for one in topics
-        ]
-        print_table("", ("topic", "partitions", "config"), rows)
+    rows = [
+        (one.name, one.partitions, ", ".join(map("=".join, _config_pairs(one.config))))
+        for one in topics
+    ]
+    output.table({"topics": topics}, ("topic", "partitions", "config"), rows)
     for error in unreadable:
         note(str(error))
     if unreadable:
