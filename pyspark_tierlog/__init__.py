@@ -5,7 +5,7 @@
 """
 
 from spark_reader.environment import prepare
-from spark_reader.registration import register
 from spark_reader.source import TierlogSource as DefaultSource
+from spark_reader.source import register
 
 __all__ = ["DefaultSource", "prepare", "register"]

@@ -20,6 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from spark_reader.s3a import S3ASettings
 
 # `timestamp` alone would depend on `spark.sql.timestampType`; Kafka's source has an instant.
@@ -32,7 +34,7 @@ HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 class TierlogSource(DataSource):  # type: ignore[misc]
     s3a: ClassVar[S3ASettings | None] = None
-    """The session's, in the subclass that `registration.register` makes."""
+    """The session's, in the subclass that `register` makes."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,6 +85,20 @@ class TierlogSource(DataSource):  # type: ignore[misc]
 
         # Output mode complete: every batch's whole result is appended, as with Kafka's sink.
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
+
+
+def register(session: SparkSession) -> None:
+    """Make `format("tierlog")` in this session use its current S3A settings (`fs.s3a.*`).
+
+    Call it again after changing them. Without it Spark still finds the source, which then uses its
+    options and AWS's provider chain. Spark Connect does not forward credentials.
+    """
+    from spark_reader.s3a import settings_of
+
+    # Spark pickles the class by value, and so the settings, for the planning process, which has no
+    # session to query.
+    settings = {"s3a": settings_of(session)}
+    session.dataSource.register(type("TierlogSourceOfSession", (TierlogSource,), settings))
 
 
 class _FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]

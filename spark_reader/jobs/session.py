@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_reader.environment import prepare
 from spark_reader.jobs.package import build_zip
-from spark_reader.registration import register
+from spark_reader.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
