@@ -33,7 +33,7 @@ from cold_tier.open import open_store
 from hot_tier.append import Acks
 from record_format import codecs
 from record_format.produced import build_produced
-from spark_reader.java import ensure_java
+from spark_reader.environment import ensure_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spark_reader.java import ensure_java
+from spark_reader.environment import ensure_java
 from tests.fakes import fast_jvm
 
 

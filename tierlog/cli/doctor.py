@@ -85,7 +85,7 @@ def _packages() -> Iterator[Verdict]:
 
 def _java() -> Verdict:
     from record_format.errors import ConfigurationError
-    from spark_reader.java import ensure_java
+    from spark_reader.environment import ensure_java
 
     environment = dict(os.environ)
     try:

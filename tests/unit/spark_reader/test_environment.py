@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from record_format.errors import ConfigurationError
-from spark_reader.environment import prepare
-from spark_reader.java import ensure_java, java_version
+from spark_reader.environment import ensure_java, java_version, prepare
 
 
 def fake_java(folder, version):
