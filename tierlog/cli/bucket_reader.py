@@ -1,7 +1,7 @@
 """Reads topics, manifests and segments from the bucket alone, for commands with `--store URL`.
 
-It never writes, and may run beside the broker that owns the bucket. Results have the same types as
-the client's, with every segment cold.
+It writes nothing but pins, and may run beside the broker that owns the bucket. Results have the
+same types as the client's, with every segment cold.
 """
 
 from __future__ import annotations
@@ -107,14 +107,19 @@ class BucketReader:
 
     def garbage(self, name: str, policy: GarbagePolicy) -> dict[int, GarbagePlan]:
         """What the owner would collect now with this policy, by partition. Raises UnknownTopic."""
-        topic = self.topic(name)
         plans: dict[int, GarbagePlan] = {}
-        for partition in range(topic.partitions):
-            manifests = self._manifests(topic, partition)
+        for partition, manifests, pins in self.pins(name):
             if (manifest := manifests.load()) is not None:
-                collector = Collector(manifests, Pins(manifests, clock=wall_clock_ms), policy)
+                collector = Collector(manifests, pins, policy)
                 plans[partition] = collector.plan(manifest, now_ms=wall_clock_ms())
         return plans
+
+    def pins(self, name: str) -> Iterator[tuple[int, ManifestStore, Pins]]:
+        """The manifests and pins of each partition. Raises UnknownTopic."""
+        topic = self.topic(name)
+        for partition in range(topic.partitions):
+            manifests = self._manifests(topic, partition)
+            yield partition, manifests, Pins(manifests, clock=wall_clock_ms)
 
     def segment(self, entry: SegmentEntry) -> Segment:
         return Segment(

@@ -6,7 +6,6 @@ every partition of the topic, or in none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,6 @@ from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, format_time, note
 
 if TYPE_CHECKING:
-    from cold_tier.object_store import ObjectStore
     from manifest.pins import Pin, Pins
     from manifest.store import ManifestStore
 
@@ -55,8 +53,8 @@ def pin(
 ) -> None:
     """Protect the current manifests, and all objects that they name, from garbage collection."""
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
-    with bucket.opened() as store:
-        partitions = list(_partitions(store, topic))
+    with bucket.reader() as reader:
+        partitions = list(reader.pins(topic))
         try:
             made = _pin_all(partitions, name, expires_ms=expires_ms)
         except (StoreUnavailable, KeyboardInterrupt):
@@ -97,8 +95,8 @@ def unpin(
 ) -> None:
     """Remove a pin; removing one that does not exist is not an error."""
     found = False
-    with bucket.opened() as store:
-        for _, _, pins in _partitions(store, topic):
+    with bucket.reader() as reader:
+        for _, _, pins in reader.pins(topic):
             found |= pins.has(name)
             pins.delete(name)
     note(f"{topic}: pin {name!r} removed" if found else f"{topic}: there is no pin {name!r}")
@@ -112,24 +110,9 @@ def list_pins(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List all pins of a topic, including expired ones."""
-    with bucket.opened() as store:
-        found = [
-            (number, one) for number, _, pins in _partitions(store, topic) for one in pins.all()
-        ]
+    with bucket.reader() as reader:
+        found = [(number, one) for number, _, pins in reader.pins(topic) for one in pins.all()]
     _show(topic, found, output)
-
-
-def _partitions(store: ObjectStore, topic: str) -> Iterator[tuple[int, ManifestStore, Pins]]:
-    from manifest.keys import PartitionKeys
-    from manifest.pins import Pins
-    from manifest.store import ManifestStore, StoreOptions
-    from manifest.topic_objects import TopicObjects
-
-    found = TopicObjects(store).find(topic)
-    for number in range(found.partitions):
-        keys = PartitionKeys(found.name, found.topic_id, number)
-        manifests = ManifestStore(store, keys, StoreOptions(clock=wall_clock_ms))
-        yield number, manifests, Pins(manifests, clock=wall_clock_ms)
 
 
 def _show(topic: str, pins: list[tuple[int, Pin]], output: Output) -> None:
