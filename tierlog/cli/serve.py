@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tierlog.cli.option_groups import takes
 from tierlog.setting_table import MIB, TABLE, Kind, Part, Setting
 from tierlog.settings import default_of
 
@@ -22,32 +23,9 @@ _PANELS = {
     Part.PRICE: "Bucket",
     Part.HTTP: "HTTP",
 }
-_FIRST_SETTINGS = "data.dir store listen s3.endpoint"
 
 
-def serve(*, config: Path | None, verbose: bool, **flags: Any) -> None:
-    """Run a broker, with recent records in a data folder and sealed segments in a bucket.
-
-    Every flag is also a TIERLOG_... variable and a key in the file given by --config; flags win.
-    """
-    from tierlog import settings
-    from tierlog.cli.broker_process import run_broker
-    from tierlog.cli.logs import configure_logs
-
-    given = {setting.name: flags[_parameter_name(setting)] for setting in TABLE}
-    file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
-    loaded = settings.load(given, os.environ, file)
-    configure_logs(verbose=verbose)
-    run_broker(loaded, announce=lambda url: _announce(url, loaded), verbose=verbose)
-
-
-def _announce(url: str, loaded: Any) -> None:
-    store = loaded.store_url or "no store: nothing is offloaded"
-    sys.stderr.write(f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}\n")
-    sys.stderr.flush()
-
-
-def _parameter_name(setting: Setting) -> str:
+def _field_name(setting: Setting) -> str:
     return setting.flag_name.removeprefix("--").replace("-", "_")
 
 
@@ -63,7 +41,7 @@ def _default(setting: Setting) -> str:
     return str(value)
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
+def _field(setting: Setting) -> tuple[str, Any, None]:
     switch = setting.kind is Kind.SWITCH
     kind = setting.flag_kind or setting.kind
     option = typer.Option(
@@ -73,41 +51,40 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         rich_help_panel=_PANELS[setting.part],
         show_default=_default(setting) or False,
     )
-    return inspect.Parameter(
-        _parameter_name(setting),
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[bool | None if switch else str | None, option],
-        default=None,
-    )
+    return _field_name(setting), Annotated[bool | None if switch else str | None, option], None
 
 
-def _signature() -> inspect.Signature:
-    first = _FIRST_SETTINGS.split()
-    ordered = sorted(TABLE, key=lambda one: first.index(one.name) if one.name in first else 99)
-    config = typer.Option("--config", help="TOML file of settings.", metavar="FILE")
-    verbose = typer.Option("--verbose", help="Log each request, and each request to the store.")
-    return inspect.Signature(
-        [
-            *map(_parameter, ordered),
-            inspect.Parameter(
-                "config",
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[Path | None, config],
-                default=None,
-            ),
-            inspect.Parameter(
-                "verbose",
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[bool, verbose],
-                default=False,
-            ),
-        ]
-    )
+Flags = make_dataclass("Flags", [_field(setting) for setting in TABLE], frozen=True)
 
 
-serve.__signature__ = _signature()  # type: ignore[attr-defined]
-serve.__annotations__ = {
-    name: parameter.annotation
-    for name, parameter in serve.__signature__.parameters.items()  # type: ignore[attr-defined]
-}
-app.command()(serve)
+@app.command()
+@takes(Flags)
+def serve(
+    flags: Any,
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file of settings.", metavar="FILE")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log each request, and each request to the store.")
+    ] = False,
+) -> None:
+    """Run a broker, with recent records in a data folder and sealed segments in a bucket.
+
+    Every flag is also a TIERLOG_... variable and a key in the file given by --config; flags win.
+    """
+    from tierlog import settings
+    from tierlog.cli.broker_process import run_broker
+    from tierlog.cli.logs import configure_logs
+
+    given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
+    file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
+    loaded = settings.load(given, os.environ, file)
+    configure_logs(verbose=verbose)
+    run_broker(loaded, announce=lambda url: _announce(url, loaded), verbose=verbose)
+
+
+def _announce(url: str, loaded: Any) -> None:
+    store = loaded.store_url or "no store: nothing is offloaded"
+    sys.stderr.write(f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}\n")
+    sys.stderr.flush()
