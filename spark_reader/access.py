@@ -11,7 +11,6 @@ import atexit
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cold_tier.object_store import ObjectStore
@@ -76,8 +75,8 @@ class _Clients:
                 self._brokers[access, wait_for_restart] = Client(
                     access.server,
                     token=access.token,
-                    token_file=_path(access.token_file),
-                    ca_file=_path(access.ca_file),
+                    token_file=access.token_file,
+                    ca_file=access.ca_file,
                     retries=RETRY_OVER_RESTART if wait_for_restart else None,
                 )
             return self._brokers[access, wait_for_restart]
@@ -90,10 +89,6 @@ class _Clients:
                 broker.close()
             self._buckets.clear()
             self._brokers.clear()
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 # Per process, as connections are.

@@ -111,7 +111,9 @@ class Catalog:
             manifest, is_pinned = self._manifest(manifests)
             if manifest is None:
                 self._check_store(topic, partition)
-        start, cold_end = _cold_range(manifest)
+        start, cold_end = 0, 0
+        if manifest is not None:
+            start, cold_end = manifest.log_start_offset, manifest.end_offset
         if manifest is not None and self._options.isolation == "read_committed":
             # Only the tail, which the broker serves, tells how a transaction ended that is open at
             # the manifest's end. It may have begun below the log start, which was trimmed since.
@@ -313,10 +315,6 @@ class Catalog:
                 if segment.base_offset >= end:
                     return
                 yield segment.base_offset, segment.last_offset + 1, segment.size_bytes
-
-
-def _cold_range(manifest: Manifest | None) -> tuple[int, int]:
-    return (manifest.log_start_offset, manifest.end_offset) if manifest else (0, 0)
 
 
 def _last_offset(manifest: Manifest) -> int:

@@ -84,7 +84,8 @@ class Topics:
         stored, store = self._stored_topics(name), self._connections.store
         if name not in stored:
             raise UnknownTopic(name, place=store.url)
-        return _facts_of(TopicObjects(store).with_all_partitions(stored[name]))
+        found = TopicObjects(store).with_all_partitions(stored[name])
+        return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)))
 
     def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
         objects = TopicObjects(self._connections.store)
@@ -109,10 +110,6 @@ class Topics:
                 _check_partitions(option, by_name[name], (partition,))
                 if (name, partition) not in read:
                     raise InvalidOption(f"option {option}: {name}-{partition} is not one assigned")
-
-
-def _facts_of(topic: TopicObject) -> TopicFacts:
-    return TopicFacts(topic.name, topic.topic_id, tuple(range(topic.partitions)))
 
 
 def _check_partitions(option: str, topic: TopicFacts, numbers: Iterable[int]) -> None:

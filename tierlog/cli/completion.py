@@ -20,17 +20,12 @@ TIMEOUT_S: Final = 1.0
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    def names(client: Client) -> Iterable[str]:
-        return (topic.name for topic in client.list_topics(prefix=incomplete))
-
-    return _ask(ctx, names)
+    return _ask(ctx, lambda client: [one.name for one in client.list_topics(prefix=incomplete)])
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    def names(client: Client) -> Iterable[str]:
-        return (one.group for one in client.groups() if one.group.startswith(incomplete))
-
-    return _ask(ctx, names)
+    names = _ask(ctx, lambda client: [one.group for one in client.groups()])
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _ask(ctx: typer.Context, names: Callable[[Client], Iterable[str]]) -> list[str]:
