@@ -23,7 +23,7 @@ from record_format.batch import (
 from record_format.codecs import MAX_EXPANDED_BYTES, DecompressedTooLarge, decompress
 from record_format.encode import NO_HEADERS, Headers
 from record_format.errors import CorruptBatch
-from record_format.record_walk import Walk, WalkRequest, walk
+from record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
 from record_format.varint import read_varint
 
 
@@ -64,7 +64,14 @@ def corrupt_batch(detail: str, header: BatchHeader) -> CorruptBatch:
     return CorruptBatch(detail, position=header.position, offset=header.base_offset)
 
 
-def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
+def walk_batch(
+    records: Buffer,
+    header: BatchHeader,
+    *,
+    with_columns: bool = False,
+    from_delta: int = 0,
+    columns_max: int = I64_MAX,
+) -> Walk:
     """Check the decompressed records of a batch in a log. Offset deltas increase; gaps are allowed.
 
     Raises CorruptBatch.
@@ -79,6 +86,8 @@ def walk_batch(records: Buffer, header: BatchHeader, *, with_columns: bool = Fal
         last_offset_delta=header.last_offset_delta,
         dense=False,
         with_columns=with_columns,
+        from_delta=from_delta,
+        columns_max=columns_max,
     )
     found = walk(records, request)
     if found.problem:
@@ -92,30 +101,34 @@ def decode_columns(
     *,
     from_offset: int = 0,
     end_offset: int | None = None,
+    max_records: int = I64_MAX,
     max_bytes: int = MAX_EXPANDED_BYTES,
 ) -> Columns:
-    """The batch's records in [from_offset, end_offset), by column. Raises CorruptBatch.
+    """The batch's records in [from_offset, end_offset), the first `max_records` of them, by column.
+    Raises CorruptBatch.
 
     Control batches are decoded like any other.
     """
     data = expand(buf, header, max_bytes=max_bytes)
-    fields = walk_batch(data, header, with_columns=True).fields
+    from_delta = from_offset - header.base_offset
+    fields = walk_batch(
+        data, header, with_columns=True, from_delta=from_delta, columns_max=max_records
+    ).fields
     assert fields is not None
-    low = bisect_left(fields.offset_deltas, from_offset - header.base_offset)
     high = len(fields.offset_deltas)
     if end_offset is not None:
         high = bisect_left(fields.offset_deltas, end_offset - header.base_offset)
     base = header.base_offset
-    offsets = [base + delta for delta in fields.offset_deltas[low:high]]
-    timestamps = fields.timestamps[low:high]
+    offsets = [base + delta for delta in fields.offset_deltas[:high]]
+    timestamps = fields.timestamps[:high]
     if header.attributes & LOG_APPEND_TIME_BIT:
         timestamps = [header.max_timestamp] * len(offsets)
     return Columns(
         offsets,
         timestamps,
-        _slices(data, fields.key_starts[low:high], fields.key_ends[low:high]),
-        _slices(data, fields.value_starts[low:high], fields.value_ends[low:high]),
-        [NO_HEADERS if at < 0 else _headers(data, at) for at in fields.header_starts[low:high]],
+        _slices(data, fields.key_starts[:high], fields.key_ends[:high]),
+        _slices(data, fields.value_starts[:high], fields.value_ends[:high]),
+        [NO_HEADERS if at < 0 else _headers(data, at) for at in fields.header_starts[:high]],
     )
 
 

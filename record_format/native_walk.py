@@ -13,6 +13,7 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 import numpy as np
@@ -147,7 +148,8 @@ NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 
 def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     """`record_walk.walk_plain`, compiled."""
-    record_count, base_timestamp, last_offset_delta, dense, with_columns = request
+    record_count, base_timestamp, last_offset_delta, dense, with_columns, *wanted = request
+    from_delta, columns_max = wanted
     columns = NO_COLUMNS
     if with_columns:
         # Allocated at once, since the caller has checked the count against the size of `records`.
@@ -162,5 +164,8 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
         columns,
         with_columns,
     )
-    fields = Fields(*columns.tolist()) if with_columns and not problem else None
+    fields = None
+    if with_columns and not problem:
+        start = bisect_left(columns[1], from_delta)
+        fields = Fields(*columns[:, start : start + columns_max].tolist())
     return Walk(problem, record, position, minimum, maximum, fields)

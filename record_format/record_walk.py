@@ -56,13 +56,19 @@ PROBLEM_TEXTS: Final = {
 
 
 class WalkRequest(NamedTuple):
-    """The batch header's facts about the records. `dense`: offset deltas must be 0, 1, 2, ..."""
+    """The batch header's facts about the records. `dense`: offset deltas must be 0, 1, 2, ...
+
+    With columns, the fields are those of at most `columns_max` records, from the first one at or
+    after `from_delta`: those of a million records take 200 MB.
+    """
 
     record_count: int
     base_timestamp: int
     last_offset_delta: int
     dense: bool
     with_columns: bool
+    from_delta: int = 0
+    columns_max: int = I64_MAX
 
 
 class Fields(NamedTuple):
@@ -116,7 +122,8 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
     last_offset_delta, base_timestamp = request.last_offset_delta, request.base_timestamp
     # The greatest allowed increase of an offset delta.
     step = 1 if request.dense else last_offset_delta + 1
-    with_columns = request.with_columns
+    from_delta = request.from_delta
+    columns_left = request.columns_max if request.with_columns else 0
     length = len(data)
     minimum, maximum = I64_MAX, I64_MIN
     offset_delta, position, record = -1, 0, 0
@@ -191,7 +198,8 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
                 position += 1
             if position != end:
                 return Walk(Problem.RECORD_END, record, start)
-            if with_columns:
+            if columns_left and offset_delta >= from_delta:
+                columns_left -= 1
                 fields.timestamps.append(timestamp)
                 fields.offset_deltas.append(offset_delta)
                 fields.key_starts.append(key_start)
@@ -209,7 +217,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
         position,
         minimum,
         maximum,
-        fields if with_columns else None,
+        fields if request.with_columns else None,
     )
 
 

@@ -112,7 +112,7 @@ def read_page(
     size = 0
     next_offset = max(fetched.next_offset, offset)
     try:
-        for columns in _visible_columns(fetched, offset, nowait=nowait):
+        for columns in _visible_columns(fetched, offset, max_records + 1, nowait=nowait):
             count, count_bytes = _fitting(
                 columns, max_bytes - size, max_records, is_first=not batches
             )
@@ -139,8 +139,12 @@ def _read_now(piece: FileSlice) -> bytes:
     return data if len(data) == piece.size_bytes else piece.read()
 
 
-def _visible_columns(fetched: Fetched, offset: int, *, nowait: bool) -> Iterable[Columns]:
-    """The records from `offset` on of each visible batch. Raises CorruptBatch, WouldBlock."""
+def _visible_columns(
+    fetched: Fetched, offset: int, max_records: int, *, nowait: bool
+) -> Iterable[Columns]:
+    """The records from `offset` on of each visible batch, at most `max_records` of each. Raises
+    CorruptBatch, WouldBlock.
+    """
     for piece in fetched.slices:
         data = _read_now(piece) if nowait else piece.read()
         for header in _batches(data, piece, offset, fetched.next_offset):
@@ -150,7 +154,7 @@ def _visible_columns(fetched: Fetched, offset: int, *, nowait: bool) -> Iterable
                 continue
             if nowait and header.codec != codecs.NONE:
                 raise WouldBlock
-            yield _decode(data, header, piece, offset)
+            yield _decode(data, header, piece, offset, max_records)
 
 
 def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
@@ -194,9 +198,17 @@ def _batches(data: bytes, piece: FileSlice, offset: int, next_offset: int) -> It
         raise _in_file(error, piece) from error
 
 
-def _decode(data: bytes, header: BatchHeader, piece: FileSlice, offset: int) -> Columns:
+def _decode(
+    data: bytes, header: BatchHeader, piece: FileSlice, offset: int, max_records: int
+) -> Columns:
     try:
-        return decode_columns(data, header, from_offset=offset, max_bytes=MAX_EXPANDED_BATCH)
+        return decode_columns(
+            data,
+            header,
+            from_offset=offset,
+            max_records=max_records,
+            max_bytes=MAX_EXPANDED_BATCH,
+        )
     except CorruptBatch as error:
         raise _in_file(error, piece) from error
 

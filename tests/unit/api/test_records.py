@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,20 @@ def test_empty_records_fill_a_page_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_page(few, offset=0, max_bytes=70).next_offset == 10
     monkeypatch.setattr(record_json, "PAGE_RECORDS", 99)
     assert read_page(few, offset=0, max_bytes=64 << 20).record_count == 99
+
+
+def test_a_page_of_few_records_takes_no_memory_for_the_others_of_a_large_batch(
+    tmp_path: Path,
+) -> None:
+    many = fetched(tmp_path / "log", batch(0, *[b"value"] * 20_000, codec=codecs.GZIP))
+    tracemalloc.start()
+    try:
+        page = read_page(many, offset=10_000, max_bytes=1 << 20, max_records=10)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (page.record_count, page.next_offset) == (10, 10_010)
+    assert peak_bytes < 2_000_000, "13 bytes a record, and 56 if the walk is compiled"
 
 
 def test_lines_hold_one_record_each_whatever_their_values(tmp_path: Path) -> None:

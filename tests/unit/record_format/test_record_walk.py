@@ -80,6 +80,7 @@ def test_both_walks_agree_on_any_bytes(records: bytes, count: int, base: int) ->
     from record_format.native_walk import walk_native
 
     request = WalkRequest(count, base, 7, dense=False, with_columns=True)
+    request = request._replace(from_delta=count // 2, columns_max=2)
     assert walk_native(records, request) == walk_plain(records, request)
 
 
@@ -174,6 +175,16 @@ def test_the_walk_returns_the_positions_of_fields(walk: Walker) -> None:
     records = record(key=b"\2k", value=NULL, headers=b"\2\2h\2x", timestamp=zigzag(-3))
     found = walk(records, ONE._replace(with_columns=True))
     assert found == Walk(0, 1, len(records), 997, 997, ([997], [0], [5], [6], [-1], [7], [7]))
+
+
+def test_the_fields_of_some_records_are_returned_only(walk: Walker) -> None:
+    records = b"".join(record(offset=zigzag(delta)) for delta in (0, 2, 5, 6))
+    request = WalkRequest(4, 0, 6, dense=False, with_columns=True, from_delta=1, columns_max=2)
+    everything = walk(records, request._replace(from_delta=0, columns_max=4)).fields
+    found = walk(records, request).fields
+    assert everything is not None
+    assert found == tuple(column[1:3] for column in everything)
+    assert found.offset_deltas == [2, 5]
 
 
 def test_an_empty_batch_is_valid(walk: Walker) -> None:
