@@ -163,14 +163,14 @@ def topic_list(name: str, value: str) -> tuple[str, ...]:
 def pattern(name: str, value: str) -> re.Pattern[str]:
     try:
         return re.compile(value)
-    except re.error as error:
+    except (re.error, RecursionError) as error:
         raise invalid(name, value, f"a regular expression ({error})") from error
 
 
 def _json_object(name: str, value: str, allowed: str) -> dict[str, object]:
     try:
         found = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply
         raise invalid(name, value, allowed) from error
     if not isinstance(found, dict) or not found:
         raise invalid(name, value, allowed)

@@ -26,6 +26,7 @@ _PREFIX: Final = "fs.s3a."
 _SECRETS: Final = ("access.key", "secret.key", "session.token")
 _PROVIDERS: Final = "aws.credentials.provider"
 _PROVIDER_PATH: Final = "hadoop.security.credential.provider.path"
+_OWN_PATH: Final = "security.credential.provider.path"
 _NAMES: Final = (
     *_SECRETS,
     _PROVIDERS,
@@ -73,19 +74,34 @@ def settings_of(session: SparkSession) -> S3ASettings:
 
 
 def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
-    if own := conf.getTrimmed(f"{_PREFIX}security.credential.provider.path", ""):
-        # S3A's own credential providers come before Hadoop's.
-        conf.set(_PROVIDER_PATH, ",".join(filter(None, (own, conf.get(_PROVIDER_PATH)))))
+    settings = dict(conf.getPropsWithPrefix(_PREFIX))
     found = {
         name: value
-        for name, value in conf.getPropsWithPrefix(_PREFIX).items()
+        for name, value in settings.items()
         if _is_wanted(name) and not _is_default(conf, name)
     }
+    found |= _passwords(session, conf, settings.get(_OWN_PATH, ""))
+    for name, path in settings.items():
+        if _is_of_bucket(name, (_OWN_PATH,)):  # it replaces the general one
+            bucket = name.removesuffix(_OWN_PATH)
+            passwords = _passwords(session, conf, path)
+            general = {f"{bucket}{one}": passwords[one] for one in _SECRETS if one in passwords}
+            found |= general | {one: passwords[one] for one in passwords if one.startswith(bucket)}
+    return found
+
+
+def _passwords(session: Any, conf: Any, own_path: str) -> dict[str, str]:
+    """The secrets from credential providers, or else from the settings. `own_path`: S3A's own
+    providers, which come before Hadoop's.
+    """
+    conf = session._jvm.org.apache.hadoop.conf.Configuration(conf)  # noqa: SLF001  py4j's
+    paths = (own_path.strip(), conf.get(_PROVIDER_PATH))
+    conf.set(_PROVIDER_PATH, ",".join(filter(None, paths)))
+    found: dict[str, str] = {}
     for name in (*_SECRETS, *_bucket_secrets(session, conf)):
-        characters = conf.getPassword(_PREFIX + name)  # from a credential provider or the setting
+        characters = conf.getPassword(_PREFIX + name)
         if characters is not None:
-            text = session._jvm.java.lang.String.valueOf(characters)  # noqa: SLF001  py4j's
-            found[name] = text
+            found[name] = session._jvm.java.lang.String.valueOf(characters)  # noqa: SLF001
     return found
 
 

@@ -62,6 +62,7 @@ def test_timestamps_take_precedence_over_offsets():
         ({"startingOffsets": '{"flights": {"0": -3}}'}, "option startingOffsets"),
         ({"startingOffsets": '{"flights": {"x": 3}}'}, "option startingOffsets"),
         ({"startingOffsets": '{"flights": 3}'}, "option startingOffsets"),
+        ({"startingOffsets": '{"a":' * 100_000}, "option startingOffsets"),
         ({"endingOffsets": "earliest"}, "option endingOffsets: 'earliest' is not one of latest"),
         (
             {"endingOffsets": '{"flights": {"0": -2}}'},
@@ -75,6 +76,7 @@ def test_timestamps_take_precedence_over_offsets():
         ({"endingOffsetsByTimestamp": '{"a": {"0": true}}'}, "option endingOffsetsByTimestamp"),
         ({"assign": '{"flights": [0]}'}, "not subscribe and assign"),
         ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),
+        ({"subscribePattern": "(" * 10_000}, "option subscribePattern"),
         ({"subscribePattern": "a"}, "not subscribe and subscribePattern"),
         ({"subscribe": " , "}, "option subscribe"),
         ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is only for streams"),
