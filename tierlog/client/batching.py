@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -57,6 +58,7 @@ class InterruptSafeCondition(Condition):
 
     def __init__(self) -> None:
         self._own = RLock()
+        self.process = os.getpid()
         super().__init__(self._own)
 
     __enter__ = property(attrgetter("_own.__enter__"))
@@ -68,7 +70,9 @@ class Delivery(Future[RecordMetadata]):
     each would account for most of a record's memory and garbage collection.
     """
 
-    def __init__(self, condition: Condition) -> None:
+    _condition: InterruptSafeCondition
+
+    def __init__(self, condition: InterruptSafeCondition) -> None:
         self._condition = condition
         self._state = "RUNNING"
         self._result = self._exception = None
@@ -103,7 +107,12 @@ class Delivery(Future[RecordMetadata]):
         return super().exception(0)
 
     def _wait(self, timeout: float | None) -> None:
-        """Loops, unlike `Future`: the condition is also notified for the batch's other records."""
+        """Loops, unlike `Future`: the condition is also notified for the batch's other records.
+
+        Raises RuntimeError after a fork, where nobody would notify it.
+        """
+        if self._state != "FINISHED" and self._condition.process != os.getpid():
+            raise RuntimeError("the record was sent before a fork: its result is in that process")
         with self._condition:
             self._condition.wait_for(self.done, timeout)
 
