@@ -7,9 +7,10 @@ memory://name           memory of this process
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from cold_tier.folder import FolderStore
 from cold_tier.memory import named_store
@@ -67,7 +68,8 @@ def _redacted(url: str) -> str:
 
 
 def _open_folder(parts: SplitResult, *, url: str, must_exist: bool) -> ObjectStore:
-    host, path = parts.netloc, unquote(parts.path)
+    host = parts.netloc
+    path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))  # a name is bytes, not text
     if host not in {"", "localhost"} or not path.startswith("/"):
         raise SettingsError(f"store {url}: write a folder as file:///absolute/path")
     return FolderStore(Path(path), must_exist=must_exist)

@@ -1,6 +1,7 @@
 import errno
 import os
 import stat
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +123,13 @@ def test_two_stores_on_one_folder_share_its_objects(tmp_path):
     with pytest.raises(ObjectExists):
         second.put("k", b"y", if_absent=True)
     assert second.url == tmp_path.as_uri()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="has no such names")
+def test_the_name_of_a_folder_may_not_be_text(tmp_path):
+    """As any that is not ASCII where Python's UTF-8 mode is off."""
+    folder = tmp_path / os.fsdecode(b"b\xfccket")
+    assert open_store(folder.as_uri()).url == folder.as_uri()
 
 
 @pytest.mark.parametrize("copied", [True, False])
