@@ -50,6 +50,7 @@ class Settings:
     store_url: str | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    insecure_no_auth: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
 
@@ -242,6 +243,7 @@ def _compose(values: Mapping[str, object]) -> Settings:
         s3=S3Options(**store),
         host=host,
         port=port,
+        insecure_no_auth=insecure,
         tls_cert=serve.get("tls_cert"),
         tls_key=serve.get("tls_key"),
     )
