@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import ChunkRef, read_chunk
+from cold_tier.ranged_reader import read_chunk
 from cold_tier.segment_indexes import SegmentIndexes
 from manifest.state import SegmentEntry
 from record_format.batch import iter_headers
@@ -22,29 +22,8 @@ from spark_reader.plan import ChunkPiece
 
 
 def pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:
-    for number, chunk in enumerate(indexes.get(entry).table.chunks):
-        yield ChunkPiece(
-            log_key=entry.log_key,
-            number=number,
-            position=chunk.position,
-            size_bytes=chunk.size_bytes,
-            crc32c=chunk.crc32c,
-            first_offset=chunk.first_offset,
-            last_offset=chunk.last_offset,
-            min_timestamp=chunk.min_timestamp,
-            max_timestamp=chunk.max_timestamp,
-            has_transactions=chunk.has_transactions,
-        )
-
-
-def chunk_ref(piece: ChunkPiece) -> ChunkRef:
-    return ChunkRef(
-        log_key=piece.log_key,
-        key=(piece.log_key, piece.number),
-        position=piece.position,
-        size_bytes=piece.size_bytes,
-        crc32c=piece.crc32c,
-    )
+    index = indexes.get(entry)
+    return map(ChunkPiece, index.chunks, index.table.chunks)
 
 
 def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
@@ -77,9 +56,9 @@ def offset_for_timestamp(
     row_filter = RowFilter(start_offset=log_start_offset, start_timestamp=timestamp)
     for entry in entries:
         for piece in pieces(indexes, entry) if may_match(entry, row_filter) else ():
-            if piece.last_offset < log_start_offset:
+            if piece.chunk.last_offset < log_start_offset:
                 continue
-            if not row_filter.may_match(piece.min_timestamp, piece.max_timestamp):
+            if not row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp):
                 continue
             if (found := _first_offset(store, piece, row_filter)) is not None:
                 return found
@@ -87,7 +66,7 @@ def offset_for_timestamp(
 
 
 def _first_offset(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) -> int | None:
-    data = read_chunk(store, chunk_ref(piece))
+    data = read_chunk(store, piece.ref)
     try:
         for header in iter_headers(data):
             found = first_at_time(
@@ -99,6 +78,6 @@ def _first_offset(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) 
             if found is not None:
                 return found[0]
     except CorruptBatch as error:
-        position = piece.position + (error.position or 0)
-        raise error.with_location(file=piece.log_key, position=position) from None
+        position = piece.ref.position + (error.position or 0)
+        raise error.with_location(file=piece.ref.log_key, position=position) from None
     return None

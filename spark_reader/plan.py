@@ -14,24 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from cold_tier.chunk_table import Chunk
+from cold_tier.ranged_reader import ChunkRef
 from record_format.index_layouts import AbortedTxn
 from record_format.record_walk import I64_MAX
 from record_format.row_filter import RowFilter
 
 
 class ChunkPiece(NamedTuple):
-    """A chunk of a segment object: what is needed to fetch, verify and skip it."""
+    """A chunk of a segment object: how to fetch it, and what is in it."""
 
-    log_key: str
-    number: int
-    position: int
-    size_bytes: int
-    crc32c: int
-    first_offset: int
-    last_offset: int
-    min_timestamp: int | None
-    max_timestamp: int | None
-    has_transactions: bool
+    ref: ChunkRef
+    chunk: Chunk
 
 
 class TailPiece(NamedTuple):
@@ -149,17 +143,17 @@ def is_single_split(size_bytes: int, limits: SplitLimits) -> bool:
 
 
 def _units(work: PartitionWork) -> Iterator[_Unit]:
-    for chunk in work.chunks:
-        start = max(work.start_offset, chunk.first_offset)
-        end = min(work.end_offset, work.cold_end_offset, chunk.last_offset + 1)
+    for piece in work.chunks:
+        start = max(work.start_offset, piece.chunk.first_offset)
+        end = min(work.end_offset, work.cold_end_offset, piece.chunk.last_offset + 1)
         if start < end:
-            yield _Unit(chunk, start, end, chunk.size_bytes)
-    for piece in work.tail:
-        start = max(work.start_offset, piece.start_offset)
-        end = min(work.end_offset, piece.end_offset)
+            yield _Unit(piece, start, end, piece.chunk.size_bytes)
+    for tail in work.tail:
+        start = max(work.start_offset, tail.start_offset)
+        end = min(work.end_offset, tail.end_offset)
         if start < end:
-            share = (end - start) / (piece.end_offset - piece.start_offset)
-            size = max(1, int(piece.size_bytes * share)) if piece.size_bytes else 0
+            share = (end - start) / (tail.end_offset - tail.start_offset)
+            size = max(1, int(tail.size_bytes * share)) if tail.size_bytes else 0
             yield _Unit(None, start, end, size)
 
 

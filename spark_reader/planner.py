@@ -119,11 +119,11 @@ class Planner:
         entries = self.catalog.entries(facts, start=start, end=end)
         held = (one for one in entries if may_match(one, row_filter))
         chunks = [
-            chunk
-            for chunk in self.catalog.chunks(held, missing=missing)
-            if row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp)
+            piece
+            for piece in self.catalog.chunks(held, missing=missing)
+            if row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
         ]
-        in_transactions = [chunk for chunk in chunks if chunk.has_transactions]
+        in_transactions = [piece.chunk for piece in chunks if piece.chunk.has_transactions]
         if self._options.isolation == "read_uncommitted" or not in_transactions:
             return chunks, []
         first, last = in_transactions[0], in_transactions[-1]
@@ -186,7 +186,7 @@ def describe_plan(
         "offsetsBehind": sum(
             count_offsets(one.end_offset, one.facts.end_offset, one.facts.gaps) for one in ranges
         ),
-        "coldBytes": sum(chunk.size_bytes for split in splits for chunk in split.chunks),
+        "coldBytes": sum(piece.ref.size_bytes for one in splits for piece in one.chunks),
         "hotBytes": sum(piece.size_bytes for one in work for piece in one.tail),
         "splits": len(splits),
     }

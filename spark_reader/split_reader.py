@@ -29,7 +29,6 @@ from record_format.errors import (
 )
 from record_format.row_filter import RowFilter
 from spark_reader.access import Access, Connections
-from spark_reader.cold_index import chunk_ref
 from spark_reader.options import Isolation
 from spark_reader.plan import NO_FILTERS, Split
 from spark_reader.ranges import DataLossPolicy, report_if_lost
@@ -69,7 +68,7 @@ def read_split(
     """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
     start_offset = max(request.row_filter.start_offset, split.start_offset)
     decoder, reached = _decoder(split, request, start_offset), split.start_offset
-    largest = max((chunk.size_bytes for chunk in split.chunks), default=0)
+    largest = max((piece.ref.size_bytes for piece in split.chunks), default=0)
     # Returned after decoding, not after fetching: the last piece is still being decoded then.
     with _buffer_pool.pair(largest) as buffers:
         source = (
@@ -118,9 +117,9 @@ def _cold(
 ) -> Iterator[Piece]:
     """One of the two buffers is decoded while the other is filled."""
     store = Connections(request.access).store
-    for chunk in split.chunks:
+    for chunk, _ in split.chunks:
         try:
-            data = read_chunk(store, chunk_ref(chunk), buffer=buffers[0])
+            data = read_chunk(store, chunk, buffer=buffers[0])
         except MissingObject as error:
             loss.report(f"{split.topic}-{split.partition}: {error}")
             continue

@@ -325,7 +325,7 @@ def test_a_chunk_is_not_overwritten_while_it_is_decoded(tmp_path):
     put_topic(open_store(url), "many", {0: "many-segments-0"})
     options = parse_options({"store": url, "tier": "cold", "subscribe": "many"}, streaming=False)
     (split,) = Planner(options, report=[].append, warn=[].append).batch()
-    keys = [chunk.log_key for chunk in split.chunks]
+    keys = [piece.ref.log_key for piece in split.chunks]
     gone = next(key for key in keys if key != keys[0] and keys.count(key) % 2)
     (tmp_path / gone).unlink()
     request, lost = ReadRequest(access=options.access, columns=COLUMNS), []

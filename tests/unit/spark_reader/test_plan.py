@@ -1,5 +1,7 @@
 import random
 
+from cold_tier.chunk_table import Chunk
+from cold_tier.ranged_reader import ChunkRef
 from record_format.row_filter import RowFilter
 from spark_reader.plan import (
     ChunkPiece,
@@ -16,13 +18,15 @@ MIB = 1 << 20
 
 def chunk(number, *, records=100, size=8 * MIB, first=None):
     first = number * records if first is None else first
+    position, last = number * size, first + records - 1
     return ChunkPiece(
-        "a.log", number, number * size, size, 0, first, first + records - 1, None, None, False
+        ChunkRef("a.log", ("a", number), position, size, 0),
+        Chunk(position, size, first, last, records, None, None, 0, False, False),
     )
 
 
 def work(chunks=(), tail=(), start=0, end=None, partition=0):
-    last = max([c.last_offset + 1 for c in chunks] + [t.end_offset for t in tail], default=0)
+    last = max([c.chunk.last_offset + 1 for c in chunks] + [t.end_offset for t in tail], default=0)
     return PartitionWork(
         topic_id="id",
         topic="t",
@@ -92,7 +96,7 @@ def test_little_data_still_gives_several_tasks():
 
 def test_only_chunks_in_the_range_are_read():
     splits = plan(work([chunk(n) for n in range(10)], start=150, end=301))
-    assert [c.number for s in splits for c in s.chunks] == [1, 2, 3]
+    assert [c.ref.number for s in splits for c in s.chunks] == [1, 2, 3]
     assert (splits[0].start_offset, splits[-1].end_offset) == (150, 301)
 
 
@@ -121,7 +125,7 @@ def test_chunks_that_may_match_the_time_are_never_skipped():
 def test_a_minimum_number_of_splits_divides_chunks():
     splits = plan(work([chunk(0), chunk(1)]), min_splits=8)
     assert len(splits) == 8
-    assert [s.chunks[0].number for s in splits] == [0] * 4 + [1] * 4
+    assert [s.chunks[0].ref.number for s in splits] == [0] * 4 + [1] * 4
 
 
 def test_no_split_has_more_records_than_allowed():
@@ -170,11 +174,15 @@ def check_random_plan(rng, seed):
     for split in splits:
         offsets = set(range(split.start_offset, split.end_offset))
         if split.is_cold:
-            contained = {o for c in split.chunks for o in range(c.first_offset, c.last_offset + 1)}
+            contained = {
+                o
+                for c in split.chunks
+                for o in range(c.chunk.first_offset, c.chunk.last_offset + 1)
+            }
             offsets &= contained
         else:
             assert split.start_offset >= first
         read += sorted(offsets)
-    cold = [o for c in chunks for o in range(c.first_offset, c.last_offset + 1)]
+    cold = [o for c in chunks for o in range(c.chunk.first_offset, c.chunk.last_offset + 1)]
     wanted = [o for o in cold + list(range(first, at)) if start <= o < end]
     assert read == wanted, f"seed {seed}"
