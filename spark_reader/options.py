@@ -17,6 +17,7 @@ from spark_reader.access import Access
 from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
 from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
 from spark_reader.option_values import InvalidOption
+from spark_reader.plan import SplitLimits
 from spark_reader.s3a import S3ASettings
 
 Tier = Literal["all", "cold"]
@@ -53,9 +54,7 @@ class ReadOptions:
     ending: Bounds
     tier: Tier = "all"
     isolation: Isolation = "read_uncommitted"
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    split_bytes: int | None = None
+    limits: SplitLimits = field(default_factory=SplitLimits)
     fail_on_data_loss: bool = True
     manifest_versions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     pin: str | None = None
@@ -121,9 +120,11 @@ def parse_options(
         tier=values.get("tier", "all"),
         isolation=values.get("isolationLevel")
         or values.get("kafka.isolation.level", "read_uncommitted"),
-        min_partitions=values.get("minPartitions"),
-        max_records_per_partition=values.get("maxRecordsPerPartition"),
-        split_bytes=values.get("splitBytes"),
+        limits=SplitLimits(
+            split_bytes=values.get("splitBytes"),
+            min_splits=values.get("minPartitions"),
+            max_records=values.get("maxRecordsPerPartition"),
+        ),
         fail_on_data_loss=values.get("failOnDataLoss", True),
         manifest_versions=values.get("manifestVersion", {}),
         pin=values.get("pin"),

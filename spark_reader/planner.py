@@ -21,7 +21,6 @@ from spark_reader.plan import (
     Filters,
     PartitionWork,
     Split,
-    SplitLimits,
     TailPiece,
     is_single_split,
     pack_tasks,
@@ -42,11 +41,6 @@ class Planner:
         self.catalog = Catalog(options, wait_for_restart=wait_for_restart)
         self.loss = DataLossPolicy(options.fail_on_data_loss, warn)
         self._options, self._report = options, report
-        self._limits = SplitLimits(
-            split_bytes=options.split_bytes,
-            min_splits=options.min_partitions,
-            max_records=options.max_records_per_partition,
-        )
 
     def batch(self, filters: Filters = NO_FILTERS) -> list[Split]:
         """The splits of a batch read; empty if there is nothing to read."""
@@ -77,13 +71,13 @@ class Planner:
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
         work = parallel_map(lambda one: self._work(one, filters.row_filter), wanted)
-        splits = plan_splits(work, self._limits)
+        splits = plan_splits(work, self._options.limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
 
     def tasks(self, splits: Sequence[Split]) -> list[tuple[Split, ...]]:
         """The splits of each Spark task."""
-        return pack_tasks(splits, self._limits)
+        return pack_tasks(splits, self._options.limits)
 
     def _work(self, wanted: OffsetRange, row_filter: RowFilter) -> PartitionWork:
         facts = wanted.facts
@@ -142,7 +136,7 @@ class Planner:
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:
             return
-        if facts.tail_bytes is not None and is_single_split(facts.tail_bytes, self._limits):
+        if facts.tail_bytes is not None and is_single_split(facts.tail_bytes, self._options.limits):
             share = (end - start) / (facts.end_offset - facts.cold_end_offset)
             yield TailPiece(start, end, max(1, int(facts.tail_bytes * share)))
             return

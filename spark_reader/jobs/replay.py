@@ -161,8 +161,8 @@ def _plan(
             f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
         )
     options = parse_options(source, streaming=False, s3a=s3a)
-    split_bytes = options.split_bytes or MAX_SPLIT_BYTES
-    options = replace(options, split_bytes=split_bytes)
+    split_bytes = options.limits.split_bytes or MAX_SPLIT_BYTES
+    options = replace(options, limits=options.limits._replace(split_bytes=split_bytes))
     reported: list[str] = []
     planner = Planner(options, report=reported.append, warn=log)
     ranges = planner.ranges()

@@ -23,7 +23,7 @@ def test_option_names_are_case_insensitive():
         streaming=False,
     )
     assert options.choice.partitions == {"t": (0, 2)}
-    assert options.split_bytes == 8 << 20
+    assert options.limits.split_bytes == 8 << 20
 
 
 def test_values_are_parsed_as_kafkas_source_does():
