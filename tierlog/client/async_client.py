@@ -126,9 +126,6 @@ class AsyncClient:
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> AsyncGenerator[ConsumedRecord, None]:
-        progress = None
-        if group is not None:
-            progress = GroupProgress(group, topic, timestamp=timestamp, now_s=time.monotonic())
         template = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
@@ -136,12 +133,10 @@ class AsyncClient:
             follow=follow,
             limits=limits,
         )
-        steps = schedule_fetches(
-            template, partitions, offset, progress=progress, retries=self.retries
-        )
+        steps = schedule_fetches(template, partitions, offset, group=group, retries=self.retries)
         schedule = await self.run(steps)
-        if progress is not None:
-            async with aclosing(self._consume_for(progress, schedule)) as records:
+        if schedule.progress is not None:
+            async with aclosing(self._consume_for(schedule.progress, schedule)) as records:
                 async for record in records:
                     yield record
             return
@@ -158,8 +153,6 @@ class AsyncClient:
                 for record in fetch.to_records(await self.run(fetch.steps)):
                     progress.consumed_before(record)
                     yield record
-                if fetch.cursor is not None:
-                    progress.consumed_all(fetch.cursor)
         except BaseException:
             with suppress(TierlogError):
                 await self._commit(progress)

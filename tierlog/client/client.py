@@ -139,9 +139,6 @@ class Client:
         `group_calls`. Partitions are not distributed among the consumers of a group: each reads all
         that it requests.
         """
-        progress = None
-        if group is not None:
-            progress = GroupProgress(group, topic, timestamp=timestamp, now_s=time.monotonic())
         template = PartitionCursor(
             topic,
             timestamp=to_ms(timestamp),
@@ -149,12 +146,10 @@ class Client:
             follow=follow,
             limits=limits,
         )
-        steps = schedule_fetches(
-            template, partitions, offset, progress=progress, retries=self.retries
-        )
+        steps = schedule_fetches(template, partitions, offset, group=group, retries=self.retries)
         schedule = self.run(steps)
-        if progress is not None:
-            yield from self._consume_for(progress, schedule)
+        if schedule.progress is not None:
+            yield from self._consume_for(schedule.progress, schedule)
             return
         while fetch := schedule.next_call(time.monotonic()):
             yield from fetch.to_records(self.run(fetch.steps))
@@ -169,8 +164,6 @@ class Client:
                 for record in records:
                     progress.consumed_before(record)
                     yield record
-                if fetch.cursor is not None:
-                    progress.consumed_all(fetch.cursor)
         except BaseException:
             with suppress(TierlogError):
                 self._commit(progress)

@@ -27,7 +27,6 @@ from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
-from tierlog.client.times import Time
 from tierlog.client.wire import Request, Response, Subject, json_request
 
 log = logging.getLogger(__name__)
@@ -109,14 +108,14 @@ def _path(name: str) -> str:
 class GroupProgress:
     """How far one consumer has read for its group, and how much of that is committed."""
 
-    def __init__(self, name: str, topic: str, *, timestamp: Time | None, now_s: float) -> None:
-        if timestamp is not None:
+    def __init__(self, name: str, template: PartitionCursor) -> None:
+        if template.timestamp is not None:
             raise InvalidRequest(
                 "a group continues from its commits: give either group or timestamp"
             )
-        self.name, self._topic = name, topic
+        self.name, self._topic = name, template.topic
         self._topic_id: str | None = None
-        self._committed_s = now_s
+        self._committed_s: float | None = None
         self._consumed: dict[int, int] = {}
         self._committed: dict[int, int] = {}
 
@@ -162,6 +161,8 @@ class GroupProgress:
             self._consumed[cursor.partition] = cursor.next_offset
 
     def due_commit(self, now_s: float) -> Call[None] | None:
+        if self._committed_s is None:
+            self._committed_s = now_s
         if now_s - self._committed_s < COMMIT_INTERVAL_S:
             return None
         if (commit := self.commit()) is not None:
@@ -172,7 +173,7 @@ class GroupProgress:
         """How long a fetch may wait in the broker, after `due_commit` returned None."""
         if not self._uncommitted():
             return wait_ms
-        left_s = self._committed_s + COMMIT_INTERVAL_S - now_s
+        left_s = (self._committed_s or now_s) + COMMIT_INTERVAL_S - now_s
         return min(wait_ms, ceil(left_s * 1000))
 
     def commit(self) -> Call[None] | None:

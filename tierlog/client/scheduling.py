@@ -2,7 +2,7 @@
 
 * A consumer that ends reads one partition after another; if the end is not written yet, its fetches
   wait in the broker.
-* A follower whose first fetch succeeded retries however long the broker is away: see `policy`.
+* A follower whose first fetch succeeded retries however long the broker is away: see `_policy`.
 * A follower of one partition long-polls. A follower of several fetches from them in turn; once all
   are up to date, one long poll awaits records in any of them, which are then fetched first.
 * A follower of a whole topic looks for added partitions every `METADATA_MAX_AGE_MS`, and reads them
@@ -39,16 +39,17 @@ def schedule_fetches(
     partitions: Iterable[int] | None,
     offset: Start | Mapping[int, Start],
     *,
-    progress: GroupProgress | None,
+    group: str | None,
     retries: RetryPolicy,
 ) -> Steps[FetchSchedule]:
-    """A schedule of the partitions (None: all), each with a cursor like `template`. With `progress`
-    they begin at the group's commits, where there are any.
+    """A schedule of the partitions (None: all), each with a cursor like `template`. With `group`
+        they begin at its commits, where there are any.
 
-    Raises TypeError for a mapping by anything but numbers, whose offsets would not be found.
+    X
     """
     if isinstance(offset, Mapping):
         offset = {_partition(key): start for key, start in offset.items()}
+    progress = None if group is None else GroupProgress(group, template)
     numbers = partitions
     if numbers is None or progress is not None:
         topic = yield from exchange(calls.describe_topic(template.topic), retries)
@@ -56,8 +57,8 @@ def schedule_fetches(
         numbers = topic.read_order if numbers is None else numbers
         if progress is not None:
             try:
-                group = yield from exchange(group_calls.group(progress.name), retries)
-                committed = group.offsets
+                found = yield from exchange(group_calls.group(progress.name), retries)
+                committed = found.offsets
             except UnknownGroup:
                 committed = ()
             offset = progress.start_offsets(committed, topic, offset)
@@ -73,17 +74,14 @@ def _partition(key: int) -> int:
 
 
 class ScheduledCall(NamedTuple):
-    """The steps of one call, and what turns its result into records. `cursor`: the partition's;
-    None for a call that fetches nothing.
-    """
+    """The steps of one call, and what turns its result into records."""
 
     steps: Steps[Any]
     to_records: Callable[[Any], list[ConsumedRecord]]
-    cursor: PartitionCursor | None = None
 
 
 class FetchSchedule:
-    """The order of a consumer's calls; `next_call` returns None when all cursors are done.
+    """The order of a consumer's calls: fetches, and with `progress` the commits between them.
 
     `whole_topic`: partitions that are added to the topic are read too, when following.
     """
@@ -97,12 +95,13 @@ class FetchSchedule:
         progress: GroupProgress | None,
     ) -> None:
         self._queue = deque(cursors)
-        self._retries, self._progress = retries, progress
+        self._retries, self.progress = retries, progress
+        self._returned: PartitionCursor | None = None  # whose records were returned last
         self._topic_cursor = cursors[0] if cursors and whole_topic and cursors[0].follow else None
         self._refreshed_s: float | None = None
 
     @property
-    def policy(self) -> RetryPolicy:
+    def _policy(self) -> RetryPolicy:
         """The retries of each call of this consumer. A policy of one attempt stays at one."""
         unlimited = any(cursor.follow and cursor.has_fetched for cursor in self._queue)
         if not unlimited or self._retries.attempts == 1:
@@ -110,10 +109,15 @@ class FetchSchedule:
         return replace(self._retries, attempts=UNLIMITED_ATTEMPTS, deadline_s=inf)
 
     def next_call(self, now_s: float) -> ScheduledCall | None:
+        """None when all cursors are done. Calling it means that the records of the previous call
+        are consumed.
+        """
+        if self.progress is not None and self._returned is not None:
+            self.progress.consumed_all(self._returned)
         if (refresh := self._topic_refresh(now_s)) is not None:
             return refresh
-        if self._progress is not None and (commit := self._progress.due_commit(now_s)) is not None:
-            return ScheduledCall(exchange(commit, self.policy), lambda _: [])
+        if self.progress is not None and (commit := self.progress.due_commit(now_s)) is not None:
+            return ScheduledCall(exchange(commit, self._policy), lambda _: [])
         while self._queue and self._queue[0].done:
             self._queue.popleft()
         if not self._queue:
@@ -126,8 +130,8 @@ class FetchSchedule:
         elif cursor.at_end:
             wait_ms = self._limit_wait(cursor.limits.wait_ms or FOLLOW_WAIT_MS, now_s)
         call = cursor.next_fetch(wait_ms=wait_ms)
-        steps = self._fetch(cursor, call, self.policy)
-        return ScheduledCall(steps, partial(self._advance, cursor), cursor)
+        steps = self._fetch(cursor, call, self._policy)
+        return ScheduledCall(steps, partial(self._advance, cursor))
 
     def _fetch(
         self, cursor: PartitionCursor, call: Call[FetchedBatches], policy: RetryPolicy
@@ -146,6 +150,7 @@ class FetchSchedule:
         if is_first:  # the topic was not described: the first fetch sets its id for all partitions
             for other in self._queue:
                 other.check_topic_id(fetched.topic_id)
+        self._returned = cursor
         return records
 
     def _topic_refresh(self, now_s: float) -> ScheduledCall | None:
@@ -156,7 +161,7 @@ class FetchSchedule:
             return None
         self._refreshed_s = now_s
         describe = calls.describe_topic(self._topic_cursor.topic)
-        return ScheduledCall(exchange(describe, self.policy), self._add_partitions)
+        return ScheduledCall(exchange(describe, self._policy), self._add_partitions)
 
     def _add_partitions(self, topic: TopicDescription) -> list[ConsumedRecord]:
         assert self._topic_cursor is not None, "only a follower of a whole topic refreshes it"
@@ -170,7 +175,7 @@ class FetchSchedule:
         return []
 
     def _limit_wait(self, wait_ms: int, now_s: float) -> int:
-        return self._progress.limit_wait(wait_ms, now_s) if self._progress else wait_ms
+        return self.progress.limit_wait(wait_ms, now_s) if self.progress else wait_ms
 
     def _await_records(self, now_s: float) -> ScheduledCall:
         """A long poll for as many of the partitions as it may have; the next one is for others."""
@@ -184,7 +189,7 @@ class FetchSchedule:
             isolation=limits.isolation,
             wait_ms=self._limit_wait(limits.wait_ms or wait_ms, now_s),
         )
-        return ScheduledCall(exchange(call, self.policy), partial(self._fetch_first, awaited))
+        return ScheduledCall(exchange(call, self._policy), partial(self._fetch_first, awaited))
 
     def _fetch_first(
         self, awaited: Sequence[PartitionCursor], readable: Container[int]

@@ -525,7 +525,7 @@ def test_consume_ends_at_the_high_watermark_of_its_start():
 
 def test_an_interrupted_commit_is_repeated():
     """As by a cancelled task: otherwise its offsets would never be committed."""
-    progress = GroupProgress("g", "t", timestamp=None, now_s=0.0)
+    progress = GroupProgress("g", PartitionCursor("t"))
     progress.consumed_before(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
     interrupted = progress.commit()
     repeated = progress.commit()
