@@ -52,7 +52,7 @@ class _Clients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: dict[Access, _Bucket] = {}
-        self._brokers: dict[tuple[Access, bool], Client] = {}
+        self._brokers: dict[Access, Client] = {}
 
     def bucket(self, access: Access) -> _Bucket:
         assert access.store is not None
@@ -70,16 +70,16 @@ class _Clients:
 
         assert access.server is not None
         with self._lock:
-            wait_for_restart |= (access, True) in self._brokers  # reuse an earlier task's client
-            if (access, wait_for_restart) not in self._brokers:
-                self._brokers[access, wait_for_restart] = Client(
+            if access not in self._brokers:
+                self._brokers[access] = Client(
                     access.server,
                     token=access.token,
                     token_file=access.token_file,
                     ca_file=access.ca_file,
-                    retries=RETRY_OVER_RESTART if wait_for_restart else None,
                 )
-            return self._brokers[access, wait_for_restart]
+            if wait_for_restart:
+                self._brokers[access].retries = RETRY_OVER_RESTART
+            return self._brokers[access]
 
     def close(self) -> None:
         with self._lock:
