@@ -43,14 +43,14 @@ def _narrowed(taken: Filters, one: Any) -> Filters | None:
         values = _values(one)
         return None if values is None else _chosen(taken, column, values)
     if column == "offset":
-        low, high = _bounds(one, one.value) if _is_int(one) else (None, None)
+        bounds = _bounds(one, one.value) if _is_int(one) else None
     elif column == "timestamp":
-        low, high = _time_bounds(one)
+        bounds = _time_bounds(one)
     else:
         return None
-    if low is None or high is None:
+    if bounds is None:
         return None
-    return taken._replace(row_filter=_intersect(taken.row_filter, column, low=low, high=high))
+    return taken._replace(row_filter=_intersect(taken.row_filter, column, bounds))
 
 
 def _values(one: Any) -> frozenset[Any] | None:
@@ -70,8 +70,8 @@ def _is_int(one: Any) -> bool:
     return isinstance(getattr(one, "value", None), int)
 
 
-def _bounds(one: Any, value: int) -> tuple[int | None, int | None]:
-    """Both inclusive."""
+def _bounds(one: Any, value: int) -> tuple[int, int] | None:
+    """Both inclusive; None if the filter is no comparison."""
     match one:
         case spark.EqualTo():
             return value, value
@@ -83,16 +83,16 @@ def _bounds(one: Any, value: int) -> tuple[int | None, int | None]:
             return I64_MIN, value - 1
         case spark.LessThanOrEqual():
             return I64_MIN, value
-    return None, None
+    return None
 
 
-def _time_bounds(one: Any) -> tuple[int | None, int | None]:
+def _time_bounds(one: Any) -> tuple[int, int] | None:
     """The range of milliseconds, both inclusive, whose microseconds pass the filter."""
     if not isinstance(getattr(one, "value", None), datetime):
-        return None, None
-    low, high = _bounds(one, _micros(one.value))
-    if low is None or high is None:
-        return None, None
+        return None
+    if (bounds := _bounds(one, _micros(one.value))) is None:
+        return None
+    low, high = bounds
     # Rounded inwards: up at the low end, down at the high one.
     return (low if low == I64_MIN else -(-low // 1000)), (high if high == I64_MAX else high // 1000)
 
@@ -102,7 +102,8 @@ def _micros(moment: datetime) -> int:
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
-def _intersect(row_filter: RowFilter, column: str, *, low: int, high: int) -> RowFilter:
+def _intersect(row_filter: RowFilter, column: str, bounds: tuple[int, int]) -> RowFilter:
+    low, high = bounds
     if column == "offset":
         end = I64_MAX if high == I64_MAX else high + 1
         return row_filter._replace(

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeGuard
 
 from record_format.errors import InvalidRequest
 from spark_reader.bounds import EARLIEST, LATEST
@@ -193,16 +193,16 @@ def _by_partition(
     return read
 
 
-def _is_int(given: object) -> bool:
+def _is_int(given: object) -> TypeGuard[int]:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
 def _offset(given: object) -> int | None:
-    return given if isinstance(given, int) and _is_int(given) and given >= EARLIEST else None
+    return given if _is_int(given) and given >= EARLIEST else None
 
 
 def _version(given: object) -> int | None:
-    return given if isinstance(given, int) and _is_int(given) and given > 0 else None
+    return given if _is_int(given) and given > 0 else None
 
 
 def _time(given: object) -> int | None:
@@ -210,6 +210,6 @@ def _time(given: object) -> int | None:
     if isinstance(given, str):
         with suppress(InvalidRequest):
             given = to_ms(given)
-    if isinstance(given, int) and _is_int(given) and 0 <= given <= MAX_TIME:
+    if _is_int(given) and 0 <= given <= MAX_TIME:
         return given
     return None
