@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from record_format.errors import StoreUnavailable
+from tierlog.cli.option_groups import setting_option
 
 if TYPE_CHECKING:
     from cold_tier.object_store import ObjectStore
@@ -20,36 +21,14 @@ if TYPE_CHECKING:
     from tierlog.cli.bucket_reader import BucketReader
 
 StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="TIERLOG_STORE",
-        help="s3://bucket/prefix or file:///folder.",
-        metavar="URL",
-    ),
+    str, setting_option("store", metavar="URL", help="s3://bucket/prefix or file:///folder.")
 ]
 OfflineStoreOption = Annotated[
     str | None,  # no variable: TIERLOG_STORE is not a request to bypass the broker
     typer.Option("--store", metavar="URL", help="Read this bucket directly, without a broker."),
 ]
-EndpointOption = Annotated[
-    str | None,
-    typer.Option(
-        "--s3-endpoint",
-        envvar="TIERLOG_S3_ENDPOINT",
-        help="URL of an S3 server that is not AWS.",
-        metavar="URL",
-    ),
-]
-RegionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--s3-region",
-        envvar="TIERLOG_S3_REGION",
-        help="Region, if AWS's own configuration does not name it.",
-        metavar="REGION",
-    ),
-]
+EndpointOption = Annotated[str | None, setting_option("s3.endpoint", metavar="URL")]
+RegionOption = Annotated[str | None, setting_option("s3.region", metavar="REGION")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Options that several commands share: a frozen dataclass whose fields are typer options.
+"""Options that several commands share: a frozen dataclass whose fields are typer options, and
+`setting_option` for a flag of `serve`.
 
 * typer reads a command's signature, so the fields are appended to the command's own options.
 * The command's function takes the group as its first argument (or what `call` passes instead).
@@ -12,7 +13,20 @@ from dataclasses import MISSING, Field, fields
 from functools import partial, wraps
 from typing import Any, TypeVar, get_type_hints
 
+import typer
+
+from tierlog.setting_table import TABLE
+
 T = TypeVar("T")
+
+
+def setting_option(name: str, **more: Any) -> Any:
+    """The option of a command that has a flag of `serve`: with its name and variable, and, unless
+    `more` has another `help`, its explanation.
+    """
+    setting = next(one for one in TABLE if one.name == name)
+    given = {"envvar": setting.variable, "help": setting.doc} | more
+    return typer.Option(setting.flag_name, **given)
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

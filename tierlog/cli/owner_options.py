@@ -15,6 +15,7 @@ import typer
 
 from broker.settings import BrokerSettings
 from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
+from tierlog.cli.option_groups import setting_option
 from tierlog.setting_table import OFFSET_GAP_MAX
 
 if TYPE_CHECKING:
@@ -25,20 +26,16 @@ if TYPE_CHECKING:
 
 DataDirOption = Annotated[
     Path,
-    typer.Option(
-        "--data-dir",
-        envvar="TIERLOG_DATA_DIR",
-        help="The owner's data folder; no broker may have it open.",
-        metavar="DIR",
+    setting_option(
+        "data.dir", metavar="DIR", help="The owner's data folder; no broker may have it open."
     ),
 ]
 OwnStoreOption = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        envvar="TIERLOG_STORE",
-        help="s3://bucket/prefix or file:///folder; omit it for a folder without a bucket.",
+    setting_option(
+        "store",
         metavar="URL",
+        help="s3://bucket/prefix or file:///folder; omit it for a folder without a bucket.",
     ),
 ]
 TakeOverOption = Annotated[
@@ -51,29 +48,17 @@ SingleWriterOption = Annotated[
 
 GraceOption = Annotated[
     int,
-    typer.Option(
-        "--gc-grace-ms",
-        envvar="TIERLOG_GC_GRACE_MS",
-        min=0,
-        help="As for serve: what is younger is kept.",
-        metavar="MS",
+    setting_option(
+        "gc.grace.ms", min=0, metavar="MS", help="As for serve: what is younger is kept."
     ),
 ]
 VersionsOption = Annotated[
-    int,
-    typer.Option(
-        "--manifest-versions-min",
-        envvar="TIERLOG_MANIFEST_VERSIONS_MIN",
-        min=1,
-        help="As for serve.",
-        metavar="N",
-    ),
+    int, setting_option("manifest.versions.min", min=1, metavar="N", help="As for serve.")
 ]
 GapOption = Annotated[
     int,
-    typer.Option(
-        "--restore-offset-gap",
-        envvar="TIERLOG_RESTORE_OFFSET_GAP",
+    setting_option(
+        "restore.offset.gap",
         min=1,
         max=OFFSET_GAP_MAX,
         help="As for serve: offsets skipped by a take-over, so that none is assigned twice.",

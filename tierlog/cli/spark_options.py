@@ -24,16 +24,14 @@ import typer
 from record_format.errors import ConfigurationError
 from tierlog.cli.bucket_options import EndpointOption, RegionOption
 from tierlog.cli.client_options import TokenFile
+from tierlog.cli.option_groups import setting_option
 from tierlog.cli.output import progress_bar
 
 if TYPE_CHECKING:
     from spark_reader.jobs.session import Progress
 
 StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store", envvar="TIERLOG_STORE", help="The bucket: s3://… or file:///….", metavar="URL"
-    ),
+    str | None, setting_option("store", metavar="URL", help="The bucket: s3://… or file:///….")
 ]
 ServerOption = Annotated[
     str | None,

@@ -17,7 +17,7 @@ import typer
 from record_format.clock import wall_clock_ms
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
-from tierlog.cli.option_groups import takes
+from tierlog.cli.option_groups import setting_option, takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.owner_options import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
 
@@ -29,11 +29,10 @@ app = typer.Typer()
 
 GarbageDirOption = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="TIERLOG_DATA_DIR",
-        help="The owner's data folder, for --apply; no broker may have it open.",
+    setting_option(
+        "data.dir",
         metavar="DIR",
+        help="The owner's data folder, for --apply; no broker may have it open.",
     ),
 ]
 ApplyOption = Annotated[

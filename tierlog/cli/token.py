@@ -12,6 +12,7 @@ import typer
 
 from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption
+from tierlog.cli.option_groups import setting_option
 from tierlog.cli.output import Output, format_time, note, print_json, write
 
 if TYPE_CHECKING:
@@ -24,15 +25,11 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", envvar="TIERLOG_DATA_DIR", help="The broker's data folder."),
-]
+DataDir = Annotated[Path | None, setting_option("data.dir", help="The broker's data folder.")]
 TokensFile = Annotated[
     Path | None,
-    typer.Option(
-        "--tokens-file",
-        envvar="TIERLOG_TOKENS_FILE",
+    setting_option(
+        "tokens.file",
         help="The broker's tokens.file; by default tierlog/tokens.json in its data folder.",
     ),
 ]
