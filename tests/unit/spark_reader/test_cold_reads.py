@@ -304,7 +304,8 @@ def test_a_segment_is_skipped_by_time_only_if_its_timestamps_are_known():
     assert not may_match_range(10, 20, 21, 30)
     assert not may_match_range(10, 20, 0, 9)
     assert may_match_range(None, 20, 0, 9)
-    assert may_match_range(10, -1, 21, 30)
+    assert may_match_range(None, -1, 21, 30)
+    assert not may_match_range(-1, -1, 21, 30), "no record has a timestamp"
 
 
 def test_a_restore_gap_is_not_data_loss(tmp_path):
