@@ -33,6 +33,7 @@ from tierlog.client.sender import Sender
 from tierlog.client.times import Time
 
 T = TypeVar("T")
+_Pending = PendingBatch[asyncio.Future[RecordMetadata]]
 
 
 class AsyncCallRunner(Protocol):
@@ -188,31 +189,26 @@ class AsyncProducer:
         self._tasks.append(asyncio.create_task(self._work(), name="tierlog-producer"))
 
     async def _work(self) -> None:
+        in_flight: list[_Pending] = []  # at most one
         try:
             while (pending := await self._next()) is not None:
-                await self._send(pending)
+                in_flight.append(pending)
+                await self._client.run(self._sender.deliver(pending, self._client.retries))
+                await self._finish(in_flight)
         except BaseException as error:  # cancelled, a bug, or the client was closed
             self._failure = self._failure or error
-            self._accumulator.fail_queued(error)
+            self._accumulator.fail_queued(error, *in_flight)
             self._wake.set()
-            async with self._finished:
-                self._finished.notify_all()
+            await self._finish(in_flight)
             raise
 
-    async def _send(self, pending: PendingBatch[asyncio.Future[RecordMetadata]]) -> None:
-        steps = self._sender.deliver(pending, self._client.retries)
-        try:
-            await self._client.run(steps)
-        except BaseException as error:
-            self._failure = self._failure or error
-            self._accumulator.fail_queued(error, pending)
-            raise
-        finally:
-            async with self._finished:
-                self._accumulator.finish(pending)
-                self._finished.notify_all()
+    async def _finish(self, in_flight: list[_Pending]) -> None:
+        async with self._finished:
+            while in_flight:
+                self._accumulator.finish(in_flight.pop())
+            self._finished.notify_all()
 
-    async def _next(self) -> PendingBatch[asyncio.Future[RecordMetadata]] | None:
+    async def _next(self) -> _Pending | None:
         while True:
             self._wake.clear()
             now_ms = self._clock()
