@@ -51,7 +51,9 @@ class Context:
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.unsent = UnsentResponses(
-            broker.settings.data_dir, lambda call: self.run(self.readers, call)
+            broker.settings.data_dir,
+            lambda call: self.run(self.readers, call),
+            self.inflight,
         )
         self._pools: list[ThreadPoolExecutor] = []
         self.readers = self._pool("http-read", settings.read_threads)

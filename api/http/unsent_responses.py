@@ -3,7 +3,8 @@
 A client that reads slowly, or not at all, must not cost the broker memory:
 
 * The total size of unsent responses in memory is limited. One that does not fit is spilled to an
-  unnamed file and sent from there; the kernel can reclaim its page cache.
+  unnamed file and sent from there; the kernel can reclaim its page cache. Until it is written, it
+  counts as in flight: a disk may be slow.
 * The total size of those files is limited too; beyond it a request is refused with 429.
 * A small response is not counted: most of it fits into the socket's send buffer.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from api.http.exchange import Exchange, UnsentBytes
+from api.http.request.bodies import InflightBytes
 from api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
 from record_format.errors import Throttled
 from record_format.file_slice import FileSlice, OpenFile
@@ -33,8 +35,8 @@ class UnsentLimits(NamedTuple):
 class UnsentResponses:
     """Used only on the event loop. Spill files are created in `folder`."""
 
-    def __init__(self, folder: Path, in_thread: InThread) -> None:
-        self._folder, self._in_thread = folder, in_thread
+    def __init__(self, folder: Path, in_thread: InThread, inflight: InflightBytes) -> None:
+        self._folder, self._in_thread, self._inflight = folder, in_thread, inflight
         self.limits = UnsentLimits()
         self.held = UnsentBytes()
 
@@ -56,11 +58,14 @@ class UnsentResponses:
             raise Throttled(
                 f"{self.held.disk_bytes} bytes of responses are already waiting for slow readers"
             )
+        self._inflight.acquire(size)
         self._hold(exchange, UnsentBytes(disk_bytes=size))
         try:
             file = await self._in_thread(partial(_UnnamedFile, self._folder, response.body))
         except OSError as error:
             raise Throttled(f"no room on disk to hold the response: {error.strerror}") from error
+        finally:
+            self._inflight.release(size)
         return FileResponse(response.status, response.headers, (FileSlice(file, 0, size),))
 
     def release(self, exchange: Exchange) -> None:

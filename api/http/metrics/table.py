@@ -44,7 +44,7 @@ METRICS: Final = (
     Metric("tierlog_http_requests_in_progress", "gauge", "Requests in progress"),
     Metric("tierlog_http_waiting_requests", "gauge", "Long polls and tails that are waiting"),
     Metric("tierlog_http_connections", "gauge", "Open connections"),
-    Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of request bodies held in memory"),
+    Metric("tierlog_http_inflight_bytes", "gauge", "Bytes of requests in progress held in memory"),
     Metric(
         "tierlog_http_unsent_memory_bytes",
         "gauge",

@@ -47,7 +47,9 @@ _WINDOW_MAX: Final = 128 << 20
 
 
 class InflightBytes:
-    """The bytes of request bodies, and of appends that are not awaited, in memory. Thread-safe."""
+    """The bytes in memory of request bodies, of appends that are not awaited, and of responses that
+    wait for their file. Thread-safe.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._lock = limit_bytes, threading.Lock()
