@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-WORKERS ?= 2
+WORKERS ?= 3
 
 # Compiled modules are kept, even where the environment forbids it (as images of Python do): a run of
 # the tests starts many hundred Pythons, and pytest rewrites 50,000 lines.
@@ -18,9 +18,9 @@ PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
-	@echo "make test     the tests, in two processes: WORKERS=4, TESTS=tests/unit"
+	@echo "make test     the tests, in three processes: WORKERS=4, TESTS=tests/unit"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
-	@echo "make soak     the long tests, on a real S3 server, each for MINUTES=10"
+	@echo "make soak     the long tests, on a real S3 server; those without an end for MINUTES=10 each"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
@@ -59,7 +59,7 @@ $(PYSPARK): | setup
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s \
-	    -o faulthandler_timeout=0 -m soak tests/soak tests/simulation
+	    -o faulthandler_timeout=0 -m soak $(or $(TESTS),tests/soak tests/simulation tests/integration/spark)
 
 check: setup
 	$(BIN)/ruff format --check

@@ -5,9 +5,11 @@ A world has `random`; `check`, called after each step; `finish`, with the checks
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Protocol
+
+import pytest
 
 
 class World(Protocol):
@@ -18,10 +20,15 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
-def seeds(count: int) -> Sequence[int]:
-    """Only `TIERLOG_SEED` if it is set."""
+def seeds(count: int) -> list[Any]:
+    """The first `count`, and under `make soak` ten times as many others; only `TIERLOG_SEED` if it
+    is set.
+    """
     seed = os.environ.get("TIERLOG_SEED")
-    return range(count) if seed is None else [int(seed)]
+    if seed is not None:
+        return [int(seed)]
+    more = range(count, 11 * count)
+    return [*range(count), *(pytest.param(one, marks=pytest.mark.soak) for one in more)]
 
 
 def run(world: World, weights: Mapping[Callable[[Any], None], int], count: int) -> None:

@@ -170,7 +170,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", seeds(20))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_a_compacted_log_keeps_the_last_record_of_each_key(seed, tmp_path):
     run(World(seed, tmp_path), WEIGHTS, STEPS)
 

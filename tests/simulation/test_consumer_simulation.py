@@ -251,7 +251,7 @@ class World:
             assert there <= self.processed[number], "committed, but never processed"
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_consume(seed: int) -> None:
     world = World(seed)
     for run in world.runs():
@@ -267,7 +267,7 @@ def test_consume(seed: int) -> None:
         world.ended(run, error)
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_asynchronous_consume(seed: int) -> None:
     async def consume(world: World, run: Run) -> BaseException | None:
         transport = httpx.MockTransport(world.broker)

@@ -278,7 +278,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", seeds(40))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_the_log_agrees_with_a_plain_list(seed, tmp_path):
     run(World(seed, tmp_path), WEIGHTS, STEPS)
 

@@ -506,7 +506,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_no_offset_is_assigned_twice_and_no_acknowledged_record_is_lost(
     seed, tmp_path, failing_disk
 ):

@@ -203,7 +203,7 @@ def _steps(random: Random, broker: FlakyBroker) -> Iterator[dict[str, Any] | Non
             broker.forget_producers()
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_producer(seed: int) -> None:
     random, sent = Random(seed), Sent()
     broker = FlakyBroker(Random(seed + 1000))
@@ -219,7 +219,7 @@ def test_producer(seed: int) -> None:
     assert producer._accumulator.buffered_bytes == 0
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_asynchronous_producer(seed: int) -> None:
     random, sent = Random(seed), Sent()
     broker = FlakyBroker(Random(seed + 1000))

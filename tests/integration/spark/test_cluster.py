@@ -35,6 +35,7 @@ with job_session("cluster", master=sys.argv[1], config=few) as session:
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_jobs_run_on_a_cluster_with_the_code_shipped_as_a_zip(tiers, tmp_path):
     chart, out = tmp_path / "stats.svg", tmp_path / "für Spark"
     store = ("--store", tiers.store_url)

@@ -48,6 +48,7 @@ print(json.dumps(report))
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_everything_but_replay_works_over_spark_connect(tiers, tmp_path):
     tiers.create("copy", partitions=2)
     source = {"store": tiers.store_url, "server": tiers.url, "subscribe": "flights"}
