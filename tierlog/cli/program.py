@@ -172,7 +172,10 @@ def main() -> NoReturn:
     _open_closed_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape what the encoding cannot represent
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        _flush_or_discard_output()
 
 
 def _open_closed_standard_files() -> None:
@@ -229,16 +232,16 @@ def _output_closed() -> int:
     return 0
 
 
-def _has_failed_output() -> bool:
-    """Whether standard output cannot be written, such as to a full disk. What is left is then
-    discarded: Python would write it at the end, and replace the exit code by 120.
+def _flush_or_discard_output() -> bool:
+    """Whether standard output could be written; not to a full disk, for example. What is left is
+    then discarded: Python would write it at the end, and replace the exit code by 120.
     """
     try:
         sys.stdout.flush()
     except OSError:
         _discard_output()
-        return True
-    return False
+        return False
+    return True
 
 
 def _discard_output() -> None:
@@ -275,6 +278,6 @@ def _print_error(text: str) -> int:
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        where = "standard output" if _has_failed_output() else error.filename
+        where = error.filename if _flush_or_discard_output() else "standard output"
         return f"{where}: {error.strerror}" if where else error.strerror
     return str(error) or type(error).__name__

@@ -190,6 +190,24 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(arguments):
     assert (result.returncode, result.stderr) == (1, message)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
+    interrupted = "program.run = lambda _: print('half') or program.INTERRUPTED"
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"from tierlog.cli import program; {interrupted}; program.main()",
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},
+            check=False,
+        )
+    assert (result.returncode, result.stderr) == (130, b"")
+
+
 def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
