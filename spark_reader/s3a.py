@@ -86,7 +86,8 @@ def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
             bucket = name.removesuffix(_OWN_PATH)
             passwords = _passwords(session, conf, path)
             general = {f"{bucket}{one}": passwords[one] for one in _SECRETS if one in passwords}
-            found |= general | {one: passwords[one] for one in passwords if one.startswith(bucket)}
+            own = {one: value for one, value in passwords.items() if one.startswith(bucket)}
+            found = general | found | own
     return found
 
 
