@@ -1,5 +1,6 @@
 """Distribution of tests over workers (`make test`): tests that share something slow to start stay
-on one worker, and so do the tests of one file. And where brokers' log lines go.
+on one worker, and so do the tests of one file. What Hypothesis may fail for, and where brokers' log
+lines go.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import structlog
 from botocore.loaders import JSONFileLoader
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from record_format.page_cache import is_resident
@@ -22,6 +24,17 @@ from tests.fakes.flush import check_file
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
 """One Spark session, one Kafka from Maven, one browser."""
+
+# How fast the machine is fails no test; a failing example is printed with the decorator that
+# reproduces it. Before the tests are imported: `@given` takes the settings of that moment.
+settings.register_profile(
+    "tierlog",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    database=None,
+)
+settings.load_profile("tierlog")
 
 
 class CapturedStdout:

@@ -57,7 +57,7 @@ def test_generated_requests_get_documented_responses(
 
 def run(api: Api, operation: Any, mode: GenerationMode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=4, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=4, suppress_health_check=list(HealthCheck))
     def call(case: Case) -> None:
         if mode is GenerationMode.POSITIVE:  # a long poll would wait: nothing is produced
             for place in (case.query, case.body):

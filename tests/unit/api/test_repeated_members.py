@@ -84,7 +84,7 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(RECORDS, min_size=1, max_size=3), st.sampled_from([",:", ", : "]), st.data())
 def test_exactly_the_lost_members_are_found(
     records: list[dict[str, Any]], blanks: str, data: st.DataObject

@@ -1,26 +1,13 @@
-"""A fixture for both record walks, and a hypothesis profile with reproducible failures."""
+"""A fixture for both record walks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from record_format import native, record_walk
 from record_format.record_walk import Walker, walk_plain
-
-# A failing example is printed with the decorator that reproduces it.
-settings.register_profile("record_format", deadline=None, print_blob=True, database=None)
-
-
-@pytest.fixture(autouse=True)
-def _hypothesis_profile() -> Iterator[None]:
-    before = settings.default
-    settings.load_profile("record_format")
-    yield
-    assert before is not None
-    settings.load_profile("default")
 
 
 @pytest.fixture(params=["plain", "native"])
