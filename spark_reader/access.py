@@ -63,10 +63,9 @@ class _Clients:
                 self._buckets[access] = _Bucket(store, indexes)
             return self._buckets[access]
 
-    def broker(self, access: Access, *, wait_for_restart: bool) -> Client:
+    def broker(self, access: Access) -> Client:
         # Imported here, since reads from the bucket alone do not need it.
         from tierlog.client import Client
-        from tierlog.client.exchange import RETRY_OVER_RESTART
 
         assert access.server is not None
         with self._lock:
@@ -77,8 +76,6 @@ class _Clients:
                     token_file=access.token_file,
                     ca_file=access.ca_file,
                 )
-            if wait_for_restart:
-                self._brokers[access].retries = RETRY_OVER_RESTART
             return self._brokers[access]
 
     def close(self) -> None:
@@ -98,13 +95,9 @@ atexit.register(_clients.close)
 
 @dataclass(frozen=True)
 class Connections:
-    """Clients for the store and the broker of `access`, opened on first use.
-
-    `wait_for_restart` is for callers that know that the broker was up, and so will be back.
-    """
+    """Clients for the store and the broker of `access`, opened on first use."""
 
     access: Access
-    wait_for_restart: bool = False
 
     @property
     def has_store(self) -> bool:
@@ -121,4 +114,13 @@ class Connections:
 
     @cached_property
     def broker(self) -> Client:
-        return _clients.broker(self.access, wait_for_restart=self.wait_for_restart)
+        return _clients.broker(self.access)
+
+    def broker_over_restarts(self) -> Client:
+        """The broker, for callers that know that it was up, and so will be back: from now on, this
+        process waits for its restart.
+        """
+        from tierlog.client.exchange import RETRY_OVER_RESTART
+
+        self.broker.retries = RETRY_OVER_RESTART
+        return self.broker

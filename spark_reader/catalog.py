@@ -70,9 +70,9 @@ class _BrokerOffsets(NamedTuple):
 class Catalog:
     """Looks up the state of the log; caches nothing between queries."""
 
-    def __init__(self, options: ReadOptions, *, wait_for_restart: bool = False) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._connections = Connections(options.access, wait_for_restart)
+        self._connections = Connections(options.access)
         self._topics = Topics(options, self._connections)
         self._with_broker = options.tier == "all"
 

@@ -30,15 +30,10 @@ from spark_reader.ranges import DataLoss, DataLossPolicy, OffsetRange, Warn, res
 
 
 class Planner:
-    """Plans one read. `report` is called with the decisions, `warn` with what is missing.
+    """Plans one read. `report` is called with the decisions, `warn` with what is missing."""
 
-    `wait_for_restart` is for a stream whose broker has responded before.
-    """
-
-    def __init__(
-        self, options: ReadOptions, *, report: Warn, warn: Warn, wait_for_restart: bool = False
-    ) -> None:
-        self.catalog = Catalog(options, wait_for_restart=wait_for_restart)
+    def __init__(self, options: ReadOptions, *, report: Warn, warn: Warn) -> None:
+        self.catalog = Catalog(options)
         self.loss = DataLossPolicy(options.fail_on_data_loss, warn)
         self._options, self._report = options, report
 

@@ -142,7 +142,7 @@ class _Producer:
     """The idempotent producer of one task attempt. Waits for a broker that restarts. Not shared."""
 
     def __init__(self, access: Access) -> None:
-        self._broker = Connections(access, wait_for_restart=True).broker
+        self._broker = Connections(access).broker_over_restarts()
         self._identity = self._broker.init_producer()
         self._sequences: dict[TopicPartition, int] = {}
         self._metadata: dict[str, TopicMetadata] = {}

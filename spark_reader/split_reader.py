@@ -152,9 +152,7 @@ _buffer_pool: Final = _BufferPool()
 
 
 def _tail(split: Split, request: ReadRequest, loss: DataLossPolicy) -> Iterator[Piece]:
-    broker = Connections(
-        request.access, wait_for_restart=True
-    ).broker  # it answered when this was planned
+    broker = Connections(request.access).broker_over_restarts()  # it answered to the plan
     name = f"{split.topic}-{split.partition}"
     offset, left_bytes, log_start_offset = split.start_offset, split.size_bytes, 0
     while offset < split.end_offset:
@@ -195,7 +193,7 @@ def _check_end(split: Split, request: ReadRequest, loss: DataLossPolicy, *, reac
     is_filtered = split.end_offset == request.row_filter.end_offset  # the log may never end there
     if reached >= split.end_offset or is_filtered:
         return
-    broker = Connections(request.access, wait_for_restart=True).broker
+    broker = Connections(request.access).broker_over_restarts()
     with suppress(UnknownManifestVersion, UnknownTopicOrPartition):
         gaps = broker.manifest(split.topic, split.partition, from_offset=split.end_offset).gaps
         report_if_lost(

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from manifest.versions import boottime_ms
 from record_format.record_walk import I64_MAX
+from spark_reader.access import Connections
 from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import skip_gap
 from spark_reader.options import ReadOptions
@@ -58,7 +59,6 @@ class TierlogStreamReader(
         self._options, self._columns = options, columns
         self._facts: Facts = {}
         self._looked_from: StreamOffsets | None = None
-        self._is_answered = False
         self._target: dict[PartitionName, int] | None = None
         self._last_batch_ms: int | None = None  # None: the first batch does not wait
         self._initial: dict[str, Any] | None = None
@@ -228,18 +228,14 @@ class TierlogStreamReader(
     # --- the state of the log ---------------------------------------------------------------------
 
     def _planner(self) -> Planner:
-        return Planner(
-            self._options,
-            report=log_to_stderr,
-            warn=log_to_stderr,
-            wait_for_restart=self._is_answered,
-        )
+        return Planner(self._options, report=log_to_stderr, warn=log_to_stderr)
 
     def _look(self, begun: StreamOffsets | None) -> tuple[Planner, Facts]:
         planner = self._planner()
         self._facts = _by_name(planner.catalog.partitions_of_stream(begun))
         self._looked_from = begun
-        self._is_answered = True
+        if self._options.tier == "all":
+            Connections(self._options.access).broker_over_restarts()
         return planner, self._facts
 
 
