@@ -28,7 +28,6 @@ from tierlog.cli.output import (
     print_documents,
     print_json,
     print_members,
-    print_table,
 )
 from tierlog.cli.topic import note_damaged
 
@@ -52,7 +51,16 @@ CacheFolder = Annotated[
     typer.Option("--data-dir", metavar="DIR", help="The broker's data folder, for --cache."),
 ]
 
-SEGMENT_COLUMNS: Final = ("partition", "offsets", "records", "size", "from", "to", "tier", "crc32c")
+SEGMENT_COLUMNS: Final[tuple[str, ...]] = (
+    "partition",
+    "offsets",
+    "records",
+    "size",
+    "from",
+    "to",
+    "tier",
+    "crc32c",
+)
 
 
 @app.command("report")
@@ -90,33 +98,19 @@ def segments(
     else:
         numbers = _partitions(source, topic, partition)
         found = {one: list(source.segments(topic, one)) for one in numbers}
-    cached = None if not cache else {n: _cached(data_dir, topic, n, found[n]) for n in found}
-    if output.is_json:
-        print_json({"topic": topic, "partitions": _to_json(found, cached)})
-    else:
-        _print_segments(topic, found, cached)
-
-
-def _to_json(
-    found: dict[int, list[Segment]], cached: dict[int, list[int | None]] | None
-) -> list[dict[str, object]]:
-    return [
+    cached = {n: _cached(data_dir, topic, n, found[n]) for n in found} if cache and data_dir else {}
+    document: list[dict[str, object]] = [
         {"partition": number, "segments": listed}
-        | ({} if cached is None else {"cached_bytes": cached[number]})
+        | ({"cached_bytes": cached[number]} if cache else {})
         for number, listed in found.items()
     ]
-
-
-def _print_segments(
-    topic: str, found: dict[int, list[Segment]], cached: dict[int, list[int | None]] | None
-) -> None:
     rows = [_segment_row(number, one) for number, listed in found.items() for one in listed]
-    if cached is None:
-        print_table(topic, SEGMENT_COLUMNS, rows)
-        return
-    sizes = [format_size(size_bytes) for number in found for size_bytes in cached[number]]
-    rows = [(*row, size) for row, size in zip(rows, sizes, strict=True)]
-    print_table(topic, (*SEGMENT_COLUMNS, "in memory"), rows)
+    columns = SEGMENT_COLUMNS
+    if cache:
+        columns += ("in memory",)
+        sizes = [format_size(size_bytes) for number in found for size_bytes in cached[number]]
+        rows = [(*row, size) for row, size in zip(rows, sizes, strict=True)]
+    output.table({"topic": topic, "partitions": document}, columns, rows, title=topic)
 
 
 def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:
@@ -133,12 +127,11 @@ def _segment_row(partition: int, segment: Segment) -> tuple[object, ...]:
 
 
 def _cached(
-    data_dir: Path | None, topic: str, partition: int, listed: Sequence[Segment]
+    data_dir: Path, topic: str, partition: int, listed: Sequence[Segment]
 ) -> list[int | None]:
     """Bytes of each segment's `.log` that are in the page cache; None if it is not local."""
     from record_format.page_cache import resident_bytes
 
-    assert data_dir is not None, "--cache requires it"
     found: list[int | None] = []
     for segment in listed:
         path = data_dir / f"{topic}-{partition}" / f"{segment.base_offset:020d}.log"
