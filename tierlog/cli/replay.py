@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +107,7 @@ def _run(
         report = run_replay(
             session, rows, target, step_bytes=step_bytes, progress=progress, log=note
         )
-    members = {name: getattr(report, name) for name in report.__dataclass_fields__}
+    members = asdict(report)
     if output.is_json:
         print_json(members)
     else:

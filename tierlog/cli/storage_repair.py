@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from record_format.clock import wall_clock_ms
@@ -171,7 +170,7 @@ def restore(
             note(f"interrupted: run the same command again, it starts over on {data_dir}")
             raise
     if output.is_json:
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         _print_restored(report)
     damaged = [f"{one.topic}-{one.partition}" for one in report.partitions if one.is_damaged]
