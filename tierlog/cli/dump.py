@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tierlog.cli.bucket_options import EndpointOption, RegionOption
+from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, for_stdout, note, print_json, write
 
 app = typer.Typer(add_completion=False)
@@ -77,7 +77,9 @@ def _fetch(
     from tierlog.dump import objects
 
     if _is_url(name):
-        return objects.download(name, folder, endpoint=endpoint, region=region, with_log=with_log)
+        url, _, key = name.rpartition("/")
+        with BucketOptions(store=url, endpoint=endpoint, region=region).opened() as store:
+            return objects.download(store, key, folder, with_log=with_log)
     bundle = Path(name)
     log = bundle.with_suffix(".log")
     if log.exists():

@@ -14,46 +14,29 @@ from pathlib import Path
 
 from cold_tier.index_bundle import parse_bundle
 from cold_tier.object_store import ObjectStore
-from cold_tier.open import open_store
 from cold_tier.ranged_reader import read_range
-from cold_tier.retry import OUTAGE_POLICY
 
 BUNDLE = ".indexes"
 PART_BYTES = 8 * 1024 * 1024
 
 
-def download(
-    url: str,
-    folder: Path,
-    *,
-    endpoint: str | None = None,
-    region: str | None = None,
-    with_log: bool = False,
-) -> list[Path]:
+def download(store: ObjectStore, name: str, folder: Path, *, with_log: bool) -> list[Path]:
     """Download an object into `folder`; return its files. `with_log`: a bundle's segment too.
 
-    Raises FileNotFoundError, StoreUnavailable, CorruptObject, ConfigurationError.
+    Raises FileNotFoundError, StoreUnavailable, CorruptObject.
     """
-    base_url, _, name = url.rpartition("/")
-    store = open_store(
-        base_url, endpoint=endpoint, region=region, must_exist=True, policy=OUTAGE_POLICY
-    )
-    try:
-        file = _download_object(store, name, folder, url=url)
-        if not name.endswith(BUNDLE):
-            return [file]
-        if with_log:
-            log = name.removesuffix(BUNDLE) + ".log"
-            _download_object(store, log, folder, url=f"{base_url}/{log}")
-    finally:
-        store.close()
+    file = _download_object(store, name, folder)
+    if not name.endswith(BUNDLE):
+        return [file]
+    if with_log:
+        _download_object(store, name.removesuffix(BUNDLE) + ".log", folder)
     return unpack(file, folder)
 
 
-def _download_object(store: ObjectStore, key: str, folder: Path, *, url: str) -> Path:
+def _download_object(store: ObjectStore, key: str, folder: Path) -> Path:
     stat = store.head(key)
     if stat is None:
-        raise FileNotFoundError(errno.ENOENT, "no such object", url)
+        raise FileNotFoundError(errno.ENOENT, "no such object", f"{store.url}/{key}")
     file = folder / key
     with file.open("wb") as out:
         if stat.size_bytes:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from cold_tier import retry
 from cold_tier.retry import OUTAGE_POLICY, READ_POLICY
 from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
 from tierlog.cli.program import run
-from tierlog.dump import objects
 
 NAME = "leader-epoch-checkpoint"
 CONTENT = b"0\n1\n3 17\n"
@@ -40,7 +40,7 @@ def _pauses_take_no_time(monkeypatch):
         now_s[0] += seconds
 
     policy = replace(OUTAGE_POLICY, monotonic=lambda: now_s[0], sleep=sleep)
-    monkeypatch.setattr(objects, "OUTAGE_POLICY", policy)
+    monkeypatch.setattr(retry, "OUTAGE_POLICY", policy)
 
 
 @pytest.mark.usefixtures("_pauses_take_no_time")
