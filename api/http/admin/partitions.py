@@ -69,6 +69,7 @@ async def get_offsets(context: Context, exchange: Exchange) -> Response:
 async def list_segments(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(PageQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    partition.check_leadership()  # the new owner's segments are others
     return json_response(await context.read_cold(_segment_page, partition, query))
 
 
@@ -86,6 +87,7 @@ def first_page(segments: Iterable[Segment], limit: int) -> tuple[list[Segment], 
 async def get_manifest(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
+    partition.check_leadership()  # the manifest known here is no longer in force
     return json_response(await context.read_cold(_manifest_page, partition, query))
 
 

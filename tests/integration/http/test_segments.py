@@ -193,3 +193,17 @@ def test_a_partition_that_lost_leadership_reports_no_offsets(tmp_path: Path) -> 
             problem(api.get(partition_path(topic) + "/offsets" + query), 409, "leadership-lost")
         for offset in (0, 2, 9):  # nor in an error that names the log end
             problem(api.get(records_path(topic), params={"offset": offset}), 409, "leadership-lost")
+
+
+def test_a_partition_that_lost_leadership_reports_neither_segments_nor_a_manifest(
+    tmp_path: Path,
+) -> None:
+    with api_of(tmp_path) as api:
+        topic = api.topic()
+        api.values(topic, "a", "b")
+        api.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
+        version = api.get(partition_path(topic) + "/manifest").json()["version"]
+        take_over(api, topic, tmp_path)
+        # It would report a manifest as in force that the new owner has replaced.
+        for path in ("/segments", "/segments/0", "/manifest", f"/manifest?version={version}"):
+            problem(api.get(partition_path(topic) + path), 409, "leadership-lost")
