@@ -1,7 +1,7 @@
 """Content-Type, Accept and Content-Encoding (RFC 9110, 8.3, 8.4 and 12.5).
 
 Media types are compared without their parameters, except that a charset other than UTF-8 is
-refused: all text of this API is UTF-8.
+refused for text: all text of this API is UTF-8. Of bytes it says nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 EVENTS: Final = "text/event-stream"
+_TEXT: Final = (JSON, NDJSON)
 
 # RFC 9110, 5.6.4; may hold "," and ";". Ends with the header if it is not closed: looking for the
 # end from each quote in turn would take a minute for a long header.
@@ -42,7 +43,8 @@ def content_type(header: str | None, *, accepted: Sequence[str]) -> str:
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         value = value.strip().strip('"').lower()
-        if name.strip().lower() == "charset" and value not in ("utf-8", "utf8", "us-ascii"):
+        is_charset = media_type in _TEXT and name.strip().lower() == "charset"
+        if is_charset and value not in ("utf-8", "utf8", "us-ascii"):
             raise UnsupportedMediaType(
                 f"charset {value!r} is not supported; send UTF-8", accepted=accepted
             )

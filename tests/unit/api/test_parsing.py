@@ -103,6 +103,13 @@ def test_media_types_are_compared_without_parameters_except_for_charset() -> Non
             media_types.content_type(bad, accepted=take)
 
 
+@pytest.mark.parametrize("media_type", [media_types.OCTETS, media_types.BATCHES])
+def test_a_charset_of_bytes_is_ignored(media_type: str) -> None:
+    for charset in ("binary", "iso-8859-1"):  # the first is what `file --mime` calls bytes
+        header = f"{media_type}; charset={charset}"
+        assert media_types.content_type(header, accepted=[media_type]) == media_type
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
