@@ -20,7 +20,8 @@ from broker.broker import Broker
 
 DESCRIPTION = (
     "One log over two tiers: the tail on local disk, sealed segments in a bucket. "
-    "Refusals are problem documents (RFC 9457)."
+    "Every GET also answers HEAD, with the same headers and without a body. Refusals are problem "
+    "documents (RFC 9457)."
 )
 
 

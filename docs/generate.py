@@ -181,7 +181,12 @@ def _example(content: Mapping[str, Any]) -> str:
 
 def _answer(status: int, described: Mapping[str, Any]) -> str:
     content = [name for name in described.get("content", {}) if name != problems.MEDIA_TYPE]
-    headers = [name for name in described.get("headers", {}) if name not in openapi.COMMON_HEADERS]
+    common = {**openapi.COMMON_HEADERS, **openapi.NOT_STORED}
+    headers = [
+        name
+        for name, header in described.get("headers", {}).items()
+        if header["description"] != common.get(name)
+    ]
     said = f" {_media_types(content)}" if content else ""
     with_headers = f", with {', '.join(f'`{name}`' for name in headers)}" if headers else ""
     return f"{status}:{said or ' no body'}{with_headers}.\n" + (

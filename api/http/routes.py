@@ -77,6 +77,7 @@ _LOG_HEADERS: Final = {
 _SEGMENT_BODY: Final = {OCTETS: Body(schema=BINARY), BATCHES: Body(schema=BINARY)}
 _SEGMENT_HEADERS: Final = {
     "ETag": "derived from topic id, size and checksum",
+    "Cache-Control": "private, no-cache: compaction may rewrite a segment, the ETag tells",
     "Accept-Ranges": "bytes",
     "Vary": "Accept",
     "Log-Tier": "hot or cold",
@@ -160,11 +161,11 @@ def _produce(path: str, *, to_partition: bool) -> Call:
         NDJSON: Body(schema=LINES, example=_LINES_EXAMPLE),
         OCTETS: Body(schema=BINARY),
     }
-    headers = {"Content-Encoding": "gzip or zstd"}
+    headers: dict[str, str] = {}
     problems: tuple[str, ...] = WRITING
     if to_partition:
         body[BATCHES] = Body(schema=BINARY)
-        headers |= {
+        headers = {
             "If-Offset-Match": "append only if the log ends at exactly this offset",
             "Producer-Id": "the id of an idempotent producer; requires the next two headers",
             "Producer-Epoch": "the producer's epoch",

@@ -12,9 +12,7 @@ import httpx
 import jsonschema_rs
 
 PROBLEM = "application/problem+json"
-# Of HTTP, and said once for all responses.
 _FRAMING_HEADERS = {"date", "content-type", "content-length", "transfer-encoding", "connection"}
-_FRAMING_HEADERS |= {"cache-control", "vary"}
 
 
 class OpenApiDocument:

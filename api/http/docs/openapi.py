@@ -78,6 +78,8 @@ COMMON_PROBLEMS: Final = (
 )
 # For POST, PUT and PATCH, including those without a body.
 BODY_PROBLEMS: Final = ("request-too-large", "unsupported-media-type")
+# Of every response with a body, but for a segment's.
+NOT_STORED: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 _REQUEST_ID: Final = {"X-Request-Id": "names the request in the log"}
 COMMON_HEADERS: Final[Mapping[str, str]] = {
     **_REQUEST_ID,
@@ -216,7 +218,8 @@ def _query_parameters(call: Call) -> Iterable[Json]:
 
 
 def _header_parameters(call: Call) -> Iterable[Json]:
-    for name, description in call.headers.items():
+    encodings = {"Content-Encoding": "gzip or zstd"} if call.body else {}
+    for name, description in {**encodings, **call.headers}.items():
         yield {
             "name": name,
             "in": "header",
@@ -264,9 +267,10 @@ def _common_problems(call: Call) -> Iterable[str]:
 
 
 def _response(response: OtherResponse, schemas: Schemas) -> Json:
+    caching = NOT_STORED if response.content else {}
     described: Json = {
         "description": response.description,
-        "headers": _headers({**response.headers, **COMMON_HEADERS}),
+        "headers": _headers({**caching, **response.headers, **COMMON_HEADERS}),
     }
     if response.content:
         described["content"] = _content(response.content, schemas)
@@ -285,7 +289,7 @@ def _add_problem(responses: Json, code: str) -> None:
     response = responses.setdefault(str(kind.status), {"description": kind.title})
     # A head that is too large is refused by the connection, which times no request.
     common = _REQUEST_ID if code == "header-too-large" else COMMON_HEADERS
-    headers = response.setdefault("headers", _headers(common))
+    headers = response.setdefault("headers", _headers({**NOT_STORED, **common}))
     headers |= _headers(_PROBLEM_HEADERS.get(code, {}))
     if kind.status in problems.NEEDS_RETRY_AFTER:
         headers |= _headers({"Retry-After": "seconds"})

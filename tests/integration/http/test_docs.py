@@ -73,6 +73,17 @@ def test_every_json_body_has_an_example(api: Api) -> None:
     assert missing == []
 
 
+def test_every_body_may_be_compressed(api: Api) -> None:
+    unsaid = [
+        f"{method} {path}"
+        for path, methods in api.get("/openapi.json").json()["paths"].items()
+        for method, call in methods.items()
+        if "requestBody" in call
+        and "Content-Encoding" not in {parameter["name"] for parameter in call["parameters"]}
+    ]
+    assert unsaid == []
+
+
 def _values(content: dict[str, Any]) -> list[object]:
     """The examples of a body: the one, or the named ones."""
     if "example" in content:
