@@ -23,7 +23,16 @@ from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.cancellation import CancellableRequests, Trace
 from tierlog.client.cursor import PartitionCursor
-from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import (
+    NO_RETRIES,
+    Call,
+    NotSent,
+    Outcome,
+    Pause,
+    RetryPolicy,
+    Steps,
+    exchange,
+)
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.methods import async_method
 from tierlog.client.problems import UnexpectedAnswer
@@ -250,3 +259,8 @@ class AsyncClient:
             return to_response(await http.request(**arguments, extensions={"trace": trace}))
         except httpx.RequestError as error:
             return to_outcome(error)
+        except AttributeError as error:
+            if error.name != "getpeername":
+                raise
+            # anyio's, on uvloop, if a new connection was closed at once: the broker is stopping.
+            return NotSent(f"{http.base_url.netloc.decode()}: the connection was closed")

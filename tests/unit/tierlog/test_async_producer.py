@@ -63,6 +63,27 @@ def test_asynchronous_batches_are_in_flight_together_if_allowed(max_in_flight):
     assert max(most) == max_in_flight
 
 
+def test_a_producer_survives_a_connection_closed_at_once_under_uvloop():
+    """Where a broker stops. anyio then asks a socket that is None for its peer."""
+    broker, closed = TinyBroker(), iter([None])
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/records"):
+            for socket in closed:
+                socket.getpeername()
+        return broker(request)
+
+    async def send() -> int:
+        transport = httpx.MockTransport(respond)
+        async with (
+            tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
+            c.producer() as producer,
+        ):
+            return (await (await producer.send("t", "v", partition=0))).offset
+
+    assert asyncio.run(send()) == 0
+
+
 def test_a_sending_loop_yields_to_other_tasks():
     broker = TinyBroker()
 
