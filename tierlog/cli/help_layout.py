@@ -1,7 +1,8 @@
 """The layout of options in help: what has to be typed is never truncated.
 
 typer prints names, types and help side by side, and in a narrow terminal truncates the longest.
-Here names and types keep their width; if that leaves too little, the help goes below them.
+Here names and types keep their width; if that leaves too little, the help goes below them. Nor has
+a flag a type here: `--yes <bool>` would read as if a value were to follow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.text import Text
 
 HELP_MIN: Final = 34  # columns: more than the longest name of a variable
 _INDENT: Final = 8
+_FLAG_TYPE: Final = "<bool>"
 
 
 def install() -> None:
@@ -31,7 +33,10 @@ class OptionTable(Table):
         if any(column.header for column in self.columns):
             yield from super().__rich_console__(console, options)
             return
-        cells = [list(column.cells) for column in self.columns]
+        cells = [
+            ["" if str(cell) == _FLAG_TYPE else cell for cell in column.cells]
+            for column in self.columns
+        ]
         present = [column for column in cells if any(map(_is_present, column))]
         room = options.max_width - sum(
             _width(console, options, column) + 2 for column in present[:-1]

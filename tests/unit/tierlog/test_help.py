@@ -51,3 +51,11 @@ def test_choices_are_not_wrapped(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     assert run(["consume", "--help"]) == 0
     assert "<read_uncommitted|read_committed>" in capsys.readouterr().out
+
+
+def test_a_flag_is_shown_without_a_type(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    assert run(["topic", "delete", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--yes" in shown
+    assert "bool" not in shown
