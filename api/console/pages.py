@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from itertools import islice
+from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -44,19 +45,24 @@ _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
 GROUPS_SHOWN: Final = 200
+GROUP_KEYS: Final = {field: attrgetter(field) for field in ("name", "lag")}
 TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one per partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
-class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """`sort`: a key of SORT_KEYS, with a minus for descending."""
+def _sort_of(keys: Iterable[str]) -> Meta:
+    """One of `keys`, with a minus for descending."""
+    return Meta(pattern=f"^-?({'|'.join(keys)})$")
 
+
+class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     filter: Annotated[str, Meta(max_length=249)] = ""
-    sort: Annotated[str, Meta(pattern=f"^-?({'|'.join(topic_pages.SORT_KEYS)})$")] = "name"
+    sort: Annotated[str, _sort_of(topic_pages.TOPIC_KEYS)] = "name"
     page: PageNumber = 1
 
 
 class TopicQuery(msgspec.Struct, forbid_unknown_fields=True):
+    sort: Annotated[str, _sort_of(topic_pages.PARTITION_KEYS)] = "partition"
     page: PageNumber = 1
 
 
@@ -70,6 +76,10 @@ class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     version: Annotated[int, Meta(ge=1, le=MAX_OFFSET)] | UnsetType = UNSET
     from_offset: FromOffset = 0
     seen: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] = 0
+
+
+class GroupsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    sort: Annotated[str, _sort_of(GROUP_KEYS)] = "name"
 
 
 class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,7 +121,7 @@ class Console:
             "/console/summary": (self.summary, None),
             "/console/samples": (self.samples, SamplesQuery),
             "/console/topics": (topics, TopicsQuery),
-            "/console/groups": (groups, None),
+            "/console/groups": (groups, GroupsQuery),
             "/console/store": (store, None),
             _TOPIC: (topic, TopicQuery),
             _TOPIC + "/tail": (topic_tail, None),
@@ -192,18 +202,20 @@ def _server_flag(exchange: Exchange) -> dict[str, Any]:
 
 
 async def groups(context: Context, exchange: Exchange) -> Response:
-    found = await context.read(_group_lines, context.broker.groups, exchange.grant)
-    return fragment("groups.html", groups=found, shown_max=GROUPS_SHOWN)
+    sort = exchange.query(GroupsQuery).sort
+    found = await context.read(_group_lines, context.broker.groups, exchange.grant, sort=sort)
+    return fragment("groups.html", groups=found, sort=sort, shown_max=GROUPS_SHOWN)
 
 
-def _group_lines(groups: Groups, grant: Grant) -> list[GroupLine]:
+def _group_lines(groups: Groups, grant: Grant, *, sort: str) -> list[GroupLine]:
     """At most GROUPS_SHOWN, plus one to indicate that there are more."""
     lines = (
         GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
         for name, offsets in groups.all_groups()
         if (seen := [one for one in offsets if grant.sees_topic(one.topic)])
     )
-    return list(islice(lines, GROUPS_SHOWN + 1))
+    ordered = lines if sort == "name" else topic_pages.sorted_by(sort, lines, GROUP_KEYS)
+    return list(islice(ordered, GROUPS_SHOWN + 1))
 
 
 async def store(context: Context, _: Exchange) -> Response:
@@ -238,12 +250,13 @@ def _hit_rate(report: StorageReport) -> float | None:
 async def topic(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(TopicQuery)
     found = context.broker.topic(exchange.topic)
-    drawn = await context.read(topic_pages.partition_page, found, page=query.page)
+    drawn = await context.read(topic_pages.partition_page, found, sort=query.sort, page=query.page)
     return fragment(
         "topic.html",
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
+        sort=query.sort,
         **_troubles(
             [
                 f"Partition {number}: {_why(context, one.reason)}"

@@ -1,7 +1,7 @@
 """The data of the pages on topics and partitions. May wait for disk or bucket: run in a thread.
 
 * Bounded: a page of topics, of partitions, of segments, of versions; never all of them. Only to
-  sort the topics by a figure, it is computed for all of them.
+  sort topics or partitions by a figure, it is computed for all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
 from api.http.admin.partitions import first_page
@@ -26,6 +26,7 @@ from manifest.versions import VersionStat
 from record_format.errors import UnknownTopic
 
 T = TypeVar("T")
+Numbered: TypeAlias = tuple[int, Partition | None]  # None: damaged
 
 TOPICS_A_PAGE: Final = 50
 PARTITIONS_A_PAGE: Final = 50
@@ -113,15 +114,18 @@ def topic_page(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) ->
     """A page of the topics whose names contain `wanted`, ignoring case; `topics` are in the order
     of their names.
 
-    `sort`: a key of SORT_KEYS, with a minus for descending. Equal topics stay in the given order.
+    `sort`: a key of TOPIC_KEYS, with a minus for descending. Equal topics stay in the given order.
     """
     wanted = wanted.casefold()
-    found = [topic for topic in topics if wanted in topic.record.name.casefold()]
-    if sort != "name":
-        key = SORT_KEYS[sort.removeprefix("-")]
-        found.sort(key=key, reverse=sort.startswith("-"))
+    matching = (topic for topic in topics if wanted in topic.record.name.casefold())
+    found = sorted_by(sort, matching, TOPIC_KEYS)
     shown, page, pages = _page_of(found, page, size=TOPICS_A_PAGE)
     return TopicPage([_topic_line(topic) for topic in shown], len(found), page, pages)
+
+
+def sorted_by(sort: str, items: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
+    """Sorted by one of `keys`, with a minus for descending. Equal items stay in the given order."""
+    return sorted(items, key=keys[sort.removeprefix("-")], reverse=sort.startswith("-"))
 
 
 def _page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], int, int]:
@@ -184,7 +188,7 @@ def _size(field: str) -> Callable[[Topic], int]:
     return lambda topic: sum(of(tier_sizes(one)) for one in topic.partitions.values())
 
 
-SORT_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
+TOPIC_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
     "name": lambda topic: topic.record.name,
     "partitions": _partition_count,
     "records": _offset_count,
@@ -194,9 +198,27 @@ SORT_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
 }
 
 
-def partition_page(topic: Topic, *, page: int) -> PartitionPage:
+def _figure(of: Callable[[Partition], int]) -> Callable[[Numbered], int]:
+    return lambda item: of(item[1]) if item[1] else -1
+
+
+PARTITION_KEYS: Final[Mapping[str, Callable[[Numbered], int]]] = {
+    "partition": lambda item: item[0],
+    "start": _figure(lambda one: one.offsets().log_start_offset),
+    "local": _figure(lambda one: one.offsets().local_log_start_offset),
+    "watermark": _figure(lambda one: one.offsets().high_watermark),
+    "hot": _figure(lambda one: tier_sizes(one).hot_bytes),
+    "cold": _figure(lambda one: tier_sizes(one).cold_bytes),
+    "lag": _figure(lambda one: tier_sizes(one).offload_lag_bytes),
+    "segments": _figure(lambda one: tier_sizes(one).segments),
+}
+
+
+def partition_page(topic: Topic, *, sort: str, page: int) -> PartitionPage:
+    """`sort`: a key of PARTITION_KEYS, with a minus for descending."""
     every: dict[int, Partition | None] = dict.fromkeys(topic.damaged) | topic.partitions
-    shown, page, pages = _page_of(sorted(every.items()), page, size=PARTITIONS_A_PAGE)
+    ordered = sorted_by(sort, sorted(every.items()), PARTITION_KEYS)
+    shown, page, pages = _page_of(ordered, page, size=PARTITIONS_A_PAGE)
     axis = axis_of(_places(partition) for _, partition in shown if partition)
     lines = [
         partition_line(partition, axis) if partition else DamagedLine(number)

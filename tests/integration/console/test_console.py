@@ -383,6 +383,47 @@ def test_topics_can_be_sorted_by_their_figures(browser: Chromium, tmp_path: Path
         assert browser.run(f"{records}.checkVisibility() && {records}.offsetWidth") > 20
 
 
+def test_partitions_can_be_sorted_by_their_figures(browser: Chromium, tmp_path: Path) -> None:
+    """All of them, not only those of the page; the chosen order outlasts a refresh."""
+    with open_console(tmp_path, bucket=False) as console:
+        topic = console.topic("wide", partitions=60)
+        for number, count in ((7, 5), (58, 50)):
+            url = f"/v1/topics/{topic}/partitions/{number}/records"
+            console.post(url, json={"records": [{"value": "x"}] * count}).raise_for_status()
+        open_page(browser, console, f"#/topics/{topic}", heading=topic)
+        rows = "[...document.querySelectorAll('#partitions tbody a')].map(one => one.textContent)"
+        assert browser.run(rows)[:3] == ["0", "1", "2"]
+        browser.run("document.querySelector('#sort-hot').click()")
+        browser.until(f"{rows}.slice(0, 4).join() === '58,7,0,1'")
+        browser.until(SETTLED)
+        browser.run(f"document.querySelector('#partitions').isOld = true; {TICK}")
+        browser.until("!document.querySelector('#partitions').isOld")
+        assert browser.run(rows)[:2] == ["58", "7"]
+        browser.run("document.querySelector('#sort-hot').click()")
+        browser.until(f"{rows}[0] === '0'")
+        browser.press("n")
+        browser.until(f"{rows}.slice(-2).join() === '7,58'")
+
+
+def test_groups_can_be_sorted_by_their_lag(browser: Chromium, tmp_path: Path) -> None:
+    with open_console(tmp_path, bucket=False) as console:
+        topic = console.topic("read")
+        console.produce(topic, *[{"value": "x"}] * 9)
+        for group, offset in (("ahead", 9), ("behind", 1), ("middle", 5)):
+            offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": offset}]}
+            console.put(f"/v1/groups/{group}/offsets", json=offsets).raise_for_status()
+        open_page(browser, console, "#/groups", heading="Groups")
+        rows = (
+            "[...document.querySelectorAll('#groups tbody bdi')].map(one => one.textContent).join()"
+        )
+        assert browser.run(rows) == "ahead,behind,middle"
+        browser.run("document.querySelector('#sort-lag').click()")
+        browser.until(f"{rows} === 'behind,middle,ahead'")
+        browser.emulate(width=PHONE)
+        headings = "[...document.querySelectorAll('thead th')].filter(one => one.checkVisibility())"
+        assert browser.run(f"{headings}.map(one => one.textContent)") == ["Group", "Lag"]
+
+
 # --- from page to page ---------------------------------------------------------------------------
 
 
