@@ -98,7 +98,8 @@
 
   async function load() {
     const mine = running;
-    const after = mine.columns.at_ms.at(-1) ?? 0;
+    const newest = () => mine.columns.at_ms.at(-1) ?? 0;
+    const after = newest();
     let response;
     try {
       response = await fetch(`/console/samples?after_ms=${after}`, { headers: window.tierlog.headers() });
@@ -107,7 +108,7 @@
     }
     if (!response.ok || running !== mine) return;
     const more = await response.json();
-    if (!more.at_ms.length) return;
+    if (!more.at_ms.length || newest() !== after) return; // nothing new, or a later request was faster
     const older = more.at_ms[0] <= after ? {} : mine.columns; // all of it again: the clock was set back
     for (const name of Object.keys(more)) mine.columns[name] = [...(older[name] ?? []), ...more[name]].slice(-KEEP);
     draw();

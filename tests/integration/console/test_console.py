@@ -322,6 +322,27 @@ def test_a_chart_ends_an_hour_ago(browser: Chromium, console: Console, flights: 
     assert browser.run(caption) == "11:30:00 UTC"
 
 
+def test_samples_that_two_slow_requests_return_are_drawn_once(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    measured = {name: [1.0] * 3 for name in console.get("/console/samples").json()}
+    samples = json.dumps(measured | {"at_ms": [1000, 2000, 3000]})
+    open_page(browser, console, "#/store", heading="Store")
+    browser.run("""void (() => {
+        window.held = [];
+        window.fetch = () => new Promise((resolve) => held.push(resolve));
+        const construct = (chart, given) => (window.drawn = new chart(...given));
+        window.uPlot = new Proxy(uPlot, { construct });
+    })()""")
+    browser.run("location.hash = '#/overview'")
+    browser.until("held.length >= 1")
+    browser.run(TICK)
+    browser.until("held.length >= 2")
+    browser.run(f"held.forEach((give) => give({{ ok: true, json: async () => ({samples}) }}))")
+    browser.until("window.drawn")
+    assert browser.run("[...drawn.data[0]]") == [1, 2, 3]
+
+
 def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -> None:
     with open_console(tmp_path, bucket=False) as console:
         for number in range(120):
