@@ -56,7 +56,7 @@ from cold_tier.s3_multipart import (
 )
 from cold_tier.s3_options import S3Options
 from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from cold_tier.s3_responses import check_range, checksum_of, response_time_ms
+from cold_tier.s3_responses import check_range, checksum_of, response_time_ms, stat_of
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockSkewTooLarge,
@@ -100,7 +100,7 @@ class S3Store:
             raise ConfigurationError(f"store {self.url}: {error}") from error
         self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
         self._ranges = RangedGets(
-            lambda key: sign(bucket, self.full_key(key)),
+            lambda operation, key: sign(operation, bucket, self.full_key(key)),
             options,
             endpoint=self._client.meta.endpoint_url,
             ca_file=ca_file(options),
@@ -248,7 +248,7 @@ class S3Store:
             response = self._once("get", key, lambda: self._ranges.open(key, start, end))
         except UnsupportedResponse:
             yield from self._range_by_boto3(key, start, end)
-            self._ranges.note_fallback(key)
+            self._ranges.note_fallback("get_object", key)
             return
         with closing(response):
             check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
@@ -266,14 +266,23 @@ class S3Store:
 
     def head(self, key: str) -> ObjectStat | None:
         check_key(key)
-
-        def send() -> Any:
-            return self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
-
         try:
-            response = self._retry("head", key, send)
+            return self._retry("head", key, partial(self._head, key))
         except MissingObject:
             return None
+
+    def _head(self, key: str) -> ObjectStat:
+        if not self._ranges.is_usable:
+            return self._head_by_boto3(key)
+        try:
+            return stat_of(key, self._ranges.head(key))
+        except UnsupportedResponse:
+            found = self._head_by_boto3(key)
+        self._ranges.note_fallback("head_object", key)
+        return found
+
+    def _head_by_boto3(self, key: str) -> ObjectStat:
+        response = self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
         modified_ms = int(response["LastModified"].timestamp() * 1000)
         return ObjectStat(key, response["ContentLength"], checksum_of(response), modified_ms)
 

@@ -34,6 +34,7 @@ from urllib3.exceptions import HTTPError
 from cold_tier.s3_connection import ConnectFailed
 from cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
 from cold_tier.s3_options import S3Options
+from cold_tier.s3_ranged_get import Operation
 from record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -85,8 +86,10 @@ def _disable_redirects(params: Any, **_: Any) -> None:
     params["context"]["s3_redirect"]["redirected"] = True
 
 
-def url_signer(options: S3Options) -> Callable[[str, str], str]:
-    """A function that presigns a GET URL for a bucket and a key, valid for `URL_EXPIRES_S`."""
+def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
+    """A function that presigns the URL of an operation for a bucket and a key, valid for
+    `URL_EXPIRES_S`.
+    """
 
     @cache
     def client() -> S3Client:
@@ -99,10 +102,11 @@ def url_signer(options: S3Options) -> Callable[[str, str], str]:
         )
         return _boto3_session(options).client("s3", endpoint_url=options.endpoint, config=config)
 
-    def sign(bucket: str, key: str) -> str:
-        return client().generate_presigned_url(
-            "get_object", Params={"Bucket": bucket, "Key": key}, ExpiresIn=URL_EXPIRES_S
-        )
+    def sign(operation: Operation, bucket: str, key: str) -> str:
+        target = {"Bucket": bucket, "Key": key}
+        if operation == "head_object":
+            target["ChecksumMode"] = "ENABLED"
+        return client().generate_presigned_url(operation, Params=target, ExpiresIn=URL_EXPIRES_S)
 
     return sign
 

@@ -1,8 +1,8 @@
-"""Ranged GETs of S3 objects, received directly into the reader's buffer.
+"""Ranged GETs of S3 objects, received directly into the reader's buffer; and HEADs.
 
 * boto3 resolves the address and signs: a presigned URL, reused for a few minutes and never logged,
   since it grants access to the object. This module sends the request and receives the response,
-  because receiving a body through boto3 costs three times the CPU.
+  because receiving a body through boto3 costs three times the CPU, and a HEAD several times.
 * `UnsupportedResponse` means that boto3 must make the request instead: the response is not HTTP/1.1
   with a known length, or its status may be due to a redirect, a region or a signature.
 * Any other error status raises `ErrorStatus`. Requests are not retried, except once on a new
@@ -20,8 +20,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,10 +31,12 @@ from cold_tier.s3_errors import ErrorResponse
 from cold_tier.s3_options import S3Options
 
 URL_REUSE_S: Final = 300.0  # a third of its validity
-URLS_MAX: Final = 1024
+URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD
 IDLE_MAX_S: Final = 20.0
 ERROR_BODY_MAX_BYTES: Final = 64 * 1024
 FALLBACKS_MAX: Final = 3
+
+Operation = Literal["get_object", "head_object"]
 
 _LEFT_TO_BOTO3: Final = frozenset({301, 302, 307, 308, 400, 401, 403})
 _ERROR_FIELD: Final = re.compile(rb"<(Code|Message)>([^<]*)</")
@@ -46,39 +49,45 @@ class ErrorStatus(Exception):
 
 
 class PresignedUrls:
-    """A cache of presigned URLs made by `sign(key)`; each is used for a third of its validity."""
+    """A cache of presigned URLs made by `sign`; each is used for a third of its validity."""
 
-    def __init__(self, sign: Callable[[str], str]) -> None:
+    def __init__(self, sign: Callable[[Operation, str], str]) -> None:
         self._sign, self._lock = sign, threading.Lock()
-        self._urls: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._urls: OrderedDict[tuple[Operation, str], tuple[float, str]] = OrderedDict()
 
-    def get(self, key: str) -> str:
-        now = time.monotonic()
+    def get(self, operation: Operation, key: str) -> str:
+        now, place = time.monotonic(), (operation, key)
         with self._lock:
-            signed_at, url = self._urls.get(key, (0.0, ""))
+            signed_at, url = self._urls.get(place, (0.0, ""))
         if url and now - signed_at < URL_REUSE_S:
             return url
-        url = self._sign(key)
+        url = self._sign(operation, key)
         with self._lock:
-            self._urls[key] = (now, url)
-            self._urls.move_to_end(key)
+            self._urls[place] = (now, url)
+            self._urls.move_to_end(place)
             if len(self._urls) > URLS_MAX:
                 self._urls.popitem(last=False)
         return url
 
-    def discard(self, key: str) -> None:
+    def discard(self, operation: Operation, key: str) -> None:
         with self._lock:
-            self._urls.pop(key, None)
+            self._urls.pop((operation, key), None)
 
 
 class RangedGets:
-    """GETs of byte ranges over pooled connections.
+    """GETs of byte ranges, and HEADs, over pooled connections.
 
-    `sign` returns a presigned URL for a key; `ca_file` is the file or folder of trusted CAs.
+    `sign` returns a presigned URL for an operation on a key; `ca_file` is the file or folder of
+    trusted CAs.
     """
 
     def __init__(
-        self, sign: Callable[[str], str], options: S3Options, *, endpoint: str, ca_file: str
+        self,
+        sign: Callable[[Operation, str], str],
+        options: S3Options,
+        *,
+        endpoint: str,
+        ca_file: str,
     ) -> None:
         self._urls, self._options, self._ca_file = PresignedUrls(sign), options, ca_file
         self._idle: deque[Connection] = deque(maxlen=options.max_connections)
@@ -95,25 +104,39 @@ class RangedGets:
 
         Raises UnsupportedResponse, ErrorStatus, OSError.
         """
-        origin, request = self._request(key, start, end)
-        connection = self._take_idle(origin)
-        if connection is not None:
-            try:
-                return self._send(connection, request, key)
-            except (ConnectionResetError, BrokenPipeError):
-                pass  # it was closed while it was idle
-        return self._send(self._connect(origin), request, key)
+        connection, head = self._exchange("get_object", key, f"Range: bytes={start}-{end - 1}")
+        try:
+            if head.status not in {200, 206}:
+                raise self._error(connection, head, key)
+            return RangeResponse(self, connection, head)
+        except BaseException:
+            connection.close()
+            raise
 
-    def note_fallback(self, key: str) -> None:
-        """Note that boto3 succeeded with a GET that was unsupported here."""
-        self._urls.discard(key)
+    def head(self, key: str) -> dict[str, str]:
+        """The headers of an object, names in lower case. Raises as `open` does."""
+        connection, head = self._exchange("head_object", key, "x-amz-checksum-mode: ENABLED")
+        self._keep(connection, head)  # a response to HEAD has no body, whatever its length says
+        if head.status in _LEFT_TO_BOTO3:
+            self._urls.discard("head_object", key)
+            raise UnsupportedResponse(f"status {head.status}")
+        if head.status != HTTPStatus.OK:
+            raise ErrorStatus(ErrorResponse(head.status, str(head.status)))
+        return head.headers
+
+    def note_fallback(self, operation: Operation, key: str) -> None:
+        """Note that boto3 succeeded with a request that was unsupported here."""
+        self._urls.discard(operation, key)
         self._fallbacks += 1
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: Connection, head: ResponseHead) -> None:
         """Return a connection whose response was received completely to the pool."""
         self._fallbacks = 0
+        self._keep(connection, head)
+
+    def _keep(self, connection: Connection, head: ResponseHead) -> None:
         connection.idle_since = time.monotonic()
-        if len(self._idle) == self._idle.maxlen:
+        if not head.keeps_alive or len(self._idle) == self._idle.maxlen:
             connection.close()
         else:
             self._idle.append(connection)
@@ -122,12 +145,25 @@ class RangedGets:
         while self._idle:
             self._idle.pop().close()
 
-    def _request(self, key: str, start: int, end: int) -> tuple[str, bytes]:
-        parts = urlsplit(self._urls.get(key))
+    def _exchange(
+        self, operation: Operation, key: str, header: str
+    ) -> tuple[Connection, ResponseHead]:
+        origin, request = self._request(operation, key, header)
+        connection = self._take_idle(origin)
+        if connection is not None:
+            try:
+                return connection, _receive_head(connection, request)
+            except (ConnectionResetError, BrokenPipeError):
+                pass  # it was closed while it was idle
+        connection = self._connect(origin)
+        return connection, _receive_head(connection, request)
+
+    def _request(self, operation: Operation, key: str, header: str) -> tuple[str, bytes]:
+        parts = urlsplit(self._urls.get(operation, key))
+        method = "GET" if operation == "get_object" else "HEAD"
         head = (
-            f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"Range: bytes={start}-{end - 1}\r\nAccept-Encoding: identity\r\n"
-            "User-Agent: tierlog\r\n\r\n"
+            f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"{header}\r\nAccept-Encoding: identity\r\nUser-Agent: tierlog\r\n\r\n"
         )
         return f"{parts.scheme}://{parts.netloc}", head.encode()
 
@@ -161,19 +197,9 @@ class RangedGets:
             return ssl.create_default_context(capath=self._ca_file)
         return ssl.create_default_context(cafile=self._ca_file)
 
-    def _send(self, connection: Connection, request: bytes, key: str) -> RangeResponse:
-        try:
-            head = connection.send(request)
-            if head.status not in {200, 206}:
-                raise self._error(connection, head, key)
-            return RangeResponse(self, connection, head)
-        except BaseException:
-            connection.close()
-            raise
-
     def _error(self, connection: Connection, head: ResponseHead, key: str) -> Exception:
         if head.status in _LEFT_TO_BOTO3:
-            self._urls.discard(key)
+            self._urls.discard("get_object", key)
             return UnsupportedResponse(f"status {head.status}")
         body = b""
         if head.size_bytes <= ERROR_BODY_MAX_BYTES:
@@ -204,10 +230,18 @@ class RangeResponse:
         self._is_complete = True
 
     def close(self) -> None:
-        if self._is_complete and self._head.keeps_alive:
-            self._gets.release(self._connection)
+        if self._is_complete:
+            self._gets.release(self._connection, self._head)
         else:
             self._connection.close()
+
+
+def _receive_head(connection: Connection, request: bytes) -> ResponseHead:
+    try:
+        return connection.send(request)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _has_proxy(endpoint: SplitResult) -> bool:

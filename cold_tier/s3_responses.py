@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from cold_tier.object_store import Checksum
+from cold_tier.object_store import Checksum, ObjectStat
+from cold_tier.s3_connection import UnsupportedResponse
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, StoreUnavailable
 
@@ -51,6 +53,22 @@ def checksum_of(response: Any) -> Checksum | None:
     if re.fullmatch(r"[0-9a-f]{32}", etag) and not encrypted:
         return Checksum("md5", etag)
     return None
+
+
+def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
+    """What the headers of a HEAD's response, names in lower case, say of the object."""
+    described = {
+        "ChecksumCRC32C": headers.get("x-amz-checksum-crc32c", ""),
+        "ChecksumType": headers.get("x-amz-checksum-type"),
+        "ETag": headers.get("etag", ""),
+        "ServerSideEncryption": headers.get("x-amz-server-side-encryption", "AES256"),
+    }
+    try:
+        size_bytes = int(headers["content-length"])
+        modified = parsedate_to_datetime(headers["last-modified"])
+    except (KeyError, ValueError) as error:
+        raise UnsupportedResponse(f"it does not describe the object: {error}") from error
+    return ObjectStat(key, size_bytes, checksum_of(described), int(modified.timestamp() * 1000))
 
 
 def response_time_ms(response: Any) -> int:

@@ -1,4 +1,4 @@
-"""Ranged GETs without boto3 on a kept connection, and the fallback to boto3."""
+"""Ranged GETs and HEADs without boto3 on a kept connection, and the fallback to boto3."""
 
 import shutil
 import socket
@@ -245,6 +245,40 @@ def test_missing_credentials_are_a_configuration_error_for_ranges_too(no_credent
     with pytest.raises(ConfigurationError, match="no credentials found"):
         read(store, 0, 10)
     store.close()
+
+
+MISSING = b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_missing_object_costs_a_signature_and_a_connection_only_once():
+    with raw_server([MISSING, MISSING, plain(0, 10)]) as (endpoint, requests):
+        store = open_store(endpoint)
+        assert store.head("k") is store.head("k") is None
+        assert read(store, 0, 10) == BODY[:10]
+        assert requests == [0, 0, 0]
+        assert len(store._ranges._urls._urls) == 2, "one for each operation"
+        store.close()
+
+
+def test_a_head_without_boto3_describes_an_object_as_boto3_does():
+    crc = {"x-amz-checksum-crc32c": "4waSgw==", "x-amz-checksum-type": "FULL_OBJECT"}
+    md5, time = {"ETag": f'"{"0a" * 16}"'}, {"Last-Modified": "Thu, 26 Nov 2026 12:00:00 GMT"}
+    composite, encrypted = {"x-amz-checksum-type": "COMPOSITE"}, "x-amz-server-side-encryption"
+    for more in (crc, md5, crc | md5, crc | composite, md5 | {encrypted: "aws:kms"}):
+        with s3(Reply(200, body=b"body", headers=time | more)) as (store, requests):
+            assert store.head("k") == store._head_by_boto3("k")
+            assert [method for method, *_ in requests] == ["HEAD", "HEAD"]
+            assert "X-Amz-Signature=" in requests[0][1]
+            assert [it["x-amz-checksum-mode"] for *_, it in requests] == ["ENABLED", "ENABLED"]
+
+
+def test_a_head_that_does_not_describe_the_object_falls_back_to_boto3():
+    whole = Reply(200, body=b"body", headers={"Last-Modified": "Thu, 26 Nov 2026 12:00:00 GMT"})
+    for reply in (Reply(403), Reply(200, body=b"body")):
+        with s3(reply, whole) as (store, requests):
+            assert store.head("k").size_bytes == 4
+            assert len(requests) == 2
+            assert "Authorization" in requests[1][2]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
