@@ -103,14 +103,13 @@ def _by_broker(client: Client, topic: str, *, deep: bool) -> Report:
 @contextmanager
 def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
     from broker.repair.verify import size_of, verify_bucket
-    from manifest.topic_objects import TopicObjects
 
     def check(topic: str) -> Report:
-        found = TopicObjects(store).find(topic)
-        total = size_of(store, found, clock=wall_clock_ms)
+        found = reader.topic(topic)
+        total = size_of(reader.store, found, clock=wall_clock_ms)
         with progress_bar(f"verify {topic}", total=total, in_bytes=True) as move:
             report = verify_bucket(
-                store,
+                reader.store,
                 found,
                 deep=deep,
                 clock=wall_clock_ms,
@@ -118,7 +117,7 @@ def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
             )
         return dict(msgspec.to_builtins(report))
 
-    with bucket.opened() as store:
+    with bucket.reader() as reader:
         yield check
 
 
