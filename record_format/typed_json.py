@@ -26,5 +26,5 @@ def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         return cast(T, decoder.decode(data))
-    except UnicodeDecodeError as error:  # the one error that msgspec does not wrap
+    except (UnicodeDecodeError, RecursionError) as error:  # which msgspec does not wrap
         raise msgspec.DecodeError(str(error)) from error

@@ -75,3 +75,8 @@ def test_errors_are_those_of_msgspec():
 def test_invalid_utf8_is_refused():
     with pytest.raises(msgspec.DecodeError, match="utf-8"):
         typed_json.decode(b'{"x": 3, "name": "\xff"}', Named)
+
+
+def test_json_that_is_nested_too_deeply_is_refused():
+    with pytest.raises(msgspec.DecodeError, match="recursion"):
+        typed_json.decode(b"[" * 100_000, msgspec.Raw)
