@@ -73,7 +73,7 @@ def replay(
     from spark_reader.option_values import size
 
     if [to_parquet, to_json, to_topic].count(None) != 2:
-        raise typer.BadParameter("no target: give one of --to-parquet, --to-json and --to-topic")
+        raise typer.BadParameter("give exactly one of --to-parquet, --to-json and --to-topic")
     target: ToFiles | ToTopic
     if to_topic is not None:
         target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)

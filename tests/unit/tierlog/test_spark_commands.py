@@ -41,3 +41,9 @@ def test_a_missing_source_is_reported_before_spark_starts(session_config, capsys
     assert run(command) == 2
     assert "give --store URL, or --server URL" in capsys.readouterr().err
     assert not session_config
+
+
+@pytest.mark.parametrize("targets", [[], ["--to-json", "a", "--to-parquet", "b"]])
+def test_a_replay_has_one_target(capsys, targets):
+    assert run(["replay", "t", "--store", "file:///a", *targets]) == 2
+    assert "tierlog: give exactly one of --to-parquet, --to" in capsys.readouterr().err
