@@ -237,8 +237,8 @@ def _with_others(columns: RecordColumns, given: _MemberColumns) -> RecordColumns
     """Add the members that most requests do not use."""
     at = columns.path
     return columns._replace(
-        values=_with_bytes(columns.values, given.values_base64, given.values, at=at, name="value"),
-        keys=_with_bytes(columns.keys or [], given.keys_base64, given.keys, at=at, name="key"),
+        values=_with_bytes(columns.values, given.values_base64, at=at, name="value"),
+        keys=_with_bytes(columns.keys or [], given.keys_base64, at=at, name="key"),
         headers=_parsed(given.headers, _headers, at=at, name="headers"),
         timestamps=_parsed(given.timestamps, _timestamp, at=at, name="timestamp"),
         partitions=_parsed(given.partitions, _partition, at=at, name="partition"),
@@ -256,21 +256,21 @@ def _parsed(
 def _with_bytes(
     contents: list[Content],
     base64s: Sequence[bytes | UnsetType | None],
-    plain: Sequence[object],
     *,
     at: PathOf,
     name: str,
 ) -> list[Content]:
     for row, coded in enumerate(base64s):
         if not isinstance(coded, UnsetType):
-            _refuse_both(plain[row], at(row, f"{name}_base64"), name)
-            contents[row] = coded
+            contents[row] = _either(contents[row], coded, at(row, f"{name}_base64"), name)
     return contents
 
 
-def _refuse_both(other: object, loc: str, name: str) -> None:
-    if other is not UNSET:
+def _either(text: Content, coded: Content, loc: str, name: str) -> Content:
+    """What a member says in one of its two forms. In the other it may be null, as if missing."""
+    if text is not None and coded is not None:
         strict_json.refuse_field(loc, f"give {name} or {name}_base64, not both")
+    return text if coded is None else coded
 
 
 def _headers(headers: _HeadersIn, loc: str) -> Headers | None:
@@ -283,10 +283,10 @@ def _headers(headers: _HeadersIn, loc: str) -> Headers | None:
 
 
 def _header(header: HeaderIn, loc: str) -> tuple[str, Content]:
-    if header.value_base64 is UNSET:
-        return header.name, _utf8(None if header.value is UNSET else header.value)
-    _refuse_both(header.value, f"{loc}.value_base64", "value")
-    return header.name, header.value_base64
+    text = _utf8(None if isinstance(header.value, UnsetType) else header.value)
+    if isinstance(header.value_base64, UnsetType):
+        return header.name, text
+    return header.name, _either(text, header.value_base64, f"{loc}.value_base64", "value")
 
 
 def _utf8(text: str | None) -> Content:

@@ -78,6 +78,32 @@ def test_ndjson_lines_are_values_or_with_envelope_records(api: Api) -> None:
     ]
 
 
+def test_null_in_one_form_leaves_the_other(api: Api) -> None:
+    """What a serialiser that writes every member sends."""
+    topic = api.topic()
+    record = {
+        "key": "k",
+        "key_base64": None,
+        "value": None,
+        "value_base64": "/w==",
+        "headers": [
+            {"name": "text", "value": "t", "value_base64": None},
+            {"name": "bytes", "value": None, "value_base64": "/w=="},
+            {"name": "null", "value": None, "value_base64": None},
+        ],
+    }
+    empty = {"key": None, "key_base64": None, "value": None, "value_base64": None}
+    assert api.produce(topic, record, empty).status_code == 200
+    first, second = api.fetch(topic).json()["records"]
+    assert (first["key"], first["value_base64"]) == ("k", "/w==")
+    assert first["headers"] == [
+        {"name": "text", "value": "t"},
+        {"name": "bytes", "value_base64": "/w=="},
+        {"name": "null", "value": None},
+    ]
+    assert (second["key"], second["value"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("body", "envelope", "loc"),
     [
