@@ -86,7 +86,7 @@
 
   function draw({ anew = false } = {}) {
     const { root, plots, columns } = running;
-    if (!columns.at_ms.length) return;
+    if (columns.at_ms.length < 2) return; // not a line yet
     for (const box of root.querySelectorAll("[data-chart]")) {
       const name = box.dataset.chart, chart = CHARTS[name];
       if (anew) plots[name]?.destroy();

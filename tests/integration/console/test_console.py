@@ -322,6 +322,28 @@ def test_a_chart_ends_an_hour_ago(browser: Chromium, console: Console, flights: 
     assert browser.run(caption) == "11:30:00 UTC"
 
 
+def test_a_chart_is_drawn_from_the_second_sample_on(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    """A single one would be an empty grid."""
+    names = list(console.get("/console/samples").json())
+    open_page(browser, console, "#/store", heading="Store")
+    browser.run(f"""void (() => {{
+        window.samples = [1];
+        window.fetch = async (url) => {{
+            const more = samples.filter((at) => at > url.split('after_ms=')[1]);
+            const columns = Object.fromEntries({names}.map((name) => [name, more]));
+            window.fetched = true;
+            return {{ ok: true, json: async () => columns }};
+        }};
+    }})()""")
+    browser.run("location.hash = '#/overview'")
+    browser.until("window.fetched")
+    assert browser.run("document.querySelectorAll('.chart-empty').length") == 3
+    browser.run(f"samples.push(2); {TICK}")
+    browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+
+
 def test_samples_that_two_slow_requests_return_are_drawn_once(
     browser: Chromium, console: Console, flights: str
 ) -> None:
