@@ -10,7 +10,12 @@ import pytest
 from record_format import errors
 from tests.fakes.tiny_broker import TinyBroker, client, record, refused
 from tierlog.client import Batching
-from tierlog.client.batching import Accumulator, Delivery, RecordMetadata
+from tierlog.client.batching import (
+    Accumulator,
+    Delivery,
+    InterruptSafeCondition,
+    RecordMetadata,
+)
 
 
 def test_only_one_batch_of_a_partition_is_in_flight():
@@ -53,7 +58,7 @@ def test_a_batch_is_due_after_its_linger_time():
     assert accumulator.take_due(now_ms=15) is not None
 
 
-class ObservedCondition(threading.Condition):
+class ObservedCondition(InterruptSafeCondition):
     def __init__(self) -> None:
         super().__init__()
         self.wait_called = threading.Event()
