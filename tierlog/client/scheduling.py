@@ -43,9 +43,9 @@ def schedule_fetches(
     retries: RetryPolicy,
 ) -> Steps[FetchSchedule]:
     """A schedule of the partitions (None: all), each with a cursor like `template`. With `group`
-        they begin at its commits, where there are any.
+    they begin at its commits, where there are any.
 
-    X
+    Raises TypeError for a mapping by anything but numbers, whose offsets would not be found.
     """
     if isinstance(offset, Mapping):
         offset = {_partition(key): start for key, start in offset.items()}
