@@ -262,19 +262,24 @@ def test_an_interrupted_start_opens_no_more_logs_and_keeps_the_folder(tmp_path, 
     settings = BrokerSettings(data_dir=tmp_path / "data")
     with closing(Broker.open(settings, store=None)) as broker:
         broker.create_topic("t", partitions=100)
-    opened, first, interrupted = [], threading.Lock(), threading.Event()
+    opened, first = [], threading.Lock()
+    signals, interrupted = [], threading.Event()
     open_log = LogOpener._open
 
     def opening_until_interrupted(*args, **kwargs):
         opened.append(args)
         if first.acquire(blocking=False):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            # Python handles a signal that comes just before a blocking call only after it.
+            while not interrupted.wait(0.01):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         assert interrupted.wait(PATIENCE_S)
         return open_log(*args, **kwargs)
 
     def interrupt(*_):
-        interrupted.set()
-        raise KeyboardInterrupt
+        signals.append(1)
+        if len(signals) == 1:
+            interrupted.set()
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(LogOpener, "_open", opening_until_interrupted)
     before = signal.signal(signal.SIGUSR1, interrupt)
