@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -234,8 +235,7 @@ def test_a_re_created_topic_starts_at_zero_even_after_a_crash(harness):
     harness.produce("t", [b"new"])
     assert [record.offset for record in harness.records("t")] == [0]
     crashed = harness.broker
-    crashed.background.copying.stop(10)  # two brokers share the folder
-    crashed.background.deleting.stop(10)
+    crashed.background.stop(time.monotonic() + 10)  # two brokers share the folder
     crashed.folder.close()  # only the lock is released, as when the process dies
     harness.broker = harness.open()
     assert [record.offset for record in harness.records("t")] == [0]
