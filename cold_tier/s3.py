@@ -56,7 +56,7 @@ from cold_tier.s3_multipart import (
 )
 from cold_tier.s3_options import S3Options
 from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from cold_tier.s3_responses import check_range, checksum_of, response_time_ms, stat_of
+from cold_tier.s3_responses import check_range, checksum_of, response_time_ms
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockSkewTooLarge,
@@ -275,7 +275,7 @@ class S3Store:
         if not self._ranges.is_usable:
             return self._head_by_boto3(key)
         try:
-            return stat_of(key, self._ranges.head(key))
+            return self._ranges.head(key)
         except UnsupportedResponse:
             found = self._head_by_boto3(key)
         self._ranges.note_fallback("head_object", key)

@@ -26,9 +26,11 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cold_tier.object_store import ObjectStat
 from cold_tier.s3_connection import Connection, ResponseHead, UnsupportedResponse
 from cold_tier.s3_errors import ErrorResponse
 from cold_tier.s3_options import S3Options
+from cold_tier.s3_responses import stat_of
 
 URL_REUSE_S: Final = 300.0  # a third of its validity
 URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD
@@ -113,16 +115,21 @@ class RangedGets:
             connection.close()
             raise
 
-    def head(self, key: str) -> dict[str, str]:
-        """The headers of an object, names in lower case. Raises as `open` does."""
+    def head(self, key: str) -> ObjectStat:
+        """Raises as `open` does."""
         connection, head = self._exchange("head_object", key, "x-amz-checksum-mode: ENABLED")
-        self._keep(connection, head)  # a response to HEAD has no body, whatever its length says
-        if head.status in _LEFT_TO_BOTO3:
-            self._urls.discard("head_object", key)
-            raise UnsupportedResponse(f"status {head.status}")
-        if head.status != HTTPStatus.OK:
+        try:
+            if head.status in _LEFT_TO_BOTO3:
+                self._urls.discard("head_object", key)
+                raise UnsupportedResponse(f"status {head.status}")
+            found = stat_of(key, head.headers) if head.status == HTTPStatus.OK else None
+        except UnsupportedResponse:
+            connection.close()
+            raise
+        self.release(connection, head)  # it has no body, whatever its length says
+        if found is None:
             raise ErrorStatus(ErrorResponse(head.status, str(head.status)))
-        return head.headers
+        return found
 
     def note_fallback(self, operation: Operation, key: str) -> None:
         """Note that boto3 succeeded with a request that was unsupported here."""
@@ -132,9 +139,6 @@ class RangedGets:
     def release(self, connection: Connection, head: ResponseHead) -> None:
         """Return a connection whose response was received completely to the pool."""
         self._fallbacks = 0
-        self._keep(connection, head)
-
-    def _keep(self, connection: Connection, head: ResponseHead) -> None:
         connection.idle_since = time.monotonic()
         if not head.keeps_alive or len(self._idle) == self._idle.maxlen:
             connection.close()

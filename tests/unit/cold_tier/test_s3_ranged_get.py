@@ -281,6 +281,16 @@ def test_a_head_that_does_not_describe_the_object_falls_back_to_boto3():
             assert "Authorization" in requests[1][2]
 
 
+def test_only_consecutive_fallbacks_leave_all_requests_to_boto3():
+    whole = Reply(200, body=b"body", headers={"Last-Modified": "Thu, 26 Nov 2026 12:00:00 GMT"})
+    fallback = (Reply(403), whole)
+    with s3(*fallback * 2, whole, *fallback * 3, whole) as (store, requests):
+        for _ in range(7):
+            assert store.head("k").size_bytes == 4
+        by_boto3 = ["Authorization" in headers for *_, headers in requests]
+        assert by_boto3 == [False, True] * 2 + [False] + [False, True] * 3 + [True]
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
 def test_tls_certificates_are_verified(tmp_path):
     pair = tmp_path / "cert.pem", tmp_path / "key.pem"
