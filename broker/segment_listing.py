@@ -89,7 +89,7 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentState:
         size_bytes=entry.size_bytes,
         records=entry.record_count,
         min_timestamp=entry.min_timestamp,
-        max_timestamp=entry.max_timestamp if entry.max_timestamp >= 0 else None,
+        max_timestamp=entry.max_timestamp_or_none,
         tier="cold",
         active=False,
         object_key=object_key,

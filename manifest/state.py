@@ -50,6 +50,11 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.log_key, self.indexes_key
 
     @property
+    def max_timestamp_or_none(self) -> int | None:
+        """For those who show it: None if no record has a timestamp, as far as is known."""
+        return self.max_timestamp if self.max_timestamp >= 0 else None
+
+    @property
     def known_max_timestamp(self) -> int | None:
         """-1 if no record has a timestamp; None if it is unknown, as the minimum is then too."""
         is_known = self.max_timestamp >= 0 or self.min_timestamp is not None

@@ -128,7 +128,7 @@ class BucketReader:
             size_bytes=entry.size_bytes,
             records=entry.record_count,
             min_timestamp=entry.min_timestamp,
-            max_timestamp=entry.known_max_timestamp,
+            max_timestamp=entry.max_timestamp_or_none,
             tier="cold",
             object_key=self.store.full_key(entry.log_key),
             crc32c=f"{entry.log_crc32c:08x}",

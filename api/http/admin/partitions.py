@@ -133,7 +133,7 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
         size_bytes=entry.size_bytes,
         records=entry.record_count,
         min_timestamp=entry.min_timestamp,
-        max_timestamp=entry.max_timestamp if entry.max_timestamp >= 0 else None,
+        max_timestamp=entry.max_timestamp_or_none,
         leader_epoch=entry.leader_epoch,
         object_key=cold.full_key(entry.log_key),
         crc32c=f"{entry.log_crc32c:08x}",
