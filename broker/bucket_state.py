@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -35,6 +36,7 @@ CLAIMS_KIND = "sent-claims"
 TRIM_KIND = "trim"
 
 OwnerEpochs = frozenset[tuple[str, int]]
+T = TypeVar("T")
 
 
 def has_bucket(data_dir: Path) -> bool:
@@ -51,8 +53,9 @@ class _Trim(msgspec.Struct, frozen=True):
 
 
 class BucketState:
-    """`manifest` is immutable, and replaced as a whole: readers take it once. A single writer,
-    except for `record_trim`, which is thread-safe.
+    """`manifest` is immutable, and replaced as a whole: readers take it once. `trimmed_to`: clients
+    have trimmed the log up to this offset, or were about to; 0 if none has. A single writer, except
+    for `record_trim`, which is thread-safe.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class BucketState:
         self._claims_path = self._path.with_suffix(".claims")
         self._trim_path = self._path.with_suffix(".trim")
         self.manifest = _read_manifest(self._path, keys)
-        self._claims = _read_claims(self._claims_path)
-        self._trim = _read_trim(self._trim_path)
+        claims = _read(self._claims_path, CLAIMS_KIND, _Claims)
+        self._claims = frozenset(claims.claims if claims else ())
+        trim = _read(self._trim_path, TRIM_KIND, _Trim)
+        self.trimmed_to = trim.before_offset if trim else 0
         self._trimming = threading.Lock()
 
     @property
@@ -111,18 +116,13 @@ class BucketState:
         self._write(self._claims_path, sealed_json.encode(document, kind=CLAIMS_KIND))
         self._claims = claims
 
-    @property
-    def trimmed_to(self) -> int:
-        """Clients have trimmed the log up to this offset, or were about to; 0 if none has."""
-        return self._trim.before_offset
-
     def record_trim(self, before_offset: int) -> None:
         """Record, durably, a trim that is about to move the log start."""
         with self._trimming:
             if before_offset > self.trimmed_to:
                 trim = _Trim(before_offset)
                 self._write(self._trim_path, sealed_json.encode(trim, kind=TRIM_KIND))
-                self._trim = trim
+                self.trimmed_to = before_offset
 
     def forget(self) -> None:
         """Remove the files of a deleted topic."""
@@ -142,24 +142,15 @@ def _read_manifest(path: Path, keys: PartitionKeys) -> Manifest | None:
         return None
 
 
-def _read_claims(path: Path) -> OwnerEpochs:
+def _read(path: Path, kind: str, document: type[T]) -> T | None:
+    """None if there is none, or it cannot be read: the recorded manifest still proves the
+    ownership, and what a trim would delete in spite of a pin goes with the pin.
+    """
     if not path.exists():
-        return frozenset()
+        return None
     try:
         data = read_whole(path, CorruptManifest)
-        found = sealed_json.decode(data, kind=CLAIMS_KIND, file=str(path), document=_Claims)
-        return frozenset(found.claims)
-    except CorruptDataError as error:  # the recorded manifest still proves the ownership
-        log.warning("recorded claims unreadable", file=str(path), error=str(error))
-        return frozenset()
-
-
-def _read_trim(path: Path) -> _Trim:
-    if not path.exists():
-        return _Trim(0)
-    try:
-        data = read_whole(path, CorruptManifest)
-        return sealed_json.decode(data, kind=TRIM_KIND, file=str(path), document=_Trim)
-    except CorruptDataError as error:  # what it would delete in spite of a pin goes with the pin
-        log.warning("recorded trim unreadable", file=str(path), error=str(error))
-        return _Trim(0)
+        return sealed_json.decode(data, kind=kind, file=str(path), document=document)
+    except CorruptDataError as error:
+        log.warning(f"recorded {path.suffix[1:]} unreadable", file=str(path), error=str(error))
+        return None
