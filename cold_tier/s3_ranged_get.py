@@ -109,7 +109,7 @@ class RangedGets:
         connection, head = self._exchange("get_object", key, f"Range: bytes={start}-{end - 1}")
         try:
             if head.status not in {200, 206}:
-                raise self._error(connection, head, key)
+                raise _error(connection, head)
             return RangeResponse(self, connection, head)
         except BaseException:
             connection.close()
@@ -119,9 +119,6 @@ class RangedGets:
         """Raises as `open` does."""
         connection, head = self._exchange("head_object", key, "x-amz-checksum-mode: ENABLED")
         try:
-            if head.status in _LEFT_TO_BOTO3:
-                self._urls.discard("head_object", key)
-                raise UnsupportedResponse(f"status {head.status}")
             found = stat_of(key, head.headers) if head.status == HTTPStatus.OK else None
         except UnsupportedResponse:
             connection.close()
@@ -152,7 +149,14 @@ class RangedGets:
     def _exchange(
         self, operation: Operation, key: str, header: str
     ) -> tuple[Connection, ResponseHead]:
-        origin, request = self._request(operation, key, header)
+        connection, head = self._send(*self._request(operation, key, header))
+        if head.status in _LEFT_TO_BOTO3:
+            connection.close()
+            self._urls.discard(operation, key)
+            raise UnsupportedResponse(f"status {head.status}")
+        return connection, head
+
+    def _send(self, origin: str, request: bytes) -> tuple[Connection, ResponseHead]:
         connection = self._take_idle(origin)
         if connection is not None:
             try:
@@ -201,20 +205,6 @@ class RangedGets:
             return ssl.create_default_context(capath=self._ca_file)
         return ssl.create_default_context(cafile=self._ca_file)
 
-    def _error(self, connection: Connection, head: ResponseHead, key: str) -> Exception:
-        if head.status in _LEFT_TO_BOTO3:
-            self._urls.discard("get_object", key)
-            return UnsupportedResponse(f"status {head.status}")
-        body = b""
-        if head.size_bytes <= ERROR_BODY_MAX_BYTES:
-            pieces = connection.receive(head, memoryview(bytearray(ERROR_BODY_MAX_BYTES)))
-            body = b"".join(bytes(piece) for piece in pieces)
-        fields = {
-            name: text.decode("utf-8", "replace") for name, text in _ERROR_FIELD.findall(body)
-        }
-        code = fields.get(b"Code") or str(head.status)
-        return ErrorStatus(ErrorResponse(head.status, code, fields.get(b"Message", "")))
-
 
 class RangeResponse:
     """A successful response whose body is still to be received. Close it in any case."""
@@ -246,6 +236,16 @@ def _receive_head(connection: Connection, request: bytes) -> ResponseHead:
     except BaseException:
         connection.close()
         raise
+
+
+def _error(connection: Connection, head: ResponseHead) -> Exception:
+    body = b""
+    if head.size_bytes <= ERROR_BODY_MAX_BYTES:
+        pieces = connection.receive(head, memoryview(bytearray(ERROR_BODY_MAX_BYTES)))
+        body = b"".join(bytes(piece) for piece in pieces)
+    fields = {name: text.decode("utf-8", "replace") for name, text in _ERROR_FIELD.findall(body)}
+    code = fields.get(b"Code") or str(head.status)
+    return ErrorStatus(ErrorResponse(head.status, code, fields.get(b"Message", "")))
 
 
 def _has_proxy(endpoint: SplitResult) -> bool:
