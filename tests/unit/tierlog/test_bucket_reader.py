@@ -1,0 +1,12 @@
+"""Segments as the bucket alone shows them."""
+
+from __future__ import annotations
+
+from cold_tier.memory import MemoryStore
+from tests.fakes.manifests import entry
+from tierlog.cli.bucket_reader import BucketReader
+
+
+def test_a_segment_without_timestamps_has_no_largest_one() -> None:
+    shown = BucketReader(MemoryStore()).segment(entry(0, min_timestamp=-1, max_timestamp=-1))
+    assert shown.max_timestamp is None
