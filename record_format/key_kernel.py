@@ -225,10 +225,15 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
     return size
 
 
-@compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _OUT))
-def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Write the kept records into `out`, their timestamp deltas plus `shift` (with `same_time`, all
-    are `shift`); return the bytes written. `data` was checked by `choose_records`.
+@compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _I64, _OUT))
+def copy_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    data, count, keep, same_time, old_base, new_base, out
+):
+    """Write the kept records into `out`, their timestamps relative to `new_base` instead of
+    `old_base` (with `same_time`, all are `old_base`); return the bytes written. `data` was checked
+    by `choose_records`.
+
+    The bases may be further apart than 64 bits hold: the sums wrap, and each new delta fits.
     """
     source, length, target = pointer_to(data), len(data), pointer_to(out)
     at = 0
@@ -236,7 +241,7 @@ def copy_records(data, count, keep, same_time, shift, out):  # type: ignore[no-u
     for number in range(count):
         end, delta, behind, _offset_delta, _key, _size = _record(source, length, at)
         if keep[number]:
-            delta = shift if same_time else delta + shift
+            delta = (0 if same_time else delta) + old_base - new_base
             rest = end - behind
             to = _put_varint(1 + _varint_size(delta) + rest, target, to)
             target[to] = 0

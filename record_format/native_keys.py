@@ -87,7 +87,7 @@ class NativeKeyTable:
         out = np.empty(len(data) + _VARINT_GROWTH * header.record_count, np.uint8)
         records = np.frombuffer(data, np.uint8)
         size = copy_records(
-            records, header.record_count, keep, stamped, old_base - base_timestamp, out
+            records, header.record_count, keep, stamped, old_base, base_timestamp, out
         )
         return out[:size].tobytes()
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from numba import njit
 
-from record_format.batch import iter_headers, parse_header
+from record_format.batch import HEADER_SIZE, iter_headers, parse_header, with_checksum
 from record_format.batch_compaction import (
     BatchRetention,
     BatchRetentionResult,
+    Choice,
     TombstonePolicy,
     compact_batch,
 )
@@ -19,6 +20,7 @@ from record_format.errors import CorruptBatch
 from record_format.kernel_bytes import pointer_to
 from record_format.key_kernel import hash_key
 from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
+from record_format.produced import ProduceLimits, check_produced
 
 RETENTION = BatchRetentionResult(BatchRetention.DELETE_EMPTY)
 POLICY = TombstonePolicy(now_ms=5000, delete_retention_ms=100)
@@ -92,6 +94,23 @@ def test_timestamps_2_to_the_63_apart_are_preserved(make):
     left = compact_batch(batch, parse_header(batch), RETENTION, table=table, policy=POLICY)
     records = decode_batch(left.body, left.header)
     assert [(record.value, record.timestamp) for record in records] == [(b"2", -1), (b"3", end)]
+
+
+@pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
+def test_a_delete_horizon_more_than_2_to_the_63_after_the_base_timestamp_is_set(make):
+    """A producer may choose any base timestamp: what counts is its sum with the deltas."""
+    plain = encode_batch([None], keys=[b"a"], timestamps=[7])
+    header, choice = parse_header(plain), Choice(1, 1, 7, 7, keep=None)
+    base = 7 - (2**63 - 1)
+    records = PlainKeyTable(0).copy(expand(plain, header), header, choice, base_timestamp=base)
+    head = header._replace(base_timestamp=base, size_bytes=HEADER_SIZE + len(records)).pack()
+    batch = with_checksum(head, records)
+    assert check_produced(batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=9)).headers
+    table = make(1 << 16)
+    fill(table, bytes(batch), 0)
+    left = compact_batch(batch, parse_header(batch), RETENTION, table=table, policy=POLICY)
+    assert left.header.base_timestamp == 5100
+    assert [(r.timestamp, r.value) for r in decode_batch(left.body, left.header)] == [(7, None)]
 
 
 @pytest.mark.parametrize("make", [make_key_table, PlainKeyTable])
