@@ -51,6 +51,8 @@ class TailFacts:
             self.next_offset = header.next_offset
             if header.max_timestamp > self.largest.timestamp:
                 self.largest = LargestTimestamp(header.max_timestamp, header.last_offset)
+        if expected is not None:
+            raise CorruptIndex("points past the end of the log", file=segment.name(OFFSET_INDEX))
 
 
 def _read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:

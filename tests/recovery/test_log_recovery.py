@@ -19,6 +19,7 @@ from record_format.errors import (
     LogOfflineError,
     OutOfOrderSequence,
 )
+from record_format.index_layouts import OFFSET_ENTRY
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.lossy_disk import LossyDisk
@@ -145,6 +146,23 @@ def test_a_clean_shutdown_with_a_corrupt_tail_is_recovered_like_a_crash(
     log = open_log(config=CONFIG, clean=True, recovery_point=last[0])
     assert not log.recovery.clean
     assert log.log_end_offset == last[1][-1].base_offset
+
+
+def test_a_log_that_ends_below_its_index_is_recovered_like_a_crash_after_a_clean_shutdown_too(
+    open_log, records_of, written, last, folder, tmp_path
+):
+    base_offset, headers = last
+    *_, (_, indexed) = OFFSET_ENTRY.iter_unpack(file_of(folder, base_offset, ".index").read_bytes())
+    cuts = [header for header in headers if header.position <= indexed]
+    for missing in cuts:
+        copy = tmp_path / f"copy-{missing.position}"
+        shutil.copytree(folder, copy)
+        os.truncate(file_of(copy, base_offset, ".log"), missing.position)
+        log = open_log(copy, config=CONFIG, clean=True, recovery_point=base_offset)
+        assert not log.recovery.clean
+        assert log.log_end_offset == missing.base_offset
+        assert [record.value for record in records_of(log)] == written[: missing.base_offset]
+    assert len(cuts) > 2
 
 
 @pytest.mark.parametrize("clean", [True, False])
