@@ -178,13 +178,15 @@ class Recovery:
 
     def _add(self, builder: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
         header = checked.header
-        builder.add(header, position=header.position)
-        self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
         data = b""
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
         self._deferred.apply()
-        return apply_batch(self._state.producers, header, data)
+        # Before the batch is indexed: its marker may be invalid.
+        aborted = apply_batch(self._state.producers, header, data)
+        builder.add(header, position=header.position)
+        self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
+        return aborted
 
     def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
         """Whether a segment lacks its end: a crash can keep a later file and lose the end of an

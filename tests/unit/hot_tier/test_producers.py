@@ -5,7 +5,7 @@ from hot_tier.producer_snapshots import snapshot_before
 from record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
 from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.control_markers import marker_key, marker_value
-from tests.fakes.partition_logs import Clock, unchecked
+from tests.fakes.partition_logs import NOW_MS, Clock, unchecked
 
 INT_MAX = 2**31 - 1
 
@@ -205,6 +205,20 @@ def test_a_marker_of_a_higher_epoch_resets_the_sequences(open_log, send, make_ba
     assert not send(log, 0, epoch=1).duplicate
     with pytest.raises(ProducerFenced):
         send(log, 1, epoch=0)
+
+
+def test_an_invalid_marker_at_the_end_is_cut_with_its_index_entry(
+    open_log, append_values, records_of, make_batch, tmp_path
+):
+    marker = make_batch([b"v"], keys=[b"no"], timestamps=[NOW_MS + 9], base_offset=1, control=True)
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / f"{0:020d}.log").write_bytes(make_batch([b"0"]) + marker)
+    log = open_log(clean=False, config={"index.interval.bytes": 0})
+    assert "control record" in log.recovery.truncate_reason
+    append_values(log, b"1", b"2")
+    log.flush()
+    assert [record.value for record in records_of(log, 1)] == [b"1", b"2"]
+    assert [segment.max_timestamp for segment in log.segments()] == [NOW_MS]
 
 
 def test_snapshot_before_includes_the_batches_after_the_newest_snapshot(
