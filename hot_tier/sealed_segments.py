@@ -147,7 +147,8 @@ class SealedSegments:
         try:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):
-            rebuild_indexes(self._state, segment)
+            with self._state.lock:  # readers rebuild them under it
+                rebuild_indexes(self._state, segment)
         largest_timestamp(self._state, segment)  # compares it with the log
 
     def gap_after(self, base_offset: int) -> Gap | None:

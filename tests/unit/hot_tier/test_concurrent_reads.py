@@ -1,5 +1,7 @@
 """Reads take no lock: state read first may be older than state read next."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from hot_tier.open_files import OpenFiles
@@ -91,6 +93,37 @@ def test_a_file_opened_during_its_deletion_is_not_cached(open_log, append_values
     path = log.segments()[0].path
     assert log.delete_local(1) == [0]
     assert files.get(path) is None
+
+
+class SeesWhetherFree(FaultyDisk):
+    """Notes at each rename whether another thread could take the log's lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock, self.was_free = None, []
+
+    def rename(self, source, target):
+        with ThreadPoolExecutor(1) as other:
+            self.was_free.append(other.submit(self._is_free).result())
+        super().rename(source, target)
+
+    def _is_free(self):
+        free = self.lock.acquire(blocking=False)
+        if free:
+            self.lock.release()
+        return free
+
+
+def test_an_upload_rebuilds_no_index_while_a_reader_may(open_log, append_values):
+    """Both would write the same temporary file."""
+    disk = SeesWhetherFree()
+    log = open_log()
+    append_values(log, b"a")
+    log.roll()
+    log._state.disk, disk.lock = disk, log._state.lock
+    log.segments()[0].path.with_suffix(".index").unlink()
+    log.sealed.files(0)
+    assert disk.was_free == [False, False]  # both indexes
 
 
 def test_a_closed_log_rebuilds_no_index(open_log, append_values):
