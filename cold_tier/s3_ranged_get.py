@@ -57,19 +57,20 @@ class PresignedUrls:
         self._sign, self._lock = sign, threading.Lock()
         self._urls: OrderedDict[tuple[Operation, str], tuple[float, str]] = OrderedDict()
 
-    def get(self, operation: Operation, key: str) -> str:
+    def get(self, operation: Operation, key: str) -> tuple[str, bool]:
+        """The URL, and whether it was signed just now."""
         now, place = time.monotonic(), (operation, key)
         with self._lock:
             signed_at, url = self._urls.get(place, (0.0, ""))
         if url and now - signed_at < URL_REUSE_S:
-            return url
+            return url, False
         url = self._sign(operation, key)
         with self._lock:
             self._urls[place] = (now, url)
             self._urls.move_to_end(place)
             if len(self._urls) > URLS_MAX:
                 self._urls.popitem(last=False)
-        return url
+        return url, True
 
     def discard(self, operation: Operation, key: str) -> None:
         with self._lock:
@@ -149,12 +150,16 @@ class RangedGets:
     def _exchange(
         self, operation: Operation, key: str, header: str
     ) -> tuple[Connection, ResponseHead]:
-        connection, head = self._send(*self._request(operation, key, header))
-        if head.status in _LEFT_TO_BOTO3:
+        while True:
+            url, is_new = self._urls.get(operation, key)
+            connection, head = self._send(*_request(url, operation, header))
+            if head.status not in _LEFT_TO_BOTO3:
+                return connection, head
             connection.close()
             self._urls.discard(operation, key)
-            raise UnsupportedResponse(f"status {head.status}")
-        return connection, head
+            if is_new:
+                raise UnsupportedResponse(f"status {head.status}")
+            # Else it may have expired: no clock here counts all time in suspend.
 
     def _send(self, origin: str, request: bytes) -> tuple[Connection, ResponseHead]:
         connection = self._take_idle(origin)
@@ -165,15 +170,6 @@ class RangedGets:
                 pass  # it was closed while it was idle
         connection = self._connect(origin)
         return connection, _receive_head(connection, request)
-
-    def _request(self, operation: Operation, key: str, header: str) -> tuple[str, bytes]:
-        parts = urlsplit(self._urls.get(operation, key))
-        method = "GET" if operation == "get_object" else "HEAD"
-        head = (
-            f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"{header}\r\nAccept-Encoding: identity\r\nUser-Agent: tierlog\r\n\r\n"
-        )
-        return f"{parts.scheme}://{parts.netloc}", head.encode()
 
     def _take_idle(self, origin: str) -> Connection | None:
         """The most recently used connection; None if all have been idle for too long."""
@@ -228,6 +224,17 @@ class RangeResponse:
             self._gets.release(self._connection, self._head)
         else:
             self._connection.close()
+
+
+def _request(url: str, operation: Operation, header: str) -> tuple[str, bytes]:
+    """Where to send it, and the request."""
+    parts = urlsplit(url)
+    method = "GET" if operation == "get_object" else "HEAD"
+    head = (
+        f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"{header}\r\nAccept-Encoding: identity\r\nUser-Agent: tierlog\r\n\r\n"
+    )
+    return f"{parts.scheme}://{parts.netloc}", head.encode()
 
 
 def _receive_head(connection: Connection, request: bytes) -> ResponseHead:

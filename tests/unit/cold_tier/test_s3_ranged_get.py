@@ -86,6 +86,15 @@ def test_a_signed_url_is_reused_for_many_ranges():
         assert store.ledger.usage()["manifest", "get"] == (2, 0, 0, 20)
 
 
+def test_a_signed_url_that_expired_early_is_signed_anew():
+    """As after a machine was suspended, for every URL at once."""
+    expired = Reply(403, "AccessDenied")
+    with s3(*[ranged(0, 10), expired] * 4, ranged(0, 10)) as (store, requests):
+        for _ in range(5):
+            assert read(store, 0, 10) == BODY[:10]
+        assert not any("Authorization" in headers for *_, headers in requests)
+
+
 def test_pieces_are_views_of_the_given_buffer():
     end = PIECE_BYTES * 3 + 5
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -285,8 +294,8 @@ def test_only_consecutive_fallbacks_leave_all_requests_to_boto3():
     whole = Reply(200, body=b"body", headers={"Last-Modified": "Thu, 26 Nov 2026 12:00:00 GMT"})
     fallback = (Reply(403), whole)
     with s3(*fallback * 2, whole, *fallback * 3, whole) as (store, requests):
-        for _ in range(7):
-            assert store.head("k").size_bytes == 4
+        for number in range(7):
+            assert store.head(f"k{number}").size_bytes == 4
         by_boto3 = ["Authorization" in headers for *_, headers in requests]
         assert by_boto3 == [False, True] * 2 + [False] + [False, True] * 3 + [True]
 
