@@ -248,7 +248,7 @@ class S3Store:
             response = self._once("get", key, lambda: self._ranges.open(key, start, end))
         except UnsupportedResponse:
             yield from self._range_by_boto3(key, start, end)
-            self._ranges.note_fallback("get_object", key)
+            self._ranges.note_fallback()
             return
         with closing(response):
             check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
@@ -278,7 +278,7 @@ class S3Store:
             return self._ranges.head(key)
         except UnsupportedResponse:
             found = self._head_by_boto3(key)
-        self._ranges.note_fallback("head_object", key)
+        self._ranges.note_fallback()
         return found
 
     def _head_by_boto3(self, key: str) -> ObjectStat:

@@ -129,9 +129,8 @@ class RangedGets:
             raise ErrorStatus(ErrorResponse(head.status, str(head.status)))
         return found
 
-    def note_fallback(self, operation: Operation, key: str) -> None:
+    def note_fallback(self) -> None:
         """Note that boto3 succeeded with a request that was unsupported here."""
-        self._urls.discard(operation, key)
         self._fallbacks += 1
 
     def release(self, connection: Connection, head: ResponseHead) -> None:
