@@ -29,6 +29,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ import msgspec
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.eviction import EvictionPolicy
-from cold_tier.ranged_reader import ChunkKey, ChunkRef
+from cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
 from record_format.errors import FILE_LIMIT_ERRNOS, ConfigurationError, Throttled, disk_full_error
 from record_format.file_slice import OpenFile
 
@@ -233,7 +234,7 @@ class ChunkCache:
             handle = self._handle(entry, OpenFile(temp))
             self._rename(temp, self._path(key))
         except OSError as error:
-            temp.unlink(missing_ok=True)
+            maybe_unlink(temp)
             self.unreserve(chunk.size_bytes)
             raise disk_full_error(f"chunk cache {self._folder}", error) from error
         with self._space:
@@ -286,7 +287,7 @@ class ChunkCache:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _matches(opened, chunk)):
             return opened
-        opened.path.unlink(missing_ok=True)
+        maybe_unlink(opened.path)
         return None
 
     def _rename(self, temp: Path, path: Path) -> None:
@@ -357,11 +358,9 @@ class ChunkCache:
         """
         for key in keys:
             path = self._path(key)
-            path.unlink(missing_ok=True)
-            try:
+            maybe_unlink(path)
+            with suppress(OSError):  # the folder holds other chunks
                 path.parent.rmdir()
-            except OSError:
-                continue  # the folder holds other chunks
 
     def _load_existing(self) -> None:
         """Load the chunks of an earlier process, unverified, and evict any above the limit."""

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -214,7 +214,7 @@ class RangedReader:
             if stop.is_set():
                 raise _Cancelled
         except BaseException:
-            temp.unlink(missing_ok=True)
+            maybe_unlink(temp)
             raise
         return temp
 
@@ -275,7 +275,13 @@ def _first_success(gets: list[Future[Path]], stop: threading.Event) -> Path:
 
 def _remove_result(late: Future[Path]) -> None:
     if not late.cancelled() and late.exception() is None:
-        late.result().unlink(missing_ok=True)
+        maybe_unlink(late.result())
+
+
+def maybe_unlink(path: Path) -> None:
+    """Unlink a file of the cache. It stays if its disk fails or is read-only: reads go on."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def _check(chunk: ChunkRef, *, size_bytes: int, crc: int) -> None:

@@ -33,6 +33,11 @@ class SmallDisk:
         """Undo `fill`."""
         self._ballast.unlink()
 
+    def make_read_only(self) -> None:
+        """As Linux does with a disk that fails."""
+        remount = ["mount", "-o", "remount,ro", str(self.path)]
+        subprocess.run(remount, check=True, capture_output=True)
+
     def fill_with_files(self, *, but: int = 0) -> None:
         """Leave no inode free, or only `but`."""
         self._ballast.mkdir()

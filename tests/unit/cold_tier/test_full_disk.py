@@ -91,6 +91,17 @@ def test_a_log_is_read_completely(disk, cache, reader, segment, written, full, m
     assert list((disk.path / "cache" / ".filling").iterdir()) == []
 
 
+def test_a_log_is_read_completely_if_the_disk_becomes_read_only(
+    disk, cache, reader, segment, written
+):
+    reader.read(segment, 0, max_bytes=1)
+    assert cache.usage().chunks == 1
+    disk.make_read_only()
+    for _ in range(2):
+        assert read_log(reader, segment, max_bytes=4096) == written.body
+    assert cache.usage().reserved_bytes == 0
+
+
 def test_cached_chunks_are_evicted_first_and_new_ones_cached_when_there_is_room(
     disk, cache, reader, segment, written
 ):
