@@ -87,7 +87,7 @@ class StoreStatus:
         self.traits: StoreTraits | None = None
         self.refusal: str | None = None
         self.unavailable: str | None = None
-        self._refuses_clock = False
+        self._clock_refusal: str | None = None  # until the store serves a request again
         self._polled_s = float("-inf")
         self._failures_seen = 0
         self._refusals = 0
@@ -191,10 +191,12 @@ class StoreStatus:
             ) from error
 
     def check_clock(self) -> None:
-        """As `recheck`. Raises ClockSkewTooLarge if the store refuses this machine's clock."""
+        """As `recheck`. Raises ClockSkewTooLarge if the store refuses this machine's clock, or did
+        when it last responded.
+        """
         self.recheck()
-        if self._refuses_clock:
-            raise ClockSkewTooLarge(self.refusal or self.unavailable or "")
+        if self._clock_refusal is not None:
+            raise ClockSkewTooLarge(self._clock_refusal)
 
     def require_store(self) -> ObjectStore:
         """The store, verified. Raises StoreUnavailable, ConfigurationError."""
@@ -242,7 +244,8 @@ class StoreStatus:
     def _mark_refused(self, error: ConfigurationError) -> None:
         if self.refusal != str(error):
             log.error("store refused: nothing is offloaded", error=str(error))
-        self.refusal, self._refuses_clock = str(error), isinstance(error, ClockSkewTooLarge)
+        self.refusal = str(error)
+        self._note_clock_refusal(error)
         pause_s = min(REFUSED_MAX_S, RETRY_S * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
         self._verify_again_s = time.monotonic() + pause_s
@@ -252,13 +255,18 @@ class StoreStatus:
             if self.unavailable is None:
                 log.warning("store unavailable", store=self.store.url, error=str(error))
             self.unavailable = str(error) or "the store does not respond"
-            self._refuses_clock = isinstance(error, ClockSkewTooLarge)
+            self._note_clock_refusal(error)
+
+    def _note_clock_refusal(self, error: Exception) -> None:
+        """Any other error says nothing about the clock."""
+        if isinstance(error, ClockSkewTooLarge):
+            self._clock_refusal = str(error)
 
     def _mark_available(self) -> None:
         with self._marking:
             if self.unavailable is not None:
                 log.info("store available again", store=self.store.url)
-            self.unavailable, self._refuses_clock = None, False
+            self.unavailable = self._clock_refusal = None
 
     def _ping_if_due(self) -> None:
         """So that readiness and metrics say whether the store responds."""

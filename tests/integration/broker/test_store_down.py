@@ -348,6 +348,26 @@ def test_nothing_expires_while_the_store_rejects_the_clock(harness, known):
     assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
+def test_nothing_expires_while_a_store_that_rejected_the_clock_is_down(harness):
+    """Silence does not make the clock right."""
+    harness.broker.create_topic("t", config={"retention.ms": 86_400_000})
+    now_ms, janitor = wall_clock_ms(), harness.broker.background.janitor
+    harness.produce("t", [b"young"], at=now_ms)
+    status, error = harness.broker.bucket.store_status, [ClockSkewTooLarge("wrong clock")]
+    for call in ("get", "head", "put", "list"):
+        harness.store.fail(call, FailsBefore(lambda _: error[0]), times=10**9)
+    harness.wait_for(lambda: status.unavailable == "wrong clock")
+    error[0] = StoreUnavailable("no response")
+    harness.wait_for(lambda: status.unavailable == "no response")
+    partition, janitor._clock = harness.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
+    janitor.bucket_round()
+    assert partition.log.log_start_offset == 0
+    harness.set_down(False)
+    harness.wait_for(lambda: status.is_reachable)
+    janitor.bucket_round()
+    assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
+
+
 def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, monkeypatch):
     """Another cluster's bucket is mounted in place of ours for a while."""
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
