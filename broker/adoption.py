@@ -6,12 +6,14 @@
   segments were moved to Kafka's remote storage (KIP-405): nothing else can be served.
 * A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail. If
   nothing distinguishes the two, the start is refused.
+* A topic is its id: a folder that was copied within the data folder has that of another topic, and
+  would take its place. The start is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -53,9 +55,12 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     if not folder.was_clean:
         _refuse_unclean_compacted(folder, found)
+    records = [_record(topic, folders, created_ms=clock()) for topic, folders in found.items()]
+    _refuse_copies([*registry.live(), *registry.deleted(), *records])
     _start_at_first_segments(folder, found)
+    if records:
+        registry.put(*records)
     for topic, folders in found.items():
-        registry.put(_record(topic, folders, created_ms=clock()))
         log.info("topic adopted", topic=topic, partitions=sorted(folders))
 
 
@@ -112,6 +117,18 @@ def _refuse_gap(folder: Path) -> None:
             f"{RECOVERY_POINTS} and .kafka_cleanshutdown distinguish them: copy Kafka's whole "
             "folder"
         )
+
+
+def _refuse_copies(records: Iterable[TopicRecord]) -> None:
+    """Refuse two topics with one id. `records`: the known topics, then those to be adopted."""
+    names: dict[str, str] = {}
+    for record in records:
+        other = names.setdefault(record.topic_id, record.name)
+        if other != record.name:
+            raise ConfigurationError(
+                f"{record.name}: its folders have the id of topic {other!r}: move the copy out of "
+                "the data folder"
+            )
 
 
 def _start_at_first_segments(folder: DataFolder, found: Found) -> None:

@@ -171,3 +171,18 @@ def test_a_folder_named_like_partition_20261122_is_refused(harness):
         harness.open()
     (harness.root / "data" / "backup-20261122").rename(harness.root / "backup")
     harness.broker = harness.open()
+
+
+def test_a_copy_of_a_partition_folder_does_not_take_its_topics_place(harness):
+    harness.broker.create_topic("t", config={"max.message.bytes": 12345})
+    harness.produce("t", [b"v"])
+    harness.broker.close()
+    data = harness.root / "data"
+    shutil.copytree(data / "t-0", data / "backup-0")
+    with pytest.raises(ConfigurationError, match="backup: its folders have the id of topic 't'"):
+        harness.open()
+    shutil.rmtree(data / "backup-0")
+    harness.broker = harness.open()
+    assert [topic.name for topic in harness.broker.list_topics()] == ["t"]
+    assert harness.broker.topic("t").config.max_message_bytes == 12345
+    assert [record.value for record in harness.records("t")] == [b"v"]
