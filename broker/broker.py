@@ -267,7 +267,7 @@ class Broker:
             self.partitions(),
             self.damaged_partitions(),
             self.bucket,
-            self._diverged(),
+            self._diverged_folders,
             blocked=self.background.copier.blocked(),
             holes=self.background.holes.report(),
             disk_full_error=self.reserve.refusal,
@@ -280,7 +280,7 @@ class Broker:
             self.bucket,
             now_ms=self.clock(),
             prices=self.settings.prices,
-            diverged=self._diverged(),
+            diverged=self._diverged_folders,
         )
 
     @property
@@ -335,9 +335,6 @@ class Broker:
                 self.folder.mark_clean_shutdown()
         except OSError as error:  # the existing files stay valid; the next start checks more
             log.error("clean shutdown not recorded", error=str(error))
-
-    def _diverged(self) -> list[reports.DivergedLog]:
-        return reports.diverged_logs(self._diverged_folders)
 
     def _open_topics(self) -> None:
         self._topics.open_all(take_over=self.settings.take_over)

@@ -1,12 +1,13 @@
 """The broker's reports: readiness, and what is stored in which tier at what cost.
 
-Nothing here reads logs or the bucket, so it may be called often. The structs encode to JSON as they
-are.
+Nothing here reads logs or the bucket, so it may be called often. `readiness`, on the event loop, at
+most looks whether a folder still exists. The structs encode to JSON as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,14 +80,15 @@ def readiness(
     partitions: Iterable[Partition],
     damaged: Iterable[DamagedPartition],
     bucket: Bucket | None,
-    diverged: Iterable[DivergedLog],
+    diverged: Iterable[Path],
     *,
     blocked: Mapping[Partition, str],
     holes: Mapping[Partition, str],
     disk_full_error: str | None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
-    degraded = [f"diverged records set aside by a take-over: {one.folder}" for one in diverged]
+    folders = [path for path in diverged if path.is_dir()]
+    degraded = [f"diverged records set aside by a take-over: {path}" for path in folders]
     remedy = "`tierlog storage repair --deep` shows how to repair it"
     degraded += [
         f"{one} is not offloaded any more: {why}; {remedy}"
@@ -111,7 +113,7 @@ def storage_report(
     *,
     now_ms: int,
     prices: PriceTable,
-    diverged: Iterable[DivergedLog],
+    diverged: Iterable[Path],
 ) -> StorageReport:
     stored = [_topic_storage(topic, now_ms) for topic in topics]
     uses = _store_uses(bucket.store.ledger, prices) if bucket else []
@@ -125,19 +127,17 @@ def storage_report(
         cache=bucket.cache.usage() if bucket else None,
         store_requests=uses,
         cost_dollars=sum(use.cost_dollars for use in uses),
-        diverged=list(diverged),
+        diverged=_diverged_logs(diverged),
     )
 
 
-def diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
-    """Reports the folders that still exist."""
-    return [
-        DivergedLog(
-            folder=str(folder), size_bytes=sum(path.stat().st_size for path in folder.iterdir())
-        )
-        for folder in folders
-        if folder.is_dir()
-    ]
+def _diverged_logs(folders: Iterable[Path]) -> list[DivergedLog]:
+    found = []
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError):  # removed, perhaps at this moment
+            size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+            found.append(DivergedLog(folder=str(folder), size_bytes=size_bytes))
+    return found
 
 
 def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:

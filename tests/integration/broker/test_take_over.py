@@ -1,5 +1,6 @@
 """A folder takes a partition over: diverged records are set aside, referenced objects stay."""
 
+import shutil
 import uuid
 
 import msgspec
@@ -129,6 +130,17 @@ def test_diverged_records_are_set_aside_and_the_log_continues_at_the_buckets_end
     harness.fill(10, mark=b"after")
     harness.offload()
     assert harness.broker.verify("t", deep=True).ok
+
+
+def test_a_diverged_folder_that_is_being_removed_fails_no_report(diverged):
+    harness, _ = diverged
+    harness.broker = harness.open(take_over=True)
+    (folder,) = diverged_folders(harness)
+    (folder / "gone").symlink_to("removed between the listing and the look at its size")
+    assert str(folder) in "".join(harness.broker.readiness().degraded)
+    assert harness.broker.storage_report().diverged == []
+    shutil.rmtree(folder)
+    assert str(folder) not in "".join(harness.broker.readiness().degraded)
 
 
 def test_epochs_of_diverged_records_are_not_in_the_history(diverged):
