@@ -55,12 +55,10 @@ class Checkpoints:
             partitions, damaged = list(self._partitions()), list(self._damaged())
             topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
             self._written |= topics
-            points = {_place(p): p.log.recovery_point for p in partitions}
-            kept = {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
-            self._folder.write_checkpoint(RECOVERY_POINTS, points | kept)
-            self._folder.write_checkpoint(
-                HIGH_WATERMARKS, {_place(p): p.log.high_watermark for p in partitions}
-            )
+            flushed = {_place(p): p.log.recovery_point for p in partitions}
+            flushed |= {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
+            for name in (RECOVERY_POINTS, HIGH_WATERMARKS):  # consumers read what is flushed
+                self._folder.write_checkpoint(name, flushed)
             self._save_log_starts({})
             self._written = topics
 
@@ -74,7 +72,7 @@ class Checkpoints:
             return partition.log.trim(offset)
 
     def _save_log_starts(self, moved: Mapping[Partition, int]) -> None:
-        """Kafka's rule: only log starts that the first local segment does not imply.
+        """A log that begins at 0, on disk, needs no row.
 
         `moved` is keyed by partition, because its name may belong to another topic by now.
         """
@@ -85,8 +83,9 @@ class Checkpoints:
             if start > 0 or log.local_log_start_offset > 0:
                 starts[_place(partition)] = start
                 self._written |= {partition.topic}
-        kept = {_place(d): d.log_start_offset for d in self._damaged() if d.log_start_offset}
-        self._folder.write_checkpoint(LOG_STARTS, starts | kept)
+        damaged = self._damaged()
+        starts |= {_place(d): at for d in damaged if (at := d.log_start_offset) is not None}
+        self._folder.write_checkpoint(LOG_STARTS, starts)
 
 
 class CompactionOffsets:

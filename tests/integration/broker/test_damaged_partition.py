@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.data_folder import HIGH_WATERMARKS
 from broker.groups.groups import OffsetState
 from broker.groups.requests import NewOffset
 from hot_tier.open_files import OpenFiles
@@ -60,6 +61,24 @@ def test_files_and_checkpoints_of_a_damaged_partition_are_kept(damaged):
         damaged.restart()
         assert damaged.broker.topic("t").damaged[1].recovery_point == 5
     assert log.read_bytes() == before
+
+
+def test_a_damaged_partition_keeps_its_rows_also_if_its_log_starts_at_0_in_the_bucket(harness):
+    """Without the row, and with the manifest's copy lost too, the log would start on disk."""
+    limits = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+    harness.broker.create_topic("t", config=limits)
+    harness.fill(200)
+    harness.offload()
+    assert harness.broker.partition("t", 0).log.first_local_offset > 0
+    harness.fill(10)
+    crash(harness)
+    flip(max((harness.root / "data" / "t-0").glob("*.log")), 100)
+    harness.broker = harness.open()
+    for _ in range(2):
+        assert harness.broker.topic("t").damaged[0].log_start_offset == 0
+        rows = harness.broker.folder.read_checkpoint(HIGH_WATERMARKS)
+        assert rows == {("t", 0): 210}, "the remedy for lost recovery points is a copy of these"
+        harness.restart()
 
 
 def test_the_cleaner_checkpoint_of_a_damaged_partition_is_kept(harness):
