@@ -46,7 +46,7 @@ class Rehydrator:
         """
         store = self._bucket.store_status.require_store()
         entries = list(cold_only(partition))
-        for before, entry in reversed(list(zip([None, *entries[:-1]], entries, strict=True))):
+        for before, entry in reversed(list(zip([None, *entries], entries, strict=False))):
             self._check_room(entry.size_bytes)
             snapshot = snapshot_before(store, entry, before)
             pieces = _until(stopping, object_pieces(store, entry))
@@ -76,9 +76,7 @@ class Rehydrator:
         with rebuilt_segment(
             self._scratch, partition.log, entry, pieces, clock=self._clock, snapshot=snapshot
         ) as rebuilt:
-            if (
-                entry.modified_ms >= 0
-            ):  # used by compaction and retention; otherwise it counts as new
+            if entry.modified_ms >= 0:  # compaction and retention use it; else it counts as new
                 modified_ns = entry.modified_ms * 1_000_000
                 os.utime(rebuilt.files.log, ns=(modified_ns, modified_ns))
             return partition.log.sealed.prepend(
