@@ -236,12 +236,12 @@ class Groups:
 
     def _set_back_groups(self, view: GroupView) -> None:
         """Apply new truncations to the view; the new offsets are still to be written."""
-        ends = {one for one in self.truncations.ends.items() if one not in self._applied}
-        self._applied |= ends
+        ends = dict(self.truncations.ends.items() - self._applied)
+        self._applied |= ends.items()
         for key, commit in list(view.commits()) if ends else ():
             topic = self._topic_or_none(key.topic)
-            place = (topic.record.topic_id if topic else "", key.partition)
-            for end in (end for where, end in ends if where == place and end < commit.offset):
+            end = ends.get((topic.record.topic_id, key.partition)) if topic is not None else None
+            if end is not None and end < commit.offset:
                 back = commit._replace(offset=end, leader_epoch=NO_EPOCH)
                 view.set_back(key, back)
                 self._offsets.unwritten[key] = back
