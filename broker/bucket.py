@@ -140,7 +140,7 @@ class Bucket:
         for record in registry.live():
             if record.dirty and record.topic_id not in self._foreign_topics:
                 try:
-                    self._publish_if_live(record, registry, meanwhile)
+                    self._publish_if_due(record.topic_id, registry, meanwhile)
                 except StoreUnavailable:
                     raise
                 except TierlogError as error:
@@ -148,17 +148,20 @@ class Bucket:
         if failures:
             raise failures[0]
 
-    def _publish_if_live(
-        self, record: TopicRecord, registry: TopicRegistry, meanwhile: Callable[[], None]
+    def _publish_if_due(
+        self, topic_id: str, registry: TopicRegistry, meanwhile: Callable[[], None]
     ) -> None:
-        """Publish the topic, unless it was deleted, or another folder owns it now."""
+        """Publish the topic as it is now, unless it was deleted or published meanwhile, or another
+        folder owns it now.
+        """
         with self._publishing:
-            if not registry.is_live(record.topic_id):
+            record = registry.unpublished(topic_id)
+            if record is None:
                 return
             try:
                 self._publish(record, meanwhile)
             except FencedError as error:
-                self._foreign_topics.add(record.topic_id)  # until a take-over: it needs a restart
+                self._foreign_topics.add(topic_id)  # until a take-over: it needs a restart
                 log.error("topic not published to the bucket", topic=record.name, reason=str(error))
             else:
                 registry.mark_published(record)

@@ -192,7 +192,7 @@ class Maintenance:
 
     def _write_topic(self, step: RepairStep, record: TopicRecord) -> RepairStep:
         assert self._bucket is not None, "a topic object is in a bucket"
-        self._topics.registry.put(msgspec.structs.replace(record, dirty=True))
+        self._topics.registry.mark_unpublished(record.topic_id)
         self._bucket.publish_topics(self._topics.registry)
         now = self._topics.registry.by_name(record.name)
         return msgspec.structs.replace(step, done=now is not None and not now.dirty)

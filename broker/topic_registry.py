@@ -88,9 +88,10 @@ class TopicRegistry:
         """The ids of all topics, including those that are being deleted."""
         return frozenset(self._by_id.copy())
 
-    def is_live(self, topic_id: str) -> bool:
+    def unpublished(self, topic_id: str) -> TopicRecord | None:
+        """The topic as it is now; None if it was deleted, or the bucket has that state."""
         record = self._by_id.get(topic_id)
-        return record is not None and not record.deleted
+        return record if record is not None and record.dirty and not record.deleted else None
 
     def by_name(self, name: str) -> TopicRecord | None:
         return next((record for record in self.live() if record.name == name), None)
@@ -109,6 +110,13 @@ class TopicRegistry:
             if self._by_id.get(record.topic_id) == record:
                 clean = msgspec.structs.replace(record, dirty=False)
                 self._save(self._by_id | {record.topic_id: clean})
+
+    def mark_unpublished(self, topic_id: str) -> None:
+        """The bucket no longer has the topic's state."""
+        with self._lock:
+            if (record := self._by_id.get(topic_id)) is not None:
+                dirty = msgspec.structs.replace(record, dirty=True)
+                self._save(self._by_id | {topic_id: dirty})
 
     def _save(self, records: dict[str, TopicRecord]) -> None:
         """Raises ShuttingDown, OSError. After an OSError the new file may already be in place, and

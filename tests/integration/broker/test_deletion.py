@@ -530,6 +530,25 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeyp
     assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
 
 
+def test_a_topic_is_published_as_it_is_when_its_turn_comes(harness, monkeypatch) -> None:
+    """An older state would be the newest version in the bucket, with another publisher forever."""
+    harness.stop_copying()
+    write, registry = TopicObjects.write, harness.broker.registry
+    for name in ("a-slow", "t"):
+        harness.broker.create_topic(name)
+
+    def alter_the_next(objects, topic, *, check):
+        if topic.name == "a-slow":
+            harness.broker.alter_topic("t", partitions=2)
+        return write(objects, topic, check=check)
+
+    monkeypatch.setattr(TopicObjects, "write", alter_the_next)
+    harness.broker.bucket.publish_topics(registry)
+    topic = registry.by_name("t")
+    assert not topic.dirty
+    assert TopicObjects(harness.store).load("t", topic.topic_id).partitions == 2
+
+
 def test_publishing_a_change_of_a_large_topic_does_not_delay_uploads(harness, monkeypatch) -> None:
     """The owner of each partition is checked: those of a thousand take half a minute."""
     monkeypatch.setattr(background_tasks, "COPY_INTERVAL_S", 0.0)

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from broker import maintenance
 from broker.broker import Broker
 from broker.repair import repair
 from broker.repair.object_salvage import ObjectSalvage
@@ -309,6 +310,24 @@ def test_a_lost_topic_object_is_written_again(filled):
     (step,) = filled.broker.repair("t", apply=True)
     assert step.done
     assert filled.broker.verify("t", deep=True).ok
+
+
+def test_a_topic_that_is_altered_during_its_repair_stays_altered(filled, monkeypatch):
+    filled.stop_copying()
+    for path in (filled.root / "bucket").glob("topics/t/*/topic/*"):
+        path.unlink()
+    check = maintenance.check_topic_object
+
+    def check_while_altering(store, record):
+        filled.broker.alter_topic("t", partitions=2)
+        return check(store, record)
+
+    monkeypatch.setattr(maintenance, "check_topic_object", check_while_altering)
+    filled.broker.repair("t", apply=True)
+    monkeypatch.undo()
+    assert filled.broker.registry.by_name("t").partitions == 2
+    filled.restart()
+    assert filled.broker.topic("t").numbers == [0, 1]
 
 
 def test_a_corrupt_topic_object_is_superseded(filled, tmp_path):
