@@ -251,7 +251,8 @@ class Broker:
         out.
 
         `accept_loss` allows steps that give up records of which there is no other copy. Raises
-        UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
+        UnknownTopic, FencedError, StoreUnavailable, CorruptDataError, Throttled (another repair is
+        in progress).
         """
         found = self.topic(topic)
         return self._maintenance.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)

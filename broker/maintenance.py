@@ -1,6 +1,7 @@
 """The operator's commands: offload a topic, verify it, repair it, collect its garbage.
 
-* One verification at a time: it may read every byte of both tiers.
+* One verification at a time: it may read every byte of both tiers. One repair at a time: they share
+  a scratch folder, and would open a damaged log twice.
 * Repair and collection write to the bucket, so each partition is claimed first. A plan writes
   nothing, and only checks whether a claim would be refused. A log that could not be opened is
   repaired on disk only, and is then served without a restart.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -53,7 +55,7 @@ class Maintenance:
         self._opener, self._background, self._groups = opener, background, groups
         self._clock = clock
         self._policy = background.janitor.policy
-        self._verifying = threading.Lock()
+        self._verifying, self._repairing = threading.Lock(), threading.Lock()
 
     def offload(self, topic: Topic, *, wait_ms: int | None) -> Offloaded:
         copier, partitions = self._background.copier, list(topic.partitions.values())
@@ -77,15 +79,11 @@ class Maintenance:
         )
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
-        if not self._verifying.acquire(blocking=False):
-            raise Throttled("a verification is in progress; only one runs at a time")
-        try:
+        with _only_one(self._verifying, "verification"):
             store = self._bucket.store_status.require_store() if self._bucket is not None else None
             published = partial(self._published_record, topic.record.name)
             context = VerifyContext(deep, self._clock, self._background.holes.find)
             report = verify_topic(topic, store, context, published=published)
-        finally:
-            self._verifying.release()
         if any(partition.is_deleted for partition in topic.partitions.values()):
             raise UnknownTopic(topic.record.name)  # deleted meanwhile: so its objects are missing
         return report
@@ -98,21 +96,21 @@ class Maintenance:
     def repair(
         self, topic: Topic, *, apply: bool, deep: bool, accept_loss: bool
     ) -> list[RepairStep]:
-        steps = [
-            self._repair_log(topic, damaged, apply=apply, accept_loss=accept_loss)
-            for _, damaged in sorted(topic.damaged.items())
-        ]
-        for _, partition in sorted(topic.partitions.items()):
-            if partition.cold is None:
-                steps += self._repair_segments(
-                    partition, apply=apply, deep=deep, accept_loss=accept_loss
-                )
-        for repair in self._repairs(topic, apply=apply):
-            planned = repair.plan(deep=deep)
-            steps += [
-                repair.apply(one, accept_loss=accept_loss) if apply else one.step for one in planned
+        with _only_one(self._repairing, "repair"):
+            steps = [
+                self._repair_log(topic, damaged, apply=apply, accept_loss=accept_loss)
+                for _, damaged in sorted(topic.damaged.items())
             ]
-        return steps + self._repair_topic_object(topic, apply=apply)
+            for _, partition in sorted(topic.partitions.items()):
+                if partition.cold is None:
+                    steps += self._repair_segments(
+                        partition, apply=apply, deep=deep, accept_loss=accept_loss
+                    )
+            for repair in self._repairs(topic, apply=apply):
+                for one in repair.plan(deep=deep):
+                    done = repair.apply(one, accept_loss=accept_loss) if apply else one.step
+                    steps.append(done)
+            return steps + self._repair_topic_object(topic, apply=apply)
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
@@ -216,3 +214,13 @@ class Maintenance:
                     policy=self._policy,
                     clock=self._clock,
                 )
+
+
+@contextmanager
+def _only_one(lock: threading.Lock, what: str) -> Iterator[None]:
+    if not lock.acquire(blocking=False):
+        raise Throttled(f"a {what} is in progress; only one runs at a time")
+    try:
+        yield
+    finally:
+        lock.release()

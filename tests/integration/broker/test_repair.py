@@ -14,7 +14,7 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
-from record_format.errors import CorruptDataError
+from record_format.errors import CorruptDataError, Throttled
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
@@ -310,6 +310,22 @@ def test_a_lost_topic_object_is_written_again(filled):
     (step,) = filled.broker.repair("t", apply=True)
     assert step.done
     assert filled.broker.verify("t", deep=True).ok
+
+
+def test_one_repair_runs_at_a_time(filled, monkeypatch):
+    check, refused = repair.check_partition, []
+
+    def repair_meanwhile(*args):
+        monkeypatch.undo()
+        with pytest.raises(Throttled, match="a repair is in progress"):
+            filled.broker.repair("t")
+        refused.append(True)
+        return check(*args)
+
+    monkeypatch.setattr(repair, "check_partition", repair_meanwhile)
+    for _ in range(2):
+        assert steps(filled, apply=True) == []
+    assert refused == [True]
 
 
 def test_a_topic_that_is_altered_during_its_repair_stays_altered(filled, monkeypatch):
