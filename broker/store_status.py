@@ -23,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -68,6 +68,12 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 PROBE: Final = Document("store.json", "store-probe", ProbeResult)
 
 
+class _Refusal(NamedTuple):
+    reason: str
+    times: int
+    verify_again_s: float
+
+
 class StoreStatus:
     """Thread-safe; one verification at a time. `traits`: the store's, once it is verified.
     `refusal`, `unavailable`: the reason, or None.
@@ -85,13 +91,11 @@ class StoreStatus:
         self._verifying, self._marking = threading.Lock(), threading.Lock()
         self._failed: StoreUnavailable | None = None
         self.traits: StoreTraits | None = None
-        self.refusal: str | None = None
+        self._refused: _Refusal | None = None
         self.unavailable: str | None = None
         self._clock_refusal: str | None = None  # until the store serves a request again
         self._polled_s = float("-inf")
         self._failures_seen = 0
-        self._refusals = 0
-        self._verify_again_s = float("-inf")
 
     @property
     def is_verified(self) -> bool:
@@ -103,10 +107,15 @@ class StoreStatus:
         return self.unavailable is None
 
     @property
+    def refusal(self) -> str | None:
+        refused = self._refused  # once: another thread may accept the store
+        return None if refused is None else refused.reason
+
+    @property
     def trouble(self) -> str | None:
         """For people: why nothing goes to the store at the moment."""
-        if self.refusal:
-            return f"store refused: {self.refusal}"
+        if refusal := self.refusal:
+            return f"store refused: {refusal}"
         return f"store unavailable: {self.unavailable}" if self.unavailable else None
 
     def recheck(self) -> bool:
@@ -128,7 +137,8 @@ class StoreStatus:
         """Verify the store, or observe whether it still responds, when that is due. Returns False
         if it was refused. Raises StoreUnavailable.
         """
-        if self.refusal is not None and time.monotonic() < self._verify_again_s:
+        refused = self._refused
+        if refused is not None and time.monotonic() < refused.verify_again_s:
             return False
         try:
             self.verify()
@@ -177,9 +187,9 @@ class StoreStatus:
         if known is None or known.traits is not traits:
             # Last: from here on, a store without `cluster.json` is not a new one.
             self._save_probe(traits)
-        if self.refusal is not None:
+        if self._refused is not None:
             log.info("store accepted", store=self.store.url)
-        self.traits, self.refusal = traits, None
+        self.traits, self._refused = traits, None
         self._mark_available()
 
     def _cluster(self) -> Cluster | None:
@@ -200,8 +210,8 @@ class StoreStatus:
 
     def require_store(self) -> ObjectStore:
         """The store, verified. Raises StoreUnavailable, ConfigurationError."""
-        if self.refusal is not None:
-            raise ConfigurationError(self.refusal)
+        if (refusal := self.refusal) is not None:
+            raise ConfigurationError(refusal)
         self.verify()
         return self.store
 
@@ -242,13 +252,13 @@ class StoreStatus:
         )
 
     def _mark_refused(self, error: ConfigurationError) -> None:
-        if self.refusal != str(error):
-            log.error("store refused: nothing is offloaded", error=str(error))
-        self.refusal = str(error)
+        reason, before = str(error), self._refused
+        if before is None or before.reason != reason:
+            log.error("store refused: nothing is offloaded", error=reason)
+        times = before.times + 1 if before is not None else 0
+        pause_s = min(REFUSED_MAX_S, RETRY_S * 2.0 ** min(times, 10))
+        self._refused = _Refusal(reason, times, time.monotonic() + pause_s)
         self._note_clock_refusal(error)
-        pause_s = min(REFUSED_MAX_S, RETRY_S * 2.0 ** min(self._refusals, 10))
-        self._refusals += 1
-        self._verify_again_s = time.monotonic() + pause_s
 
     def mark_unavailable(self, error: Exception) -> None:
         with self._marking:
