@@ -99,9 +99,9 @@ class Maintenance:
         with _only_one(self._repairing, "repair"):
             steps = [
                 self._repair_log(topic, damaged, apply=apply, accept_loss=accept_loss)
-                for _, damaged in sorted(topic.damaged.items())
+                for damaged in topic.damaged.values()
             ]
-            for _, partition in sorted(topic.partitions.items()):
+            for partition in topic.partitions.values():
                 if partition.cold is None:
                     steps += self._repair_segments(
                         partition, apply=apply, deep=deep, accept_loss=accept_loss
@@ -114,7 +114,7 @@ class Maintenance:
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
-        for number, partition in sorted(topic.partitions.items()):
+        for number, partition in topic.partitions.items():
             if partition.cold is None:
                 continue
             self._check_owned(partition, claim=apply)
@@ -203,7 +203,7 @@ class Maintenance:
         if self._bucket is None:
             return
         store = self._bucket.store_status.require_store()
-        for _, partition in sorted(topic.partitions.items()):
+        for partition in topic.partitions.values():
             if partition.cold is not None:
                 self._check_owned(partition, claim=apply)
                 yield Repair(

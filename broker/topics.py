@@ -69,7 +69,7 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Topic:
-    """One live topic and its partitions, the open and the damaged ones."""
+    """One live topic and its partitions, the open and the damaged ones, each in order."""
 
     def __init__(
         self, record: TopicRecord, partitions: Mapping[int, Partition | DamagedPartition]
@@ -85,9 +85,9 @@ class Topic:
         """Add partitions. The maps are replaced: a concurrent iteration sees the old ones."""
         opened = {n: one for n, one in partitions.items() if not isinstance(one, DamagedPartition)}
         damaged = {n: one for n, one in partitions.items() if isinstance(one, DamagedPartition)}
-        self.partitions = {**self.partitions, **opened}
+        self.partitions = dict(sorted((self.partitions | opened).items()))
         rest = {n: one for n, one in self.damaged.items() if n not in opened}
-        self.damaged = {**rest, **damaged}
+        self.damaged = dict(sorted((rest | damaged).items()))
 
     @property
     def numbers(self) -> list[int]:
@@ -98,7 +98,7 @@ class Topic:
         """For the records without a key of one request: round robin over the partitions that
         append, or over all if none does.
         """
-        numbers = sorted(self.partitions) or self.numbers
+        numbers = list(self.partitions) or self.numbers
         turn = next(self.turns) % len(numbers)
         following = numbers[turn:] + numbers[:turn]
         return next((number for number in following if self._appends(number)), numbers[turn])
@@ -138,10 +138,9 @@ class Topic:
             topic_id=self.record.topic_id,
             config=dict(self.config.overrides),
             effective_config=self.config.effective(),
-            partitions=[_describe(partition) for _, partition in sorted(self.partitions.items())],
+            partitions=[_describe(partition) for partition in self.partitions.values()],
             damaged_partitions=[
-                DamagedState(number, str(one.reason))
-                for number, one in sorted(self.damaged.items())
+                DamagedState(number, str(one.reason)) for number, one in self.damaged.items()
             ],
         )
 

@@ -77,9 +77,8 @@ def _check_segments(
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="verify") as pool:
         waiting: deque[Future[Findings]] = deque()
-        given = iter(entries)
         try:
-            for entry in given:
+            for entry in entries:
                 waiting.append(pool.submit(check, entry))
                 if len(waiting) >= 2 * WORKERS:
                     findings.merge(waiting.popleft().result())

@@ -60,12 +60,12 @@ def verify_topic(
         there = check_topic_object(store, record)
         if published() == record:  # otherwise it was altered meanwhile
             found.merge(there)
-    for number, damaged in sorted(topic.damaged.items()):
+    for number, damaged in topic.damaged.items():
         local = Findings(number)
         file = getattr(damaged.reason, "file", None) or None
         local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
         found.merge(local)
-    for _, partition in sorted(topic.partitions.items()):
+    for partition in topic.partitions.values():
         found.merge(_check_partition(partition, topic.record, store, context))
     return found.report()
 
