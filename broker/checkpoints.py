@@ -42,6 +42,7 @@ class Checkpoints:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
         self._lock = threading.RLock()
         self._written: frozenset[str] = frozenset()  # topics that may have rows in the files
+        self._saved: dict[str, Mapping[TopicPartition, int]] = {}  # by file
 
     def forget(self, name: str) -> None:
         """Remove, durably, the rows of a deleted topic."""
@@ -50,7 +51,7 @@ class Checkpoints:
                 self.save()
 
     def save(self) -> None:
-        """Write all three files."""
+        """Bring all three files up to date."""
         with self._lock:
             partitions, damaged = list(self._partitions()), list(self._damaged())
             topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
@@ -58,7 +59,7 @@ class Checkpoints:
             flushed = {_place(p): p.log.recovery_point for p in partitions}
             flushed |= {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
             for name in (RECOVERY_POINTS, HIGH_WATERMARKS):  # consumers read what is flushed
-                self._folder.write_checkpoint(name, flushed)
+                self._write(name, flushed)
             self._save_log_starts({})
             self._written = topics
 
@@ -85,7 +86,13 @@ class Checkpoints:
                 self._written |= {partition.topic}
         damaged = self._damaged()
         starts |= {_place(d): at for d in damaged if (at := d.log_start_offset) is not None}
-        self._folder.write_checkpoint(LOG_STARTS, starts)
+        self._write(LOG_STARTS, starts)
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """An idle broker does not write: the file has these offsets already."""
+        if self._saved.pop(name, None) != offsets:  # popped, because an error leaves it unknown
+            self._folder.write_checkpoint(name, offsets)
+        self._saved[name] = offsets
 
 
 class CompactionOffsets:

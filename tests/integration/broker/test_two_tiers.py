@@ -263,9 +263,29 @@ def test_checkpoints_interrupted_by_a_full_disk_do_not_apply_to_the_next_topic(
     assert harness.broker.folder.read_checkpoint(RECOVERY_POINTS).get(("t", 0), 0) == 0
 
 
+def test_an_idle_broker_rewrites_no_checkpoint(harness, monkeypatch):
+    harness.broker.create_topic("t")
+    harness.broker.background._tasks[-1].stop(10)  # it saves them too
+    harness.broker.checkpoints.save()
+    write, written = harness.broker.folder.write_checkpoint, []
+
+    def listed(name, offsets):
+        written.append(name)
+        write(name, offsets)
+
+    monkeypatch.setattr(harness.broker.folder, "write_checkpoint", listed)
+    harness.broker.checkpoints.save()
+    assert written == []
+    harness.produce("t", [b"v"])
+    harness.broker.checkpoints.save()
+    assert written == [RECOVERY_POINTS, HIGH_WATERMARKS]
+    assert harness.broker.folder.read_checkpoint(RECOVERY_POINTS) == {("t", 0): 1}
+
+
 def test_a_trim_is_durable_despite_concurrent_checkpoints(harness, monkeypatch):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(100)
+    harness.broker.partition("t", 0).log.trim(10)  # so that there is something to save
     write, trims = harness.broker.folder.write_checkpoint, []
 
     def overtaken(name, offsets):
