@@ -31,12 +31,12 @@ from hot_tier.file_names import (
     path_of,
     segment_files,
 )
-from hot_tier.log_config import LONG_MAX
 from hot_tier.open_files import FileReader, Pread
 from hot_tier.salvage import LostRange, SalvageScan
 from record_format.batch import BatchHeader
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
+from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 COPY_BYTES = 1 << 20
 
@@ -109,7 +109,7 @@ def _first_batch_skipping_corruption(
         FileReader(OpenFile(log), zero_filling_pread(os.pread)),
         size_bytes=log.stat().st_size,
         start_offset=base_offset,
-        end_offset=LONG_MAX,
+        end_offset=base_offset + MAX_RELATIVE_OFFSET + 1,
         reaches_end=False,
     )
     for piece in pieces:
