@@ -123,7 +123,7 @@ class SegmentLookup:
                 return SegmentEnd(header.position, header.base_offset if in_order else expected)
             if in_order:
                 expected = header.next_offset
-        return self._segment.end
+        return SegmentEnd(size_bytes, next_offset)
 
     def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:
         """An index entry close to the nearer limit, before which everything is within both."""
