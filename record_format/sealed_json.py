@@ -45,7 +45,7 @@ class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
 
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _HEADER: Final = re.compile(
-    rb'\{"format_version":\d+,"kind":"[^"]*","length":(\d+),"crc32c":"[0-9a-f]{8}","document":'
+    rb'\{"format_version":\d+,"kind":"[^"]*","length":(\d{1,19}),"crc32c":"[0-9a-f]{8}","document":'
 )
 
 

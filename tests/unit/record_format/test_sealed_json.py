@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from record_format.errors import CorruptManifest, UnknownFormatVersion
-from record_format.sealed_json import seal, unseal
+from record_format.sealed_json import is_truncated, seal, unseal
 
 DOCUMENT = b'{"topic":"caf\xc3\xa9","list":[1,2,{"a":null}],"version":12}'
 SEALED = seal(DOCUMENT, kind="manifest")
@@ -79,6 +79,13 @@ def test_an_edited_document_is_refused() -> None:
 def test_bytes_that_are_no_sealed_document_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptManifest):
         unseal(data, kind="manifest", file="f")
+
+
+def test_a_length_of_thousands_of_digits_is_corrupt_not_truncated() -> None:
+    header, _, document = SEALED.partition(b'"length":')
+    rest = document.lstrip(b"0123456789")
+    assert is_truncated(SEALED[:-1])
+    assert not is_truncated(header + b'"length":' + b"9" * 5000 + rest[:-1])
 
 
 def test_a_deeply_nested_document_is_refused() -> None:
