@@ -3,8 +3,9 @@
 * A consumer that ends reads one partition after another; if the end is not written yet, its fetches
   wait in the broker.
 * A follower whose first fetch succeeded retries however long the broker is away: see `_policy`.
-* A follower of one partition long-polls. A follower of several fetches from them in turn; once all
-  are up to date, one long poll awaits records in any of them, which are then fetched first.
+* A follower of one partition long-polls. A follower of several fetches in turn from those that are
+  not up to date; after each turn, one request finds those of the others that have records. Once all
+  are up to date, that request is a long poll.
 * A follower of a whole topic looks for added partitions every `METADATA_MAX_AGE_MS`, and reads them
   from their beginning.
 """
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -124,7 +125,7 @@ class FetchSchedule:
             return None
         cursor, wait_ms = self._queue[0], 0
         if cursor.follow and len(self._queue) > 1:
-            if all(one.at_end for one in self._queue):
+            if cursor.at_end:
                 return self._await_records(now_s)
             self._queue.rotate(-1)
         elif cursor.at_end:
@@ -178,16 +179,23 @@ class FetchSchedule:
         return self.progress.limit_wait(wait_ms, now_s) if self.progress else wait_ms
 
     def _await_records(self, now_s: float) -> ScheduledCall:
-        """A long poll for as many of the partitions as it may have; the next one is for others."""
-        awaited = list(islice(self._queue, AWAITED_MAX))
+        """Find which of the up-to-date partitions have records, as many as a request may name. It
+        waits for one, unless there are others to fetch from.
+        """
+        up_to_date = takewhile(lambda cursor: cursor.at_end, self._queue)
+        awaited = list(islice(up_to_date, AWAITED_MAX))
         self._queue.rotate(-len(awaited))
-        wait_ms = FOLLOW_WAIT_MS if len(awaited) == len(self._queue) else AWAITED_IN_TURN_MS
         topic, limits = awaited[0].topic, awaited[0].limits
+        wait_ms = limits.wait_ms or FOLLOW_WAIT_MS
+        if not all(cursor.at_end for cursor in self._queue):
+            wait_ms = 0
+        elif len(awaited) < len(self._queue):
+            wait_ms = min(wait_ms, AWAITED_IN_TURN_MS)
         call = calls.await_records(
             topic,
             {cursor.partition: cursor.reached_offset for cursor in awaited},
             isolation=limits.isolation,
-            wait_ms=self._limit_wait(limits.wait_ms or wait_ms, now_s),
+            wait_ms=self._limit_wait(wait_ms, now_s),
         )
         return ScheduledCall(exchange(call, self._policy), partial(self._fetch_first, awaited))
 

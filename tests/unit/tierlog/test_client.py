@@ -7,7 +7,7 @@ import pickle
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import product
+from itertools import islice, product
 from math import inf, nan
 
 import httpx
@@ -24,6 +24,7 @@ from tierlog.client import (
     RetryPolicy,
     calls,
     problems,
+    scheduling,
 )
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.cursor import PartitionCursor
@@ -566,6 +567,50 @@ def test_an_up_to_date_follower_of_several_partitions_awaits_any_of_them():
     assert body["partitions"] == [{"topic": "t", "partition": n, "offset": 0} for n in range(3)]
     assert (body["wait_ms"], body["max_bytes"]) == (10_000, 1)
     assert all("wait_ms" not in r.url.params for r in script.requests)
+
+
+def test_partitions_without_news_take_one_request_while_another_is_behind():
+    ends, paths = {0: 20, 1: 0, 2: 0}, []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path.removeprefix("/v1/topics/t/partitions/"))
+        if request.url.path == "/v1/fetch":
+            body = json.loads(request.content)
+            assert body["wait_ms"] == 0
+            numbers = [one["partition"] for one in body["partitions"]]
+            return ok(
+                {"partitions": [{"partition": n, "high_watermark": ends[n]} for n in numbers]}
+            )
+        end, offset = ends[int(request.url.path.split("/")[5])], request.url.params["offset"]
+        base = 0 if offset == "earliest" else int(offset)
+        if base == end:
+            return fetched(b"", next_offset=end, high_watermark=end)
+        batch = bytes(encode_batch([b"v"], timestamps=[1], base_offset=base))
+        return fetched(batch, next_offset=base + 1, high_watermark=end)
+
+    with client(respond) as c:
+        records = c.consume("t", partitions=range(3), follow=True)
+        assert [next(records).offset for _ in range(6)] == list(range(6))
+        fetches = [f"{number}/records" for number in (0, 1, 2)]
+        assert paths == [*fetches, fetches[0], *["/v1/fetch", fetches[0]] * 4]
+        ends[2] = 1
+        found = [(record.partition, record.offset) for record in islice(records, 3)]
+    assert found == [(0, 6), (2, 0), (0, 7)]
+
+
+@pytest.mark.parametrize(("given_ms", "wait_ms"), [(0, 500), (20, 20), (10_000, 500)])
+def test_partitions_that_are_awaited_in_turn_wait_only_briefly(monkeypatch, given_ms, wait_ms):
+    monkeypatch.setattr(scheduling, "AWAITED_MAX", 1)
+    limits = Limits(wait_ms=given_ms)
+    cursors = [
+        PartitionCursor("t", number, next_offset=5, follow=True, at_end=True, limits=limits)
+        for number in range(2)
+    ]
+    schedule = FetchSchedule(cursors, QUICK, whole_topic=False, progress=None)
+    requests = [next(schedule.next_call(0.0).steps) for _ in range(2)]
+    bodies = [json.loads(request.body) for request in requests]
+    assert [body["partitions"][0]["partition"] for body in bodies] == [0, 1]
+    assert {body["wait_ms"] for body in bodies} == {wait_ms}
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
