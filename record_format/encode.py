@@ -81,10 +81,12 @@ def encode_batch(
     greatest = max(timestamps)
     base = base_timestamp_for(timestamps[0], greatest=greatest)
     columns = _Columns(values, timestamps, keys, headers)
-    records = compress(codec, _encode_records(columns, base=base))
+    records = _encode_records(columns, base=base)
+    if codec != NONE:
+        records = [compress(codec, b"".join(records))]
     head = HEADER.pack(
         base_offset,
-        HEADER_SIZE - LOG_OVERHEAD + len(records),
+        HEADER_SIZE - LOG_OVERHEAD + sum(map(len, records)),
         leader_epoch,
         MAGIC,
         0,
@@ -203,7 +205,8 @@ def _too_large(index: int, *, limit_bytes: int, size_bytes: int) -> RecordTooLar
     )
 
 
-def _encode_records(columns: _Columns, *, base: int) -> bytes:
+def _encode_records(columns: _Columns, *, base: int) -> list[bytes]:
+    """In parts: they are joined once, with the header."""
     values, timestamps, keys, headers = columns
     simple = keys is None and headers is None and len(values) < len(SMALL) and None not in values
     if simple and timestamps.count(timestamps[0]) == len(timestamps):
@@ -211,7 +214,7 @@ def _encode_records(columns: _Columns, *, base: int) -> bytes:
     return _encode_any(columns, base=base)
 
 
-def _encode_values(values: Sequence[bytes]) -> bytes:
+def _encode_values(values: Sequence[bytes]) -> list[bytes]:
     """Records with only a value: length, 0 0, offset delta, null key, value length, value, 0.
 
     The last byte of a record (no headers) is written together with the start of the next one.
@@ -234,10 +237,10 @@ def _encode_values(values: Sequence[bytes]) -> bytes:
         add(value)
     add(b"\0")
     parts[0] = parts[0][1:]
-    return b"".join(parts)
+    return parts
 
 
-def _encode_any(columns: _Columns, *, base: int) -> bytes:
+def _encode_any(columns: _Columns, *, base: int) -> list[bytes]:
     values, timestamps, keys, headers = columns
     parts: list[bytes] = []
     deltas: dict[int, bytes] = {base: b"\0\0"}
@@ -259,7 +262,7 @@ def _encode_any(columns: _Columns, *, base: int) -> bytes:
         size = sum(map(len, fields))
         parts.append(encoded(size))
         parts += fields
-    return b"".join(parts)
+    return parts
 
 
 def _encode_headers(headers: Headers) -> bytes:

@@ -166,7 +166,7 @@ def build_produced(
     )
     if producer_id != NO_PRODUCER_ID:
         raise _not_one_batch(len(body), max_message_bytes)  # each record fits one of its own
-    body = bytearray().join(item.batch for item in ranges)
+    body = ranges[0].batch if len(ranges) == 1 else bytearray().join(r.batch for r in ranges)
     return ProducedBatches(
         body,
         list(iter_headers(body)),
