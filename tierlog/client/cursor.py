@@ -56,6 +56,8 @@ class PartitionCursor:
         """
         if isinstance(partitions, int):
             raise TypeError(f"partitions: expected a list of numbers, as in [{partitions}]")
+        if self.timestamp is not None:
+            offset = "earliest"  # not used: the first fetch is by the timestamp
         end_offset = None if self.end_offset is None else index(self.end_offset)
         return [
             replace(

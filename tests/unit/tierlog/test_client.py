@@ -733,6 +733,18 @@ def test_a_timestamp_past_the_end_offset_returns_no_older_records():
     assert record.value == b"b"
 
 
+def test_a_timestamp_is_in_place_of_an_offset_as_in_a_fetch():
+    batches = [bytes(encode_batch([b"a", b"b"], timestamps=[9, 9], base_offset=n)) for n in (0, 2)]
+    script = Script(
+        fetched(batches[0], next_offset=2, high_watermark=4),
+        fetched(batches[1], next_offset=4, high_watermark=4),
+    )
+    with client(script) as c:
+        records = list(c.consume("t", partitions=[0], offset=2, timestamp=9))
+    assert [record.offset for record in records] == [0, 1, 2, 3]
+    assert [r.url.params.get("timestamp") for r in script.requests] == ["9", None]
+
+
 def test_consume_long_polls_for_an_end_offset_not_written_yet():
     batches = [bytes(encode_batch([b"%d" % n], timestamps=[n], base_offset=n)) for n in range(3)]
     script = Script(
