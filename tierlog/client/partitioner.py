@@ -57,6 +57,7 @@ class Partitioner:
     def keep_or_raise(self, topic: str, error: TierlogError) -> None:
         """The topic could not be described: keep what is known of it, else raise `error`."""
         if topic not in self._topics or isinstance(error, RequestError):
+            self.expire(topic)
             raise error
 
     def choose(self, topic: str, record: PreparedRecord) -> int:

@@ -92,6 +92,27 @@ def test_a_topic_with_fewer_partitions_is_described_again_once_one_is_unknown():
         assert {delivery.result(0).partition for delivery in send_keys()} == {0}
 
 
+def test_a_deleted_topic_is_described_for_each_record_until_it_is_back():
+    """It may have more partitions then, and keys have to go where other producers send them."""
+    broker, deleted = GrowingBroker(), refused(404, "unknown-topic")
+    broker.fault = (404, "unknown-topic")
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        is_append = request.url.path.endswith("/records")
+        return deleted if is_append and broker.partitions is None else broker(request)
+
+    with client(respond) as c, c.producer() as producer:
+        assert producer.send("t", "v", key="k").result(10).partition == 0
+        broker.partitions = None
+        assert isinstance(producer.send("t", "v", key="k").exception(10), errors.UnknownTopic)
+        for _ in range(2):
+            with pytest.raises(errors.UnknownTopic):
+                producer.send("t", "v", key="k")
+        broker.partitions = (0, 1)
+        sent = [producer.send("t", "v", key=str(n)) for n in range(20)]
+        assert {delivery.result(10).partition for delivery in sent} == {0, 1}
+
+
 def test_only_one_of_many_senders_refreshes_a_topic():
     partitioner = Partitioner(batch_bytes=100)
     assert all(partitioner.claim_refresh("t", now_ms=0) for _ in range(2))
