@@ -68,10 +68,12 @@ class RequestBatcher:
 
 
 def _number_in_input(numbers: Sequence[int], found: re.Match[str]) -> str:
+    """Unchanged if the request has no such record: the message may quote the name of a topic."""
     record_index, line_number = found.groups()
-    if record_index is not None:
-        return f"record {numbers[int(record_index)]}"
-    return f"line {numbers[int(line_number) - 1]}"
+    index = int(line_number) - 1 if record_index is None else int(record_index)
+    if not 0 <= index < len(numbers):
+        return found[0]
+    return f"{'line' if record_index is None else 'record'} {numbers[index]}"
 
 
 class LiveInput(io.RawIOBase):

@@ -1,11 +1,14 @@
-"""Input of `tierlog produce` that arrives bit by bit."""
+"""Requests of `tierlog produce`: input that arrives bit by bit, and the numbers in errors."""
 
 import fcntl
 import io
 import os
 import resource
 
-from tierlog.cli.request_batcher import LiveInput, RequestBatcher
+import pytest
+
+from record_format.errors import InvalidRecord, TierlogError, UnknownTopic
+from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
 
 
 def test_an_empty_nonblocking_pipe_is_not_at_its_end():
@@ -46,3 +49,25 @@ def test_a_descriptor_above_the_limit_of_select_is_read():
         os.write(write, b"more")
         os.close(write)
         assert live.readinto(memoryview(bytearray(10))) == len(b"more")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (InvalidRecord("records[1].key: bad"), "record 9.key: bad"),
+        (InvalidRecord("line 2: bad"), "line 9: bad"),
+        (UnknownTopic("records[2]"), "there is no topic 'records[2]'"),
+        (InvalidRecord("line 0: bad"), "line 0: bad"),
+        (InvalidRecord("line 3: bad"), "line 3: bad"),
+    ],
+)
+def test_errors_name_records_by_their_number_in_the_input(error: TierlogError, message: str):
+    def refuse(_: list[Item]) -> None:
+        raise error
+
+    batcher = RequestBatcher(refuse, max_records=10, max_bytes=1000)
+    batcher.add(7, b"first")
+    batcher.add(9, b"second")
+    with pytest.raises(TierlogError) as refused:
+        batcher.send()
+    assert str(refused.value) == message
