@@ -400,10 +400,12 @@ def _stop_spark(stage: Stage) -> None:
 
 def _stop_all(stage: Stage) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the cleanup
-    _stop_spark(stage)
-    for child in (stage.broker, stage.kernel, stage.s3_server):
-        if child is not None:
-            child.stop()
+    try:
+        _stop_spark(stage)
+    finally:  # Spark's JVM may be gone; these would outlive the demo
+        for child in (stage.broker, stage.kernel, stage.s3_server):
+            if child is not None:
+                child.stop()
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -39,3 +39,23 @@ def test_a_second_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
     finally:
         stage.s3_server.stop()
         signal.signal(signal.SIGINT, previous_handler)
+
+
+def test_processes_are_stopped_even_if_sparks_jvm_is_gone(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ConnectionRefusedError
+
+    previous_handler = signal.getsignal(signal.SIGINT)
+    stage = demo.Stage(tmp_path, {}, broker=started(tmp_path), s3_server=started(tmp_path))
+    stage.spark = SimpleNamespace(stop=fail)
+    children = [stage.broker, stage.s3_server]
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            demo._stop_all(stage)
+        for child in children:
+            with pytest.raises(ProcessLookupError):
+                os.kill(child.pid, 0)
+    finally:
+        for child in children:
+            child.stop()
+        signal.signal(signal.SIGINT, previous_handler)
