@@ -56,7 +56,7 @@ from cold_tier.s3_multipart import (
 )
 from cold_tier.s3_options import S3Options
 from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from cold_tier.s3_responses import check_range, checksum_of, response_time_ms
+from cold_tier.s3_responses import check_range, checksum_of, member_of, response_time_ms
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockSkewTooLarge,
@@ -219,8 +219,8 @@ class S3Store:
 
         def send() -> bytes:
             response = self._client.get_object(**self._target(key), ChecksumMode="ENABLED")
-            size_bytes = response["ContentLength"]
             with closing(response["Body"]) as stream:
+                size_bytes = member_of(response, "ContentLength", key=key)
                 if size_bytes > max_bytes:
                     raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
                 pieces = stream.iter_chunks(PIECE_BYTES)
@@ -260,7 +260,8 @@ class S3Store:
 
         response = self._once("get", key, send)
         with closing(response["Body"]) as stream:
-            given, size_bytes = response.get("ContentRange", ""), response["ContentLength"]
+            size_bytes = member_of(response, "ContentLength", key=key)
+            given = response.get("ContentRange", "")
             check_range(given, size_bytes, start=start, end=end, key=key)
             yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
 
@@ -283,8 +284,10 @@ class S3Store:
 
     def _head_by_boto3(self, key: str) -> ObjectStat:
         response = self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
-        modified_ms = int(response["LastModified"].timestamp() * 1000)
-        return ObjectStat(key, response["ContentLength"], checksum_of(response), modified_ms)
+        size_bytes = member_of(response, "ContentLength", key=key)
+        modified = member_of(response, "LastModified", key=key)
+        modified_ms = int(modified.timestamp() * 1000)
+        return ObjectStat(key, size_bytes, checksum_of(response), modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)

@@ -71,6 +71,14 @@ def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
     return ObjectStat(key, size_bytes, checksum_of(described), int(modified.timestamp() * 1000))
 
 
+def member_of(response: Any, name: str, *, key: str) -> Any:
+    """Raises StoreUnavailable if the store sent a response without the header."""
+    try:
+        return response[name]
+    except KeyError:
+        raise StoreUnavailable(f"{key}: the response has no {name}") from None
+
+
 def response_time_ms(response: Any) -> int:
     """The `Date` of the response; the local clock if it has none."""
     try:

@@ -223,6 +223,25 @@ def test_a_response_without_a_length_falls_back_to_boto3():
         store.close()
 
 
+@pytest.mark.parametrize(
+    ("call", "requests_sent", "body"),
+    [
+        (lambda store: read(store, 0, 10), 2, b"0\r\n\r\n"),
+        (lambda store: store.get("k", max_bytes=10), 1, b"0\r\n\r\n"),
+        (lambda store: store.head("k"), 2, b""),
+    ],
+    ids=["range", "get", "head"],
+)
+def test_a_response_without_a_length_for_boto3_too_is_reported(call, requests_sent, body):
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    with raw_server(*[[chunked]] * requests_sent) as (endpoint, requests):
+        store = open_store(endpoint)
+        with pytest.raises(StoreUnavailable, match="k: the response has no ContentLength"):
+            call(store)
+        assert len(requests) == requests_sent
+        store.close()
+
+
 def test_behind_a_proxy_boto3_is_used(monkeypatch):
     with raw_server([plain(0, 10)]) as (proxy, requests):
         monkeypatch.setenv("http_proxy", proxy)
