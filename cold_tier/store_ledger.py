@@ -123,6 +123,9 @@ class StoreLedger:
         except ObjectExists:
             outcome = "exists"
             raise
+        except GeneratorExit:
+            outcome = "done"  # the reader of a range needs no more of it
+            raise
         except BaseException as fault:
             error = str(fault) or type(fault).__name__
             if isinstance(fault, StoreUnreachable):

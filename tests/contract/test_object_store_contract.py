@@ -119,6 +119,7 @@ def test_an_abandoned_range_leaves_the_store_usable(store):
         next(pieces)
         pieces.close()
     assert store.get("long", max_bytes=MIB) == b"z" * MIB
+    assert store.ledger.failures == 0
 
 
 def test_head_returns_size_checksum_and_time(store):
