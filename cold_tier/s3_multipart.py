@@ -108,6 +108,8 @@ class MultipartUpload:
         try:
             done = self._send_all(parts, upload, concurrency=concurrency, pace=pace)
             self._complete(upload.upload_id, done)
+        except MissingObject as error:
+            raise UploadNotFound(f"upload {upload.upload_id} no longer exists") from error
         except BaseException as error:
             if resumable is None or not _is_resumable(error):
                 with suppress(TierlogError):

@@ -420,6 +420,20 @@ def test_an_upload_whose_parts_cannot_be_listed_is_lost(tmp_path, refusal):
     assert [method for method, *_ in requests] == ["GET"]
 
 
+def test_an_upload_that_is_aborted_while_its_parts_are_sent_is_lost(tmp_path):
+    """By the store's lifecycle rule, say. Nothing is missing that a manifest names."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(6 << 20))
+    begun = (
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    )
+    with (
+        s3(Reply(200, body=begun), Reply(404, "NoSuchUpload")) as (store, _),
+        pytest.raises(UploadNotFound),
+    ):
+        store.put_file("k.log", path, size_bytes=6 << 20, crc32c=1, part_bytes=5 << 20)
+
+
 def test_a_store_that_may_not_list_uploads_has_none():
     with s3(Reply(403, "AccessDenied")) as (store, _):
         assert store.incomplete_uploads("topics/", limit=10) == []
