@@ -458,8 +458,9 @@ class ManifestStore:
         return stamped
 
     def _put_page(self, key: str, body: bytes) -> None:
-        """Write a page. If the store does not confirm its checksum, read it back."""
+        """Write a page. Unless the store reports its CRC-32C, read it back."""
         stat = self.objects.put(key, body)
-        confirmed = stat.size_bytes == len(body) and stat.checksum is not None
+        expected = (len(body), ("crc32c", f"{crc32c(body):08x}"))
+        confirmed = (stat.size_bytes, stat.checksum) == expected
         if not confirmed and get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
             raise CorruptManifest("the stored page differs from what was sent", file=key)

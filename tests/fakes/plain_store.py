@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from record_format.errors import (
     MissingObject,
     ObjectExists,
@@ -71,7 +73,6 @@ class PlainStore:
         body: bytes | memoryview,
         *,
         if_absent: bool = False,
-        crc32c: int | None = None,
     ) -> PlainStat:
         fault = self._begin("put", key)
         body = bytes(body)
@@ -145,7 +146,7 @@ class PlainStore:
 
     def _stat(self, key: str) -> PlainStat:
         body, modified_ms = self.objects[key]
-        return PlainStat(key, len(body), ("plain", str(len(body))), modified_ms)
+        return PlainStat(key, len(body), ("crc32c", f"{crc32c(body):08x}"), modified_ms)
 
     def _begin(self, call: str, key: str) -> Fault | None:
         with self._lock:

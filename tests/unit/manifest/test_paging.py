@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import random
+from collections.abc import Callable
 
 import pytest
+from crc32c import crc32c
 from msgspec.structs import replace
 
 from manifest.codec import encode_manifest
@@ -46,15 +49,30 @@ def test_few_entries_stay_inline(store: PlainStore) -> None:
 
 
 class PageLosingStore(PlainStore):
-    """Returns no checksums, and stores zeros in place of pages."""
+    """Stores zeros in place of pages, and returns a checksum of them."""
+
+    def __init__(self, checksum: Callable[[bytes], object | None]) -> None:
+        super().__init__()
+        self.checksum = checksum
 
     def put(self, key: str, body: bytes | memoryview, **options: bool) -> PlainStat:
-        kept = bytes(len(body)) if "/pages/" in key else body
-        return super().put(key, kept, **options)._replace(checksum=None)
+        kept = bytes(len(body)) if "/pages/" in key else bytes(body)
+        return super().put(key, kept, **options)._replace(checksum=self.checksum(kept))
 
 
-def test_a_page_that_was_stored_wrong_is_never_referenced() -> None:
-    store = PageLosingStore()
+@pytest.mark.parametrize(
+    "checksum",
+    [
+        lambda _: None,
+        lambda kept: ("md5", hashlib.md5(kept).hexdigest()),
+        lambda kept: ("crc32c", f"{crc32c(kept):08x}"),
+    ],
+    ids=["none", "md5", "crc32c"],
+)
+def test_a_page_that_was_stored_wrong_is_never_referenced(
+    checksum: Callable[[bytes], object | None],
+) -> None:
+    store = PageLosingStore(checksum)
     with pytest.raises(CorruptManifest, match="differs from what was sent"):
         filled(store, INLINE_MAX + 1, step=64)
     loaded = manifest_store(store).load()
