@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -70,6 +69,9 @@ class StreamResponse(NamedTuple):
 
 AnyResponse = Response | FileResponse | WindowedResponse | StreamResponse
 
+Read = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Runs a read of a file in a thread."""
+
 
 def json_response(
     document: object, *, status: int = 200, headers: HeaderList | None = None
@@ -77,13 +79,14 @@ def json_response(
     return Response(status, [JSON, NO_STORE, *(headers or ())], msgspec.json.encode(document))
 
 
-async def send_response(exchange: Exchange, response: AnyResponse) -> None:
+async def send_response(exchange: Exchange, response: AnyResponse, read: Read) -> None:
+    """`read` is used for files unless the server can send them itself."""
     if isinstance(response, Response):
         await _send_bytes(exchange, response)
     elif isinstance(response, FileResponse):
-        await _send_files(exchange, response)
+        await _send_files(exchange, response, read)
     elif isinstance(response, WindowedResponse):
-        await _send_windows(exchange, response)
+        await _send_windows(exchange, response, read)
     else:
         await _send_stream(exchange, response)
 
@@ -126,17 +129,17 @@ async def _send_bytes(exchange: Exchange, response: Response) -> None:
         await exchange.send(_END)  # waits until the client has read most of it
 
 
-async def _send_files(exchange: Exchange, response: FileResponse) -> None:
+async def _send_files(exchange: Exchange, response: FileResponse, read: Read) -> None:
     size = response.size_bytes
     if not exchange.head_sent:
         await _send_head(exchange, response.status, response.headers, content_length=size)
     if not size or exchange.method == "HEAD":
         await exchange.send(_END)
     else:
-        await _send_slices(exchange, response.slices, is_last=True)
+        await _send_slices(exchange, response.slices, read, is_last=True)
 
 
-async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
+async def _send_windows(exchange: Exchange, response: WindowedResponse, read: Read) -> None:
     async with aclosing(response.windows) as windows:
         left = response.size_bytes
         await _send_head(exchange, response.status, response.headers, content_length=left)
@@ -145,15 +148,17 @@ async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
             return
         async for slices in windows:
             left -= sum(piece.size_bytes for piece in slices)
-            await _send_slices(exchange, slices, is_last=not left)
+            await _send_slices(exchange, slices, read, is_last=not left)
             del slices  # released before waiting for the next window
 
 
-async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
+async def _send_slices(
+    exchange: Exchange, slices: Sequence[FileSlice], read: Read, *, is_last: bool
+) -> None:
     if EXTENSION in exchange.scope.get("extensions", ()):
         await _send_zero_copy(exchange, slices, is_last=is_last)
     else:
-        await _send_reads(exchange, slices, is_last=is_last)
+        await _send_reads(exchange, slices, read, is_last=is_last)
 
 
 async def _send_zero_copy(
@@ -172,7 +177,9 @@ async def _send_zero_copy(
         )
 
 
-async def _send_reads(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
+async def _send_reads(
+    exchange: Exchange, slices: Sequence[FileSlice], read: Read, *, is_last: bool
+) -> None:
     """For servers that cannot send files (TLS). A short file raises EOFError, which aborts the
     connection: a client never gets wrong bytes.
     """
@@ -180,7 +187,7 @@ async def _send_reads(exchange: Exchange, slices: Sequence[FileSlice], *, is_las
         end = piece.position + piece.size_bytes
         for position in range(piece.position, end, READ_BYTES):
             part = piece._replace(position=position, size_bytes=min(READ_BYTES, end - position))
-            data = await asyncio.to_thread(part.read)
+            data = await read(part.read)
             await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
     if is_last:
         await exchange.send(_END)

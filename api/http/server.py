@@ -31,6 +31,7 @@ from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
 from api.protocol.tls_server import TlsServer
 from api.protocol.zerocopy import encode_head
+from broker.started_threads import started_threads
 from record_format.errors import RequestError, Throttled
 
 log = structlog.get_logger(__name__)
@@ -191,7 +192,7 @@ def configured_server(
     """Its sockets are given to `run`; the threads that read for it end with the context."""
     settings = app.context.settings
     logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
-    with ThreadPoolExecutor(settings.read_threads, thread_name_prefix="http-send") as threads:
+    with started_threads(settings.read_threads, name="http-send") as threads:
         config = uvicorn.Config(
             app,
             http=_protocol(app, threads),

@@ -14,6 +14,7 @@ import pytest
 
 from api.http.server import Tls
 from api.http.settings import HttpSettings
+from record_format import page_cache
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
@@ -169,6 +170,27 @@ def test_a_process_that_may_have_no_more_threads_serves_with_those_it_has(
         assert produced.status_code == 200, produced.text
         altered = httpx.patch(server.url + "/v1/topics/t", json={"config": {"flush.ms": 1}})
         assert altered.status_code == 200, altered.text
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_no_thread_is_started_to_read_what_is_sent(
+    tmp_path: Path, tls: Tls, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    context = ssl.create_default_context(cafile=tls.certificate)
+    with (
+        served(tmp_path, HttpSettings(), tls=tls if secure else None) as server,
+        httpx.Client(base_url=server.url, verify=context) as client,
+        monkeypatch.context() as limited,
+    ):
+        body = {"records": [{"value": "x" * 100_000}]}
+        assert client.post(records_path("t"), json=body).status_code == 200
+        limited.setattr(page_cache, "is_resident", lambda *_: False)
+        limited.setattr(threading.Thread, "start", refused)
+        got = client.get(records_path("t"), headers={"accept": BATCHES})
+        assert len(got.content) > 100_000
 
 
 def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
