@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -60,7 +61,8 @@ class FileSender:
     async def run(self) -> None:
         """Return when everything is in the socket's buffer, or after `stop`.
 
-        Raises OSError, and EOFError if the file is too short.
+        Raises ConnectionError if the client has disconnected, another OSError if the disk fails,
+        and EOFError if the file is too short.
         """
         if self._scheduler.busy and self._left > SMALL_BYTES:
             self._on_writable()
@@ -104,7 +106,9 @@ class FileSender:
             self._watch()
             return 0
         except OSError as error:
-            self._finish(error)
+            # Otherwise the error is the socket's: the bytes are in memory.
+            is_disk = error.errno == errno.EIO
+            self._finish(error if is_disk else ConnectionResetError(str(error)))
             return 0
         self._position += sent
         self._left -= sent

@@ -331,7 +331,8 @@ class ZeroCopyProtocol(LimitedProtocol):
     ) -> None:
         """Write `head`, then the bytes; do nothing if the client has disconnected.
 
-        If the file is too short, aborts the connection and raises EOFError.
+        If the file is too short or the disk fails, aborts the connection and raises EOFError or
+        OSError.
         """
         if not self.transport.get_write_buffer_size():
             head = self._send_head(head, more=size_bytes > 0)
@@ -354,9 +355,9 @@ class ZeroCopyProtocol(LimitedProtocol):
         )
         try:
             await self._sending.run()
-        except OSError:
-            self.transport.abort()  # the client disconnected, or the disk failed
-        except (EOFError, asyncio.CancelledError):
+        except ConnectionError:
+            self.transport.abort()
+        except (OSError, EOFError, asyncio.CancelledError):
             self.transport.abort()
             raise
         finally:

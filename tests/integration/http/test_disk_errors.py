@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from hot_tier import segment_views
 from hot_tier.disk import Disk
+from record_format import page_cache
 from tests.fakes.small_disk import small_disk
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, Api, api_of, problem
@@ -195,5 +196,24 @@ def test_a_truncated_response_is_logged_once(api: Api, caplog: pytest.LogCapture
         with pytest.raises(httpx.RemoteProtocolError):
             response.read()
     until(lambda: logs)
+    assert [(line["event"], line["code"]) for line in logs] == [("request failed", "cut-short")]
+    assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
+
+
+def test_a_disk_error_while_a_file_is_sent_is_logged_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = api.topic()
+    api.values(topic, "x")
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
+    monkeypatch.setattr(page_cache, "prefetch", failing)
+    with capture_logs() as logs:
+        with pytest.raises(httpx.RemoteProtocolError):
+            api.get(f"/v1/topics/{topic}/partitions/0/records", headers={"accept": BATCHES})
+        until(lambda: logs)
     assert [(line["event"], line["code"]) for line in logs] == [("request failed", "cut-short")]
     assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
