@@ -12,7 +12,8 @@ Rules:
 * There is one writer at a time: whatever the transport has buffered is written first, and nothing
   else is written while a `FileSender` runs.
 * The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
-  `add_writer` on a transport's descriptor.
+  `add_writer` on a transport's descriptor. Without a descriptor left, a thread reads the file and
+  the transport sends it.
 * If a file is shorter than announced, or a send fails, the connection is aborted: a client may see
   a short response, never wrong bytes.
 * A response sends at most `TURN_BYTES` per iteration of the loop while other requests are in
@@ -343,9 +344,23 @@ class ZeroCopyProtocol(LimitedProtocol):
             await self._drain(head)
         if not size_bytes or self.transport.is_closing():
             return
+        try:
+            await self._send_range(file, position=position, size_bytes=size_bytes)
+        except ConnectionError:
+            self.transport.abort()
+        except (OSError, EOFError, asyncio.CancelledError):
+            self.transport.abort()
+            raise
+
+    async def _send_range(self, file: HasFileno, *, position: int, size_bytes: int) -> None:
+        try:
+            sock = self._duplicate()
+        except OSError:  # no file descriptor left
+            await self._send_reads(file, position=position, size_bytes=size_bytes)
+            return
         self._sending = FileSender(
             self.loop,
-            self._duplicate(),
+            sock,
             file,
             position=position,
             size_bytes=size_bytes,
@@ -355,30 +370,40 @@ class ZeroCopyProtocol(LimitedProtocol):
         )
         try:
             await self._sending.run()
-        except ConnectionError:
-            self.transport.abort()
-        except (OSError, EOFError, asyncio.CancelledError):
-            self.transport.abort()
-            raise
         finally:
             self._sending = None
+
+    async def _send_reads(self, file: HasFileno, *, position: int, size_bytes: int) -> None:
+        """Send through the transport, which needs no other descriptor."""
+        end = position + size_bytes
+        while position < end and not self.transport.is_closing():
+            count = min(TURN_BYTES, end - position)
+            data = await self.loop.run_in_executor(self.threads, _pread, file, count, position)
+            if not data:
+                raise EOFError("the file is shorter than the announced range")
+            await self._drain(data)
+            position += len(data)
 
     def _send_head(self, head: bytes, *, more: bool) -> bytes:
         """Send the head directly. Returns the part that the socket did not accept."""
         if not head:
             return head
         try:
-            return head[self._duplicate().send(head, _MSG_MORE if more else 0) :]
+            sock = self._duplicate()
+        except OSError:  # no file descriptor left
+            return head
+        try:
+            return head[sock.send(head, _MSG_MORE if more else 0) :]
         except BlockingIOError:
             return head
         except OSError:
             self.transport.abort()
             return b""
 
-    async def _drain(self, head: bytes) -> None:
-        """Write `head` and wait until the transport has written everything it has buffered."""
+    async def _drain(self, data: bytes) -> None:
+        """Write `data` and wait until the transport has written everything it has buffered."""
         transport = self.transport
-        transport.write(head)
+        transport.write(data)
         low, high = transport.get_write_buffer_limits()
         transport.set_write_buffer_limits(high=0)
         try:
@@ -399,3 +424,8 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     def _turn_bytes(self) -> int:
         return TURN_BYTES if len(self.tasks) > 1 else ALONE_TURN_BYTES
+
+
+def _pread(file: HasFileno, size_bytes: int, position: int) -> bytes:
+    """Keeps the file open while a thread reads."""
+    return os.pread(file.fileno(), size_bytes, position)

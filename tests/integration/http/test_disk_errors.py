@@ -217,3 +217,17 @@ def test_a_disk_error_while_a_file_is_sent_is_logged_once(
         until(lambda: logs)
     assert [(line["event"], line["code"]) for line in logs] == [("request failed", "cut-short")]
     assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
+
+
+def test_batches_are_sent_without_a_file_descriptor_left_for_the_connection(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dup(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    topic = api.topic()
+    api.values(topic, "x")
+    sent = api.fetch(topic, accept=BATCHES).content
+    monkeypatch.setattr(os, "dup", dup)
+    with httpx.Client(base_url=api.base_url, headers={"accept": BATCHES}) as new:
+        assert new.get(f"/v1/topics/{topic}/partitions/0/records?offset=0").content == sent

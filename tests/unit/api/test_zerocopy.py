@@ -9,6 +9,8 @@ What it leans on in uvicorn: RequestResponseCycle's `transport`, `flow`, `messag
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import socket
 import threading
@@ -502,3 +504,19 @@ def test_bytes_that_are_not_in_memory_are_loaded_by_a_thread(
     with httpx.Client(base_url=running.url) as client:
         assert client.get(f"/file?0-{SIZE}").content == running.data
     assert asked
+
+
+def test_a_file_is_sent_without_a_file_descriptor_left(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dup(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "dup", dup)
+    expected = running.data[:-1] + running.data[7:8]
+    with httpx.Client(base_url=running.url) as client:
+        for _ in range(2):
+            assert client.get(f"/file?0-{SIZE - 1},7-1").content == expected
+        with pytest.raises(httpx.TransportError):
+            client.get(f"/file?0-{SIZE + 1}")
+    assert [type(error) for error in running.app.failures] == [EOFError]
