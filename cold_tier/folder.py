@@ -4,8 +4,8 @@
     <root>/.tierlog-tmp/<unique>    objects being written
 
 * An object appears atomically, with its final bytes: temp file, write, fsync, then link(2) (which
-  fails if the name exists: the atomic create-if-absent) or rename(2), then fsync of the folder. No
-  file is ever written under a key's own name.
+  fails if the name exists: the atomic create-if-absent) or rename(2), then fsync of the folder; if
+  that fails, the link is removed. No file is ever written under a key's own name.
 * A key is a path below the root; `check_key` rejects components that could lead elsewhere. Symbolic
   links that an operator put inside the folder are followed.
 * It keeps no checksums: callers that need certainty read the object back.
@@ -22,7 +22,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -268,6 +268,8 @@ class FolderStore:
             except OSError as error:
                 if not if_absent:
                     raise
+                with suppress(OSError):  # or whoever finds it would take it for durable
+                    path.unlink()
                 raise OutcomeUnknownError(
                     f"{key}: put: could not fsync the folder: {error.strerror}"
                 ) from error
@@ -284,7 +286,12 @@ class FolderStore:
         except FileExistsError:
             if folder.is_file():  # if the folder was deleted meanwhile, the caller retries
                 raise NotADirectoryError(errno.ENOTDIR, "an object", str(folder)) from None
-        _sync_folder(folder.parent)
+        try:
+            _sync_folder(folder.parent)
+        except OSError:
+            with suppress(OSError):  # or the next put would find it, and not sync its entry
+                folder.rmdir()
+            raise
 
     def _remove_empty_folders(self, folder: Path) -> None:
         while folder != self._root:

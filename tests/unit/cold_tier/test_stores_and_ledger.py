@@ -70,9 +70,7 @@ def test_a_failed_put_leaves_no_file(tmp_path, monkeypatch):
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
-def test_a_failed_folder_sync_leaves_the_outcome_unknown(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path)
-    store.put("a/before", b"")
+def no_folder_sync(monkeypatch):
     real = os.fsync
 
     def fails(fd):
@@ -80,15 +78,41 @@ def test_a_failed_folder_sync_leaves_the_outcome_unknown(tmp_path, monkeypatch):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd)
 
+    monkeypatch.setattr(os, "fsync", fails)
+
+
+def test_an_object_whose_folder_cannot_be_synced_is_not_found_in_it(tmp_path, monkeypatch):
+    """A create without a response is read back, and would count as durable."""
+    store = FolderStore(tmp_path)
+    store.put("a/before", b"")
     with monkeypatch.context() as bad:
-        bad.setattr(os, "fsync", fails)
+        no_folder_sync(bad)
         with pytest.raises(
             OutcomeUnknownError, match="a/k: put: could not fsync the folder: Input"
         ):
             store.put("a/k", b"body", if_absent=True)
-    with pytest.raises(ObjectExists):
-        store.put("a/k", b"other", if_absent=True)
-    assert store.get("a/k", max_bytes=9) == b"body"
+        assert store.head("a/k") is None
+    store.put("a/k", b"other", if_absent=True)
+    assert store.get("a/k", max_bytes=9) == b"other"
+
+
+def test_a_new_folder_whose_entry_could_not_be_synced_is_synced_by_the_next_put(
+    tmp_path, monkeypatch
+):
+    store = FolderStore(tmp_path)
+    with monkeypatch.context() as bad:
+        no_folder_sync(bad)
+        with pytest.raises(StoreUnavailable):
+            store.put("a/k", b"body", if_absent=True)
+    synced, real = [], os.fsync
+
+    def look(fd):
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", look)
+    store.put("a/k", b"body", if_absent=True)
+    assert tmp_path in synced
 
 
 def test_old_temporary_files_are_removed_and_new_ones_kept(tmp_path):
