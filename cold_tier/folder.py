@@ -7,7 +7,8 @@
   fails if the name exists: the atomic create-if-absent) or rename(2), then fsync of the folder; if
   that fails, the link is removed. No file is ever written under a key's own name.
 * A key is a path below the root; `check_key` rejects components that could lead elsewhere. Symbolic
-  links that an operator put inside the folder are followed.
+  links that an operator put inside the folder are followed. Files whose names no key can have are
+  not objects.
 * It keeps no checksums: callers that need certainty read the object back.
 * If the folder is gone (an unmounted disk), no object is reported as missing: StoreUnavailable.
   `.tierlog-tmp`, which is created when the store is opened and never removed, tells the difference.
@@ -43,6 +44,7 @@ from cold_tier.object_store import (
     Resumable,
     check_key,
     check_prefix,
+    is_portable,
 )
 from cold_tier.retry import READ_POLICY
 from cold_tier.store_ledger import Operation, StoreLedger
@@ -205,7 +207,7 @@ class FolderStore:
             return list(islice(found, limit))
 
     def _holds_objects(self, prefix: str) -> bool:
-        if not _may_hold(prefix, prefix=prefix, start_after=""):
+        if not (is_portable(prefix) and _may_hold(prefix, prefix=prefix, start_after="")):
             return False
         keys = _walk(self._root / prefix, prefix, prefix=prefix, start_after="")
         return next(keys, None) is not None
@@ -335,7 +337,8 @@ def _walk(folder: Path, folder_key: str, *, prefix: str, start_after: str) -> It
     """Keys below `folder` in byte order; subtrees that cannot match are skipped."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
+            found = [entry for entry in entries if is_portable(entry.name)]
+            names = sorted(entry.name + "/" * entry.is_dir() for entry in found)
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in names:

@@ -227,10 +227,15 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def is_portable(component: str) -> bool:
+    """Whether every store preserves the characters of a component of a key."""
+    return component.isprintable() and "\\" not in component
+
+
 def _check_component(component: str, key: str) -> None:
     if component in {"", ".", ".."} or component == RESERVED_COMPONENT:
         raise InvalidKey(f"key {key!r}: {component!r} is not allowed as a component of a key")
-    if not component.isprintable() or "\\" in component:
+    if not is_portable(component):
         raise InvalidKey(f"key {key!r} contains a character that some stores do not preserve")
     if len(component.encode()) > MAX_COMPONENT_BYTES:
         raise InvalidKey(

@@ -156,6 +156,21 @@ def test_the_name_of_a_folder_may_not_be_text(tmp_path):
     assert open_store(folder.as_uri()).url == folder.as_uri()
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="has no such names")
+def test_a_file_that_no_key_can_name_is_not_an_object(tmp_path):
+    """Else the deletion of its topic would never end."""
+    store = FolderStore(tmp_path)
+    store.put("t/k", b"body")
+    for name in (b"a\\b", b"Icon\r", b"b\xfccket"):
+        (tmp_path / "t" / os.fsdecode(name)).write_bytes(b"")
+        (tmp_path / os.fsdecode(name)).mkdir()
+        (tmp_path / os.fsdecode(name) / "k").write_bytes(b"")
+    listed = [found.key for found in store.list("", limit=9)]
+    store.delete(listed)
+    assert listed == ["t/k"]
+    assert store.list("", limit=9) == store.folders("", limit=9) == []
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_read_only_folder_is_readable(tmp_path, copied):
     FolderStore(tmp_path / "store").put("a/k", b"body")
