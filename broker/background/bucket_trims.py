@@ -37,8 +37,8 @@ class BucketTrims:
             _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
             trimming = self._threads.submit(self._trim, cold, start, done)
-        except RuntimeError as error:
-            del self._in_progress[cold]
+        except RuntimeError as error:  # closed; or no thread can be started, and the call is queued
+            self._in_progress.pop(cold, None)
             raise ShuttingDown(str(error)) from error
         try:
             _check_in_time(wait([trimming], _left_s(deadline_s)).done)
@@ -50,7 +50,7 @@ class BucketTrims:
         try:
             cold.follow_log_start(start)
         finally:
-            del self._in_progress[cold]
+            self._in_progress.pop(cold, None)
             done.set()
 
 
