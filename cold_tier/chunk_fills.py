@@ -89,8 +89,8 @@ class ChunkFills:
                 return True
             if self._read_aheads >= self._read_ahead_max:
                 return False
+            self._read_aheads += 1  # first: a fill that is refused a thread is queued all the same
             self._filling[chunk.key] = _Fill(self._submit(self._fill_ahead, chunk))
-            self._read_aheads += 1
         return True
 
     def close(self) -> None:

@@ -28,7 +28,12 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import ChecksumMismatch, retry_on_checksum_mismatch
-from record_format.errors import StoreUnavailable, TierlogError, disk_full_error
+from record_format.errors import (
+    StoreUnavailable,
+    TierlogError,
+    TooManyThreads,
+    disk_full_error,
+)
 
 T = TypeVar("T")
 
@@ -184,19 +189,21 @@ class RangedReader:
         began = self._monotonic()
         stop = threading.Event()
         get = partial(self._get, chunk, new_temp_path, stop, deadline=deadline)
-        first = self._requests.submit(get)
-        gets, done = [first], set[Future[Path]]()
+        gets, done = list[Future[Path]](), set[Future[Path]]()
         try:
+            gets.append(_submit(self._requests, get))
             done, _ = wait(gets, timeout=self._hedging.delay_s())
             if not done and self._hedging.maybe_spend():
-                gets.append(self._requests.submit(get))
+                with suppress(TooManyThreads):
+                    gets.append(_submit(self._requests, get))
             path = _first_success(gets, stop)
             if len(gets) == 1:
                 self._hedging.record(self._monotonic() - began)
             return path
         finally:
+            stop.set()  # for a GET that was refused a thread: it is in the queue all the same
             # An error that refers to its own future keeps its frames alive, and so open files.
-            del first, gets, done
+            del gets, done
 
     def _get(
         self,
@@ -253,6 +260,13 @@ class RangedReader:
         if buffer is None:
             buffer = self._thread_local.buffer = memoryview(bytearray(PIECE_BYTES))
         return buffer
+
+
+def _submit(pool: ThreadPoolExecutor, get: Callable[[], Path]) -> Future[Path]:
+    try:
+        return pool.submit(get)
+    except RuntimeError as error:
+        raise TooManyThreads(f"no thread for a request to the store: {error}") from error
 
 
 def _first_success(gets: list[Future[Path]], stop: threading.Event) -> Path:

@@ -1,5 +1,6 @@
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from crc32c import crc32c
@@ -12,6 +13,7 @@ from record_format.errors import (
     DiskFull,
     MissingObject,
     StoreUnavailable,
+    TooManyThreads,
 )
 from tests.fakes.faulty_object_store import (
     FailsBefore,
@@ -183,6 +185,29 @@ def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     reader.close()
     assert path.read_bytes() == BODY[1000:700_000]
+
+
+def test_a_request_that_is_refused_a_thread_leaves_no_file(store, tmp_path, monkeypatch):
+    """ThreadPoolExecutor raises after it has queued the call."""
+    slow, names, begun = Slow(), itertools.count(), threading.Event()
+    store.fail("get_range", slow)
+    store.before_call = lambda call, key: begun.set()
+    reader = RangedReader(store, requests_max=2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(reader.fetch, ref(), lambda: tmp_path / f"{next(names)}")
+        assert begun.wait(30)
+
+        def refused(_):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", refused)
+            with pytest.raises(TooManyThreads, match="can't start new thread"):
+                reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+        slow.gate.set()
+        path = first.result(30)
+    reader.close()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_hedges_are_limited_by_a_budget():
