@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+from stat import S_ISDIR
 
 from crc32c import crc32c as crc32c_of
 
@@ -150,8 +151,7 @@ class FolderStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        with self._open(key) as fd:
-            size_bytes = os.fstat(fd).st_size
+        with self._open(key) as (fd, size_bytes):
             if size_bytes > max_bytes:
                 raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
             body = b"".join(_pieces(fd, 0, size_bytes, key=key))
@@ -162,8 +162,7 @@ class FolderStore:
         self, key: str, start: int, end: int, *, into: memoryview | None = None
     ) -> Iterator[Piece]:
         assert 0 <= start < end
-        with self._open(key) as fd:
-            size_bytes = os.fstat(fd).st_size
+        with self._open(key) as (fd, size_bytes):
             if end > size_bytes:
                 raise CorruptObject(f"ends at {size_bytes}, before {end}", file=key)
             for piece in _pieces(fd, start, end, key=key, into=into):
@@ -233,7 +232,7 @@ class FolderStore:
 
     def _stat(self, key: str, path: Path) -> ObjectStat:
         status = path.stat()
-        if path.is_dir():
+        if S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
         return ObjectStat(key, status.st_size, None, status.st_mtime_ns // 1_000_000)
 
@@ -304,7 +303,8 @@ class FolderStore:
             folder = folder.parent
 
     @contextmanager
-    def _open(self, key: str) -> Iterator[int]:
+    def _open(self, key: str) -> Iterator[tuple[int, int]]:
+        """The object's descriptor and size."""
         path = self._path(key)
         with self._counted("get", key):
             try:
@@ -313,9 +313,10 @@ class FolderStore:
                 self._check_mounted()
                 raise MissingObject("the object is not in the store", file=key) from None
             try:
-                if path.is_dir():
+                status = os.fstat(fd)
+                if S_ISDIR(status.st_mode):
                     raise MissingObject("the object is not in the store", file=key)
-                yield fd
+                yield fd, status.st_size
             finally:
                 os.close(fd)
 
