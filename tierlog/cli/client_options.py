@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,7 +136,8 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
             error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
         except BrokerUnreachable as error:
-            error.args = (f"{error}; `tierlog dev` starts a broker, --server selects another",)
+            if os.strerror(errno.ECONNREFUSED) in str(error):
+                error.args = (f"{error}; `tierlog dev` starts a broker, --server selects another",)
             raise
 
 
@@ -155,9 +158,13 @@ def topic_names(client: Client) -> list[str]:
 
 
 def _near_topic(client: Client, topic: str) -> str:
-    """A hint at a similar topic that the caller may see; empty if topics cannot be listed."""
+    """A hint at a similar topic that the caller may see; empty if topics cannot be listed, or if
+    the topic exists: it was re-created.
+    """
     try:
         topics = [one.name for one in client.list_topics()]
     except TierlogError:
+        return ""
+    if topic in topics:
         return ""
     return did_you_mean(topic, topics) or "; `tierlog topic list` lists the topics"

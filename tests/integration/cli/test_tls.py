@@ -74,12 +74,14 @@ def test_the_wrong_scheme_is_explained(secured, tmp_path):
     url, _ = secured
     error = Program(url.replace("https", "http")).fails(1, "topic", "list")
     assert "if the server uses TLS, its address begins with https://" in error
+    assert "tierlog dev" not in error, "a broker is running"
     plain = RunningBroker("dev", "--data-dir", tmp_path / "data", "--port", "0", cwd=tmp_path)
     try:
         error = Program(plain.server.replace("http", "https")).fails(1, "topic", "list")
     finally:
         assert plain.stop() == 0
     assert "if the server does not use TLS, its address begins with http://" in error
+    assert "tierlog dev" not in error
 
 
 def test_the_command_line_trusts_a_private_ca(secured):
