@@ -41,13 +41,13 @@ def stats(
         task_bar(f"stats {topic}") as progress,
     ):
         rows = run_stats(session, options, progress=progress)
+    if output.is_json:
+        print_json({"topic": topic, "hours": [row._asdict() for row in rows]})
+    else:
+        _print(topic, rows)
     if picture is not None:
         picture.write_text(chart_svg(rows, title=f"Topic {topic}"))
         note(f"picture written to {picture}")
-    if output.is_json:
-        print_json({"topic": topic, "hours": [row._asdict() for row in rows]})
-        return
-    _print(topic, rows)
 
 
 def _print(topic: str, rows: list[HourStats]) -> None:

@@ -47,3 +47,14 @@ def test_a_missing_source_is_reported_before_spark_starts(session_config, capsys
 def test_a_replay_has_one_target(capsys, targets):
     assert run(["replay", "t", "--store", "file:///a", *targets]) == 2
     assert "tierlog: give exactly one of --to-parquet, --to" in capsys.readouterr().err
+
+
+def test_statistics_are_printed_even_if_their_picture_cannot_be_written(
+    session_config, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr("spark_reader.jobs.stats.stats", lambda *_, **__: [])
+    picture = tmp_path / "missing" / "t.svg"
+    assert run(["stats", "t", "--store", "file:///a", "--picture", str(picture)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == '{"topic":"t","hours":[]}\n'
+    assert f"{picture}: No such file or directory" in printed.err
