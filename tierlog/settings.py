@@ -224,9 +224,9 @@ def _compose(values: Mapping[str, object]) -> Settings:
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     if not insecure and not tokens_file.exists() and not is_loopback(host):
         raise SettingsError(
-            f"listen {host}:{port} would be open to everyone: use a loopback address, create "
-            "tokens with `tierlog token create`, or give --insecure-no-auth if a proxy in front "
-            "controls access"
+            f"listen {host}:{port} is not a loopback address, and would be open to everyone: use "
+            "127.0.0.1, create tokens with `tierlog token create`, or give --insecure-no-auth if a "
+            "proxy in front controls access"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
         raise SettingsError("tls.cert and tls.key must be set together")

@@ -1,7 +1,8 @@
 """Reads files and pipes as records, for `tierlog produce`: one function per format.
 
 * The input is streamed: a pipe may never end.
-* Invalid input is reported with its line or row; records before it have been sent.
+* Invalid input is reported with its line or row; the records before it in the same request are not
+  sent.
 * Envelopes are sent as lines: the broker parses and validates them.
 """
 

@@ -173,7 +173,8 @@ class GroupProgress:
         """How long a fetch may wait in the broker, after `due_commit` returned None."""
         if not self._uncommitted():
             return wait_ms
-        left_s = (self._committed_s or now_s) + COMMIT_INTERVAL_S - now_s
+        assert self._committed_s is not None, "`due_commit` sets it"
+        left_s = self._committed_s + COMMIT_INTERVAL_S - now_s
         return min(wait_ms, ceil(left_s * 1000))
 
     def commit(self) -> Call[None] | None:
