@@ -59,7 +59,8 @@ def uncovered(manifest: Manifest, start_offset: int, end_offset: int) -> tuple[i
     """The first part of [start_offset, end_offset) that neither a gap nor compaction explains."""
     position = max(start_offset, manifest.compacted_before)
     for gap in manifest.gaps:
-        if position >= end_offset or gap.start_offset > position:
+        if gap.start_offset > position:
+            end_offset = min(end_offset, gap.start_offset)
             break
         position = max(position, gap.end_offset)
     return (position, end_offset) if position < end_offset else None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from manifest.invariants import InvalidTransition, violation
+from manifest.invariants import InvalidTransition, uncovered, violation
 from manifest.state import EpochStart, OffsetGap, Reason
 from manifest.transitions import (
     Claim,
@@ -181,6 +181,25 @@ def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
     assert twice.gaps == (OffsetGap(200, 2_000_200),)
     with pytest.raises(InvalidTransition, match="is not above"):
         record_gap(after, end_offset=1_000_200)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "found"),
+    [
+        (0, 10, (0, 10)),
+        (0, 40, (0, 20)),
+        (10, 30, (10, 20)),
+        (20, 30, None),
+        (25, 40, (30, 40)),
+        (25, 60, (30, 50)),
+        (60, 60, None),
+    ],
+)
+def test_missing_offsets_end_where_a_recorded_gap_begins(
+    start: int, end: int, found: tuple[int, int] | None
+) -> None:
+    gaps = (OffsetGap(20, 30), OffsetGap(50, 60))
+    assert uncovered(replace(manifest(1), gaps=gaps), start, end) == found
 
 
 def test_a_gap_below_the_log_start_is_dropped() -> None:
