@@ -1,14 +1,15 @@
 """Lists the segments of a partition over both tiers, and reads the bytes of any of them.
 
-* Oldest first, without gaps or overlaps: from the manifest below the local log start, from local
-  disk above it. The tier of a local segment that the manifest has too is `both`.
+* Oldest first, without overlaps: from the manifest below the local log start, from local disk above
+  it. The tier of a local segment that the manifest has too is `both`.
+* A gap that a restore left belongs to no segment.
 * A segment's ETag consists of topic id, size and CRC-32C: it is the same for the same bytes in
   either tier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -17,7 +18,7 @@ import msgspec
 from broker.partition import Partition
 from hot_tier.log import PartitionLog
 from hot_tier.segment_views import OpenedSegment, SegmentView
-from manifest.state import SegmentEntry
+from manifest.state import OffsetGap, SegmentEntry
 from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from record_format.file_slice import FileSlice, OpenFile
 
@@ -73,7 +74,8 @@ def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[
             yield _cold_listing(entry, object_key=cold.full_key(entry.log_key))
     start = max(from_offset, local_start)
     covered = {entry.base_offset: entry for entry in cold.entries(start)} if cold else {}
-    for view in local:
+    gaps = cold.manifest.gaps if cold and cold.manifest else ()
+    for view in (_without_gap(one, gaps) for one in local):
         if view.last_offset >= max(from_offset, view.base_offset):
             in_bucket = covered.get(view.base_offset)
             known = _with_manifest_facts(view, in_bucket)
@@ -115,6 +117,14 @@ def _local_listing(
         object_key=object_key,
         crc32c=None if view.crc32c is None else f"{view.crc32c:08x}",
     )
+
+
+def _without_gap(view: SegmentView, gaps: Sequence[OffsetGap]) -> SegmentView:
+    """On disk a segment ends where the next one begins, even above a gap."""
+    for gap in gaps:
+        if view.base_offset < gap.start_offset <= view.last_offset < gap.end_offset:
+            return view._replace(last_offset=gap.start_offset - 1)
+    return view
 
 
 def _with_manifest_facts(view: SegmentView, entry: SegmentEntry | None) -> SegmentView:

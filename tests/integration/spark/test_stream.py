@@ -9,7 +9,9 @@ import pytest
 
 from broker.repair.restore import RestoreOptions, restore
 from cold_tier.open import open_store
+from hot_tier.append import Acks
 from record_format.errors import UnknownTopic
+from record_format.produced import build_produced
 from record_format.row_filter import RowFilter
 from spark_reader import catalog
 from spark_reader.batch_source import TierlogReader
@@ -410,6 +412,41 @@ def test_a_filter_that_ends_in_a_gap_loses_nothing(tmp_path):
         batch.filters = Filters(RowFilter(end_offset=600))
         read = [rows for split in batch.partitions() for rows in batch.read(split)]
         assert sum(rows.num_rows for rows in read) == 500
+
+
+def test_a_compacted_topic_that_came_back_to_disk_is_read_across_its_gap(tmp_path):
+    """On disk the segment before a gap ends where the gap does. No split or batch ends in it."""
+    gap = 100_000
+
+    def append(tiers, first, count):
+        batches = build_produced(
+            [b"x" * 100] * count,
+            keys=[b"%d" % number for number in range(first, first + count)],
+            timestamps=[START_MS] * count,
+            max_message_bytes=1 << 20,
+        )
+        tiers.broker.partition("t", 0).append(batches, acks=Acks.ALL).result(10)
+
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("t", partitions=1, **{"cleanup.policy": "compact"})
+        append(tiers, 0, 300)
+        tiers.offload("t")
+    lose_disk(tmp_path, gap=gap)
+    with two_tiers(tmp_path) as tiers:
+        tiers.broker.background.compactor.run_round()
+        assert tiers.broker.partition("t", 0).log.first_local_offset == 0
+        append(tiers, 300, 50)
+        everything = [*range(300), *range(gap + 300, gap + 350)]
+        given = {"server": tiers.url, "subscribe": "t", "maxRecordsPerPartition": "40"}
+        batch = TierlogReader(parse_options(given, streaming=False), ("offset",))
+        read = [found for split in batch.partitions() for found in batch.read(split)]
+        assert [row["offset"] for found in read for row in found.to_pylist()] == everything
+        stream = reader(tiers, store=None, maxBytesPerTrigger="7k")
+        start, seen = stream.initialOffset(), []
+        while (end := stream.latestOffset(start, stream.getDefaultReadLimit())) != start:
+            seen += [offset for _, offset in rows(stream, start, end)]
+            start = end
+        assert seen == everything
 
 
 def test_gaps_are_fetched_without_segments(tiers, monkeypatch):
