@@ -58,6 +58,7 @@ _BY_CODE = {
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
     "RequestTimeout": Fault.UNKNOWN,
+    "408": Fault.UNKNOWN,  # a proxy's, or Google's
     CONNECT_FAILED: Fault.REFUSED,
     "connection-broken": Fault.UNKNOWN,
 }

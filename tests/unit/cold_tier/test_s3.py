@@ -98,7 +98,9 @@ def test_encryption_and_storage_class_are_sent():
         assert "x-amz-storage-class" not in manifest
 
 
-@pytest.mark.parametrize("bad", [Reply(503, "SlowDown"), Reply(500, "InternalError"), HangUp()])
+@pytest.mark.parametrize(
+    "bad", [Reply(503, "SlowDown"), Reply(500, "InternalError"), Reply(408), HangUp()]
+)
 def test_an_unconditional_put_is_retried(bad):
     with s3(bad, bad, OK) as (store, requests):
         store.put("k", b"hello")
@@ -107,7 +109,9 @@ def test_an_unconditional_put_is_retried(bad):
         assert (usage.requests, usage.failures, usage.sent_bytes) == (3, 2, 15)
 
 
-@pytest.mark.parametrize("bad", [Reply(500, "InternalError"), Reply(503), Reply(504), HangUp()])
+@pytest.mark.parametrize(
+    "bad", [Reply(500, "InternalError"), Reply(503), Reply(504), Reply(408), HangUp()]
+)
 def test_a_conditional_put_whose_response_was_lost_is_not_retried(bad):
     with s3(bad, OK) as (store, requests):
         with pytest.raises(OutcomeUnknownError):
