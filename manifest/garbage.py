@@ -160,9 +160,9 @@ class Collector:
 
     def _pinned_versions(self, active: list[Pin]) -> list[Manifest]:
         found = []
-        for pin in active:
+        for version in {pin.version for pin in active}:
             with suppress(UnknownManifestVersion):  # its creator crashed before it noticed
-                found.append(self._manifests.load_version(pin.version))
+                found.append(self._manifests.load_version(version))
         return found
 
     def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:

@@ -99,6 +99,15 @@ def test_a_pin_keeps_the_objects_and_the_version() -> None:
     assert bucket.pins.all() == []
 
 
+def test_a_version_with_several_pins_is_loaded_once() -> None:
+    bucket = Bucket(2)
+    for name in "abc":
+        bucket.pins.create(name, bucket.state.version)
+    before = bucket.store.calls["get"]
+    bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    assert bucket.store.calls["get"] - before == len("abc") + 1
+
+
 def test_a_trim_overrides_pins() -> None:
     bucket = Bucket(4)
     bucket.pins.create("backfill", bucket.state.version)
