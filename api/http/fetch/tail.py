@@ -236,7 +236,7 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
             except TierlogError as error:
                 yield _error_event(context, exchange, error)
                 return
-            if tail.at_end and not tail.add_new_partitions():
+            if not tail.add_new_partitions() and tail.at_end:
                 await poll.wait(tail.awaited_offsets())
             if poll.cancelled:
                 return

@@ -121,6 +121,28 @@ def test_a_topics_tail_is_sent_in_small_parts_although_each_id_names_all_partiti
     assert [int(one.split(b",7:")[1].split(b",")[0]) for one in ids] == list(range(100))
 
 
+def test_a_topics_tail_that_is_catching_up_includes_added_partitions(broker: Broker) -> None:
+    async def parts_before_the_new_partition() -> int:
+        context = Context(broker, HttpSettings())
+        exchange = Exchange({"method": "GET", "headers": [], "query_string": b"offset=earliest"})
+        exchange.params, exchange.receive = {"topic": "t"}, never
+        response = await tail.tail_topic(context, exchange)
+        assert isinstance(response, StreamResponse)
+        for _ in range(2):  # the opening comment and the first page
+            await anext(response.parts)
+        broker.alter_topic("t", partitions=2)
+        batch = build_produced([b""], timestamps=[1], max_message_bytes=1 << 20)
+        broker.partition("t", 1).append(batch, acks=Acks.ALL).result(10)
+        parts = 0
+        while b'"partition":1' not in await anext(response.parts):
+            parts += 1
+        await response.parts.aclose()
+        context.close()
+        return parts
+
+    assert asyncio.run(parts_before_the_new_partition()) < PAGES // 2
+
+
 def test_a_tail_that_is_catching_up_ends_at_shutdown(broker: Broker) -> None:
     async def pages_after_stop() -> int:
         context = Context(broker, HttpSettings())
