@@ -174,6 +174,7 @@
 
     toggle() {
       if (this.status === STOPPED) {
+        this.setStatus("connecting"); // another click does not open another stream
         this.lastId = null;
         return void this.run();
       }

@@ -626,7 +626,7 @@ def test_the_filter_of_a_tail_finds_what_is_shown_and_what_arrives(
     browser.until("document.querySelector('summary')?.id === 'record-4'")
 
 
-def test_a_tail_that_an_error_stopped_can_be_connected_again(
+def test_a_tail_that_an_error_stopped_can_be_connected_again_once(
     browser: Chromium, console: Console
 ) -> None:
     browser.expected += ("status of 404",)
@@ -639,10 +639,12 @@ def test_a_tail_that_an_error_stopped_can_be_connected_again(
     browser.until(f"{state} === 'stopped'")
     console.topic(topic)
     assert browser.run(f"{button}.textContent") == "Reconnect"
+    browser.run(f"{button}.click(), {button}.click()")
+    browser.until(f"{state} === 'paused' && {button}.textContent === 'Resume'")
     browser.run(f"{button}.click()")
-    browser.until(f"{state} === 'live' && {button}.textContent === 'Pause'")
     console.produce(topic, {"value": "seen again"})
     browser.until("document.body.innerText.includes('seen again')")
+    assert browser.run("document.querySelector('[data-tail-count]').textContent") == "1 received"
 
 
 def test_a_flood_keeps_only_the_newest_rows(browser: Chromium, console: Console) -> None:
