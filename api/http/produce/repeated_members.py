@@ -68,9 +68,9 @@ def refuse_repeated_in_object(
     framing = len('{"records":[]}') - len(",")
     if _is_complete(body, parsed, size_bytes=len(body) - framing, colons_around=1):
         return
-    sources = map(bytes, _SOURCES.decode(body).records)
-    _check_each(((f"records[{i}]", source) for i, source in enumerate(sources)), parse_one)
-    if _colons(body) > parsed.colons() + 1:
+    sources = _SOURCES.decode(body).records
+    _check_each(((f"records[{i}]", bytes(one)) for i, one in enumerate(sources)), parse_one)
+    if _colons(body) > sum([_colons(bytes(one)) for one in sources]) + 1:
         strict_json.refuse_field("records", REPEATED)
 
 
@@ -128,15 +128,8 @@ def _find_repeated(source: bytes, place: str) -> None:
 # --- counting -----------------------------------------------------------------------------------
 
 
-def count_byte(text: bytes | bytearray, byte: bytes) -> int:
-    """As `text.count(byte)`, which compares byte by byte: `replace` uses memchr, and takes a tenth
-    of the time or less.
-    """
-    return len(text) - len(text.replace(byte, b""))
-
-
 def _colons(text: bytes | bytearray) -> int:
-    return count_byte(text, b":")
+    return len(text) - len(text.replace(b":", b""))  # uses memchr: several times as fast as count
 
 
 def _in_member(member: object) -> int:

@@ -45,6 +45,8 @@ def test_a_repeated_member_is_refused_by_name(record: str, loc: str, blank: str)
 def test_repeated_records_members_are_refused() -> None:
     assert refused(parse_json, '{"records":[{"value":1}],"records":[{"value":1}]}') == "records"
     assert refused(parse_json, '{"records":[{"headers":null}],"records":[{}]}') == "records"
+    escaped = '{"headers":[{"name":"\\u003a\\u003a\\u003a"}]}'
+    assert refused(parse_json, f'{{"records":[{{}}],"records":[{escaped}]}}') == "records"
 
 
 def test_in_a_very_large_record_only_its_path_is_named() -> None:
