@@ -126,7 +126,7 @@ class Exchange:
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    joined: dict[bytes, bytes] = {}
+    values: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        joined[name] = b"%b, %b" % (joined[name], value) if name in joined else value
-    return joined
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(given) for name, given in values.items()}
