@@ -24,11 +24,10 @@ from msgspec import UNSET, UnsetType
 from api.http import strict_json
 from api.http.produce.repeated_members import (
     ParsedMembers,
-    count_byte,
     refuse_repeated_in_lines,
     refuse_repeated_in_object,
 )
-from api.http.request.times import parse_time
+from api.http.request.times import MAX_TIMESTAMP, parse_time
 from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
 
@@ -106,7 +105,7 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
     _check_text(body)
-    _check_candidates(count_byte(body, b"{"), records_max=records_max)
+    _check_candidates(body.count(b"{"), records_max=records_max)
     records = strict_json.decode(body, _RECORDS).records
     _check_count(len(records), records_max=records_max)
     columns, parsed = _columns(records, None)
@@ -246,12 +245,26 @@ def _with_others(columns: RecordColumns, given: _MemberColumns) -> RecordColumns
     )
 
 
+class _Refused(Exception):
+    """What is wrong with a member of a record, and where within the member."""
+
+    def __init__(self, msg: str, *, within: str = "") -> None:
+        super().__init__(msg)
+        self.within = within
+
+
 def _parsed(
-    column: Sequence[Member], parse: Callable[[Member, str], T], *, at: PathOf, name: str
+    column: Sequence[Member], parse: Callable[[Member], T], *, at: PathOf, name: str
 ) -> list[T] | None:
     if column.count(UNSET) == len(column):
         return None
-    return [parse(member, at(row, name)) for row, member in enumerate(column)]
+    parsed: list[T] = []
+    try:
+        for member in column:
+            parsed.append(parse(member))  # noqa: PERF401  counted if it raises
+    except _Refused as error:  # only now is the path needed
+        strict_json.refuse_field(at(len(parsed), name) + error.within, str(error))
+    return parsed
 
 
 def _with_bytes(
@@ -262,60 +275,63 @@ def _with_bytes(
     name: str,
 ) -> list[Content]:
     for row, coded in enumerate(base64s):
-        if not isinstance(coded, UnsetType):
-            contents[row] = _either(contents[row], coded, at(row, f"{name}_base64"), name)
+        if isinstance(coded, bytes):  # otherwise it is missing, or null as if missing
+            if contents[row] is not None:
+                strict_json.refuse_field(at(row, f"{name}_base64"), _not_both(name))
+            contents[row] = coded
     return contents
 
 
-def _either(text: Content, coded: Content, loc: str, name: str) -> Content:
-    """What a member says in one of its two forms. In the other it may be null, as if missing."""
-    if text is not None and coded is not None:
-        strict_json.refuse_field(loc, f"give {name} or {name}_base64, not both")
-    return text if coded is None else coded
+def _not_both(name: str) -> str:
+    return f"give {name} or {name}_base64, not both"
 
 
-def _headers(headers: _HeadersIn, loc: str) -> Headers | None:
+def _headers(headers: _HeadersIn) -> Headers | None:
     if not headers:  # missing, null or empty
         return None
     if isinstance(headers, dict):
         return tuple((name, _utf8(value)) for name, value in headers.items())
     assert isinstance(headers, list)
-    return tuple(_header(header, f"{loc}[{index}]") for index, header in enumerate(headers))
+    return tuple(_header(header, index) for index, header in enumerate(headers))
 
 
-def _header(header: HeaderIn, loc: str) -> tuple[str, Content]:
-    text = _utf8(None if isinstance(header.value, UnsetType) else header.value)
-    if isinstance(header.value_base64, UnsetType):
-        return header.name, text
-    return header.name, _either(text, header.value_base64, f"{loc}.value_base64", "value")
+def _header(header: HeaderIn, index: int) -> tuple[str, Content]:
+    text = None if isinstance(header.value, UnsetType) else header.value
+    if not isinstance(header.value_base64, bytes):
+        return header.name, _utf8(text)
+    if text is not None:
+        raise _Refused(_not_both("value"), within=f"[{index}].value_base64")
+    return header.name, header.value_base64
 
 
 def _utf8(text: str | None) -> Content:
     return None if text is None else text.encode()
 
 
-def _timestamp(given: int | str | UnsetType | None, loc: str) -> int | None:
+def _timestamp(given: int | str | UnsetType | None) -> int | None:
     if given is UNSET or given is None:
         return None
+    if isinstance(given, int) and 0 <= given <= MAX_TIMESTAMP:
+        return given
     try:
         return parse_time(str(given) if isinstance(given, int) else given)
     except ValueError as error:
-        strict_json.refuse_field(loc, str(error))
+        raise _Refused(str(error)) from None
 
 
-def _partition(given: int | UnsetType | None, loc: str) -> int | None:
+def _partition(given: int | UnsetType | None) -> int | None:
     if given is UNSET or given is None:
         return None
     assert isinstance(given, int)
     if not 0 <= given <= MAX_PARTITION:
-        strict_json.refuse_field(loc, f"a partition is 0 to {MAX_PARTITION}, not {given}")
+        raise _Refused(f"a partition is 0 to {MAX_PARTITION}, not {given}")
     return given
 
 
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
     """(line number from 1, stripped line) of each line that is not blank."""
     _check_text(body, has_lines=True)
-    _check_candidates(count_byte(body, b"\n"), records_max=records_max)
+    _check_candidates(body.count(b"\n"), records_max=records_max)
     lines = [
         (number, line)
         for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1)
