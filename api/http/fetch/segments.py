@@ -75,7 +75,9 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     start, end, _ = selection.range
     slices = slices_of(partition, segment, start=start, end=end)
     next_slice = partial(next, slices, None)
-    first = await context.read_at(partition, base_offset, next_slice)
+    first = None
+    if exchange.method != "HEAD":  # which needs no byte of the segment
+        first = await context.read_at(partition, base_offset, next_slice)
 
     async def windows(
         following: FileSlice | None,

@@ -115,6 +115,19 @@ def test_a_cold_segment_supports_range_and_conditional_requests(api: Api) -> Non
     assert refused.headers["content-range"] == f"bytes */{size}"
 
 
+def test_a_head_of_a_cold_segment_reads_none_of_its_bytes(api: Api) -> None:
+    topic = api.cold_topic()
+    segment = api.get(partition_path(topic) + "/segments").json()["segments"][0]
+    api.broker.bucket.cache.shrink(1 << 30)
+    api.store.go_down()
+    try:
+        head = api.head(partition_path(topic) + "/segments/0")
+    finally:
+        api.store.heal()
+    assert (head.status_code, head.headers.get("log-tier")) == (200, "cold")
+    assert head.headers["content-length"] == str(segment["size_bytes"])
+
+
 def test_the_active_segment_is_served_up_to_the_high_watermark(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "a")
