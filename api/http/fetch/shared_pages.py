@@ -92,8 +92,8 @@ class SharedPages:
             return render()
         page = self._cached(key)
         if page is None:
-            self._misses.inc()
             page = render()
+            self._misses.inc()  # not if it raises: then `get` counts it
             self._add(key, page)
         return page
 
