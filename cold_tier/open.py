@@ -19,6 +19,8 @@ from cold_tier.retry import RetryPolicy
 from cold_tier.s3_options import S3Options
 from record_format.errors import SettingsError
 
+_EXPECTED = "s3://bucket/prefix, file:///folder or memory://name"
+
 
 def open_store(
     url: str,
@@ -39,7 +41,10 @@ def open_store(
     options = replace(
         options, endpoint=endpoint or options.endpoint, region=region or options.region
     )
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # not shown: it may quote secrets
+        raise SettingsError(f"the store's URL is invalid; expected {_EXPECTED}") from error
     if parts.query or parts.fragment or parts.username or parts.password:
         raise SettingsError(
             f"store {_redacted(url)}: the URL may have a bucket and a prefix, and nothing else"
@@ -53,9 +58,7 @@ def open_store(
     if parts.scheme == "memory":
         return named_store(parts.netloc + parts.path.rstrip("/"))
     hint = f"; write this folder as {Path(url).absolute().as_uri()}" if _is_path(url) else ""
-    raise SettingsError(
-        f"store {url!r}: expected s3://bucket/prefix, file:///folder or memory://name" + hint
-    )
+    raise SettingsError(f"store {url!r}: expected {_EXPECTED}{hint}")
 
 
 def _is_path(text: str) -> bool:

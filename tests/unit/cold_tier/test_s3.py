@@ -451,7 +451,18 @@ def test_missing_credentials_are_a_configuration_error(no_credentials):
 
 
 @pytest.mark.parametrize(
-    "url", ["", "bucket/prefix", "http://x/y", "s3://", "s3://b/a//b", "file://host/x", "file:x"]
+    "url",
+    [
+        "",
+        "bucket/prefix",
+        "http://x/y",
+        "s3://",
+        "s3://b/a//b",
+        "s3://[b",
+        "s3://b\u2100/x",
+        "file://host/x",
+        "file:x",
+    ],
 )
 def test_an_invalid_store_url_is_refused(url):
     with pytest.raises(ConfigurationError):
