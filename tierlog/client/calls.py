@@ -13,6 +13,7 @@ from record_format.batch import iter_headers
 from record_format.clock import wall_clock_ms
 from record_format.codecs import NONE
 from record_format.config_value import ConfigValue
+from record_format.decode import Record
 from record_format.errors import InvalidRequest, InvalidTopicName
 from tierlog.client import responses
 from tierlog.client.exchange import Call
@@ -331,6 +332,7 @@ def fetch(
         fetched = raw.read(response)
         records, corrupt_from = decode_fetched(
             fetched.batches,
+            Record,
             of=f"{topic}-{partition}",
             from_offset=max(from_offset, fetched.log_start_offset),
             end_offset=fetched.next_offset,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 
 from record_format.errors import InvalidRequest, UnknownTopic
@@ -98,6 +99,7 @@ class PartitionCursor:
         end = self.initial_end if self.end_offset is None else self.end_offset
         records, corrupt_from = decode_fetched(
             fetched.batches,
+            partial(ConsumedRecord, self.topic, self.partition),
             of=f"{self.topic}-{self.partition}",
             from_offset=self.next_offset
             if isinstance(self.next_offset, int)
@@ -115,7 +117,7 @@ class PartitionCursor:
             self.at_end, self.next_offset = False, corrupt_from
         if end is not None:
             self.next_offset = min(self.next_offset, end)
-        return [ConsumedRecord(self.topic, self.partition, *record) for record in records]
+        return records
 
     def check_topic_id(self, topic_id: str) -> None:
         """Raises UnknownTopic if the topic was re-created under its name."""

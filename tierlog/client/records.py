@@ -8,9 +8,9 @@ raised before any record is sent.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import index
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,9 +27,8 @@ Bytes = bytes | bytearray | memoryview | str | None
 Value = Bytes | JsonSource
 HeadersLike = Mapping[str, Bytes] | Iterable[tuple[str, Bytes]]
 
-DEFAULT_BATCH_BYTES: Final = (
-    1 << 20
-)  # the broker's default limit is this plus an allowance for the overhead
+# The broker's default limit is this plus an allowance for the overhead.
+DEFAULT_BATCH_BYTES: Final = 1 << 20
 
 
 class NewRecord(NamedTuple):
@@ -156,28 +155,32 @@ def to_batches(
     return b"".join(encoded.batch for encoded in cut)
 
 
-class Decoded(NamedTuple):
+R = TypeVar("R", Record, ConsumedRecord)
+
+
+class Decoded(NamedTuple, Generic[R]):
     """`corrupt_from`: the base offset of the corrupt batch at which decoding stopped."""
 
-    records: list[Record]
+    records: list[R]
     corrupt_from: int | None = None
 
 
 def decode_fetched(
     batches: bytes,
+    to_record: Callable[..., R],
     *,
     of: str = "",
     from_offset: int = 0,
     end_offset: int | None = None,
     next_offset: int | None = None,
-) -> Decoded:
+) -> Decoded[R]:
     """Verify and decode the records with from_offset <= offset < end_offset.
 
-    `next_offset`: the response's, past which no batch may end. Control batches are skipped.
-    Returns the records before a corrupt batch; if there are none,
+    `to_record` takes a Record's fields. `next_offset`: the response's, past which no batch may end.
+    Control batches are skipped. Returns the records before a corrupt batch; if there are none,
     raises CorruptBatch, which names the partition `of`.
     """
-    found: list[Record] = []
+    found: list[R] = []
     reached = from_offset
     try:
         for header in headers_in_order(batches, from_offset=from_offset, next_offset=next_offset):
@@ -188,7 +191,7 @@ def decode_fetched(
                 columns = decode_columns(
                     batches, header, from_offset=from_offset, end_offset=end_offset
                 )
-                found.extend(map(Record, *columns))
+                found.extend(map(to_record, *columns))
             reached = header.next_offset
     except CorruptBatch as bad:
         if not found:
@@ -199,7 +202,7 @@ def decode_fetched(
     return Decoded(found)
 
 
-def from_timestamp(records: list[Record], timestamp: int) -> list[Record]:
+def from_timestamp(records: list[R], timestamp: int) -> list[R]:
     """The records from the first at or after the time; all of them if there is none."""
     first = next((i for i, record in enumerate(records) if record.timestamp >= timestamp), 0)
     return records[first:]

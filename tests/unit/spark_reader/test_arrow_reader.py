@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cold_tier.open import open_store
+from record_format.decode import Record
 from record_format.errors import ConfigurationError
 from spark_reader.arrow_reader import read_arrow
 from spark_reader.option_values import InvalidOption
@@ -121,7 +122,7 @@ def test_concurrent_readers_do_not_share_buffers(tmp_path):
             tmp_path / topic, batches=5, records=20_000, value_bytes=4, seed=seed
         )
         put_partition(store, topic, 0, [written.files], chunk_bytes=8 << 20)
-        values[topic] = [record.value for record in decode_fetched(written.body).records]
+        values[topic] = [record.value for record in decode_fetched(written.body, Record).records]
     a, b = (read_arrow(topic, store=url, tier="cold", columns="value") for topic in values)
     first = {"a": a.read_next_batch(), "b": b.read_next_batch()}
     for topic, reader in (("a", a), ("b", b)):

@@ -16,6 +16,7 @@ import pytest
 import tierlog
 from record_format import errors
 from record_format.batch import iter_headers
+from record_format.decode import Record
 from record_format.encode import encode_batch
 from tierlog.client import (
     AnswerLost,
@@ -194,7 +195,7 @@ def test_python_types_are_converted_to_records():
         {"value": "v", "timestamp": ms, "headers": [{"name": "a", "value": "b"}]},
         {"value": "v", "timestamp": ms},
     ]
-    decoded = decode_fetched(to_batches(given, now_ms=7)).records
+    decoded = decode_fetched(to_batches(given, now_ms=7), Record).records
     assert [record.value for record in decoded] == [b"\xff", b"v", b"v"]
     assert [record.timestamp for record in decoded] == [7, ms, ms]
     assert decoded[0].headers == (("a", b"b"), ("n", None))
@@ -218,7 +219,9 @@ def test_numbers_and_text_of_numpy_are_accepted():
     assert produced["records"] == [{"value": "v", "key": "k", "timestamp": 5, "partition": 5}]
     assert trimmed == {"before_offset": 5}
     assert committed["offsets"][0]["offset"] == 5
-    assert [one.timestamp for one in decode_fetched(to_batches([record], now_ms=7)).records] == [5]
+    assert [
+        one.timestamp for one in decode_fetched(to_batches([record], now_ms=7), Record).records
+    ] == [5]
 
 
 def test_a_missing_partition_of_a_data_frame_is_not_any_partition():
@@ -474,16 +477,18 @@ def test_a_batch_whose_offset_or_length_is_corrupt_is_refused_like_its_records()
     bases = [0, 2, 4, 10, 12]  # compaction removed a batch
     batches = [bytes(encode_batch([b"a", b"b"], timestamps=[1, 1], base_offset=b)) for b in bases]
     whole = [offset for base in bases for offset in (base, base + 1)]
-    assert [r.offset for r in decode_fetched(b"".join(batches), next_offset=14).records] == whole
+    assert [
+        r.offset for r in decode_fetched(b"".join(batches), Record, next_offset=14).records
+    ] == whole
     for number, wrong_byte in product(range(5), range(12)):
         damaged = bytearray(batches[number])
         damaged[wrong_byte] ^= 64
         sent = b"".join([*batches[:number], damaged, *batches[number + 1 :]])
         if number == 0:
             with pytest.raises(errors.CorruptBatch, match="t-0: offset 0: "):
-                decode_fetched(sent, of="t-0", next_offset=14)
+                decode_fetched(sent, Record, of="t-0", next_offset=14)
             continue
-        records, corrupt_from = decode_fetched(sent, next_offset=14)
+        records, corrupt_from = decode_fetched(sent, Record, next_offset=14)
         assert [record.offset for record in records] == whole[: 2 * number]
         assert corrupt_from == bases[number - 1] + 2
 
