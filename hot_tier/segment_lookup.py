@@ -151,6 +151,12 @@ class SegmentLookup:
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 
+    def last_headers(self) -> Iterator[BatchHeader]:
+        """The headers from the last offset index entry on."""
+        size_bytes, next_offset = self._segment.end
+        last = self._floor_offset(column=0, target=self._segment.relative(next_offset))
+        return self._headers_from(last, end=size_bytes)
+
     def _headers_from(
         self, entry: Entry | None, *, end: int, first_bytes: int = ONE_HEADER_BYTES
     ) -> Iterator[BatchHeader]:
@@ -210,11 +216,28 @@ def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
     largest = last_time_entry(segment, files)
     if largest is None:
         largest = _walk_for_largest(segment, files)
+        if segment.times is None and largest.timestamp > NO_TIMESTAMP:
+            raise CorruptIndex("is empty", file=segment.name(TIME_INDEX))
     elif segment.times is None:  # retention deletes segments by it, so it is verified
-        found = SegmentLookup(segment, files).find_offset(largest.offset)
-        _check_time_entry(segment, largest, found)
+        _check_largest(segment, largest, files)
     segment.largest = largest
     return largest
+
+
+def _check_largest(segment: Segment, largest: LargestTimestamp, files: Files) -> None:
+    """A file that lost its end still has whole entries, but the last batches have later times."""
+    lookup = SegmentLookup(segment, files)
+    found: BatchHeader | None = None
+    for header in lookup.last_headers():
+        if header.max_timestamp > largest.timestamp:
+            raise CorruptIndex(
+                f"timestamp {largest.timestamp} is not the largest: offset {header.last_offset} "
+                f"has {header.max_timestamp}",
+                file=segment.name(TIME_INDEX),
+            )
+        if header.base_offset <= largest.offset <= header.last_offset:
+            found = header
+    _check_time_entry(segment, largest, found or lookup.find_offset(largest.offset))
 
 
 def _check_time_entry(

@@ -277,6 +277,27 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
     assert path.read_bytes() == good
 
 
+def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
+    open_log, append_values, tmp_path
+):
+    log = open_log(config={"index.interval.bytes": 100})
+    for number in range(20):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    log.roll()
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}.timeindex"
+    good = path.read_bytes()
+    for left in range(len(good) // 12):
+        path.write_bytes(good[: 12 * left])
+        log = open_log(recovery_point=20, config={"index.interval.bytes": 100})
+        assert log.recovery.clean
+        assert [segment.max_timestamp for segment in log.segments()] == [NOW_MS + 19, -1]
+        assert log.offset_for_timestamp(NOW_MS + 19) == (19, NOW_MS + 19)
+        log.sealed.files(0)
+        assert path.read_bytes() == good
+        log.close()
+
+
 @pytest.mark.parametrize("byte", [0, 6])
 def test_no_index_is_rebuilt_from_batches_out_of_order(open_log, append_values, tmp_path, byte):
     log = open_log()
