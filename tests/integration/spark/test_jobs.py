@@ -15,7 +15,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from record_format.errors import InvalidRequest
+from record_format.findings import ProblemKind
 from spark_reader.jobs import replay as replay_module
+from spark_reader.jobs import verify as verify_module
 from spark_reader.jobs.hadoop_files import HadoopFolder
 from spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from spark_reader.jobs.stats import stats
@@ -206,6 +208,24 @@ def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
         kinds = [(one.kind, one.partition) for one in report.problems]
         assert kinds == [("chunk-corrupt", 0), ("object-missing", 1)]
         assert report.problems[0].object_key.endswith(logs[1].name)
+
+
+def test_verify_reads_each_segment_once_and_reports_in_order(spark, tiers, tmp_path, monkeypatch):
+    check_segment, read = verify_module.check_segment, tmp_path / "read"
+
+    def recording(store, entry, *, partition, deep):
+        with read.open("a") as file:
+            file.write(f"{partition} {entry.base_offset}\n")
+        found = check_segment(store, entry, partition=partition, deep=deep)
+        found.add(ProblemKind.GAP, "", base_offset=entry.base_offset)
+        return found
+
+    monkeypatch.setattr(verify_module, "check_segment", recording)
+    options = {"store": tiers.store_url, "subscribe": "flights"}
+    report = verify(spark, options, clock=lambda: 0)
+    lines = [tuple(map(int, line.split())) for line in read.read_text().splitlines()]
+    assert len(lines) == report.checked.segments > 3
+    assert [(one.partition, one.base_offset) for one in report.problems] == sorted(lines)
 
 
 def test_an_error_in_the_tasks_of_a_job_is_one_line(spark, tiers, tmp_path, capsys):
