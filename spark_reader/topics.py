@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from manifest.topic_objects import TopicObject, TopicObjects, restorable
+from manifest.topic_objects import TopicObjects, restorable
 from record_format.errors import UnknownTopic
 from spark_reader.access import Connections
 from spark_reader.option_values import InvalidOption
@@ -71,27 +71,25 @@ class Topics:
         return [topic for topic in parallel_map(look, names) if topic is not None]
 
     def _names(self) -> list[str]:
-        """All topics except internal ones."""
+        """All topics except internal ones; of a bucket, also those that are deleted."""
         if self._with_broker:
             return [one.name for one in self._connections.broker.list_topics()]
-        return [name for name in sorted(self._stored_topics()) if not name.startswith("__")]
+        names = TopicObjects(self._connections.store).names()
+        return sorted(name for name in names if not name.startswith("__"))
 
     def _look_up(self, name: str) -> TopicFacts:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
             described = {one.partition: one for one in topic.partitions}
             return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
-        stored, store = self._stored_topics(name), self._connections.store
+        store = self._connections.store
+        objects = TopicObjects(store)
+        loaded = parallel_map(lambda topic_id: objects.load(name, topic_id), objects.ids(name))
+        stored = restorable([topic for topic in loaded if topic is not None]).topics
         if name not in stored:
             raise UnknownTopic(name, place=store.url)
-        found = TopicObjects(store).with_all_partitions(stored[name])
+        found = objects.with_all_partitions(stored[name])
         return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)))
-
-    def _stored_topics(self, name: str | None = None) -> dict[str, TopicObject]:
-        objects = TopicObjects(self._connections.store)
-        ids = objects.scan() if name is None else [(name, one) for one in objects.ids(name)]
-        loaded = parallel_map(lambda pair: objects.load(*pair), ids)
-        return restorable([topic for topic in loaded if topic is not None]).topics
 
     def check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
         """Raise InvalidOption if an option names a topic or partition that is not read."""

@@ -9,7 +9,7 @@ from cold_tier.open import open_store
 from manifest.pins import Pins
 from manifest.transitions import record_gap, trim
 from record_format.arrow_columns import COLUMNS
-from record_format.errors import UnknownManifestVersion, UnknownTopic
+from record_format.errors import CorruptManifest, UnknownManifestVersion, UnknownTopic
 from record_format.row_filter import RowFilter
 from spark_reader import access
 from spark_reader.cold_index import may_match
@@ -100,6 +100,17 @@ def test_subscribes_by_list_pattern_and_assignment(url):
         Read(url, assign='{"many": [7]}')
     with pytest.raises(InvalidOption, match="topic 'txn' is not among those read"):
         Read(url, subscribe="many", startingOffsets='{"txn": {"0": 1}}')
+
+
+def test_a_pattern_does_not_read_topics_that_it_does_not_match(tmp_path):
+    store = open_store(url := f"file://{tmp_path}")
+    for topic in ("a", "b"):
+        put_topic(store, topic, {0: "codec-lz4-0"})
+    (damaged,) = (tmp_path / "topics/b").rglob("topic/*.json")
+    flip(damaged, 50)
+    assert Read(url, subscribePattern="a").offsets() == offsets("codec-lz4-0")
+    with pytest.raises(CorruptManifest):
+        Read(url, subscribePattern="a|b")
 
 
 def test_offsets_may_be_given_for_some_partitions_only(url):
