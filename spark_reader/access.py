@@ -18,6 +18,7 @@ from cold_tier.open import open_store
 from cold_tier.retry import OUTAGE_POLICY
 from cold_tier.s3_options import S3Options
 from cold_tier.segment_indexes import SegmentIndexes
+from manifest.paging import PageCache
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -44,6 +45,7 @@ INDEX_LOADS: Final = 32  # concurrently, however many partitions are planned tog
 class _Bucket(NamedTuple):
     store: ObjectStore
     indexes: SegmentIndexes
+    pages: PageCache
 
 
 class _Clients:
@@ -60,7 +62,7 @@ class _Clients:
             if access not in self._buckets:
                 store = open_store(access.store, access.s3, must_exist=True, policy=OUTAGE_POLICY)
                 indexes = SegmentIndexes(store, limit_bytes=INDEXES_BYTES, loads_max=INDEX_LOADS)
-                self._buckets[access] = _Bucket(store, indexes)
+                self._buckets[access] = _Bucket(store, indexes, PageCache())
             return self._buckets[access]
 
     def broker(self, access: Access) -> Client:
@@ -111,6 +113,11 @@ class Connections:
     def indexes(self) -> SegmentIndexes:
         """The process's cache of segment indexes, which never change."""
         return _clients.bucket(self.access).indexes
+
+    @cached_property
+    def pages(self) -> PageCache:
+        """The process's cache of manifest pages, which never change either."""
+        return _clients.bucket(self.access).pages
 
     @cached_property
     def broker(self) -> Client:

@@ -227,8 +227,9 @@ class Catalog:
         raise InvalidOption(f"option pin: {keys} has no pin {wanted!r}")
 
     def _manifests(self, topic: str, topic_id: str, partition: int) -> ManifestStore:
-        keys = PartitionKeys(topic, topic_id, partition)
-        return ManifestStore(self._connections.store, keys, StoreOptions(clock=wall_clock_ms))
+        keys, store = PartitionKeys(topic, topic_id, partition), self._connections.store
+        options = StoreOptions(clock=wall_clock_ms)
+        return ManifestStore(store, keys, options, cache=self._connections.pages)
 
     # --- segments ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from cold_tier.folder import FolderStore
 from cold_tier.open import open_store
 from manifest.pins import Pins
 from manifest.transitions import record_gap, trim
@@ -230,6 +231,24 @@ def test_partitions_that_the_topic_object_does_not_have_yet_are_read(tmp_path):
     put_topic(store, "t", {0: "codec-lz4-0"})
     put_partition(store, "t", 1, segment_files(FIXTURES / "codec-lz4-0"))
     assert {row["partition"] for row in Read(url, subscribe="t").rows} == {0, 1}
+
+
+def test_a_plan_reads_each_page_of_a_manifest_once(tmp_path, monkeypatch):
+    for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
+        monkeypatch.setattr(f"manifest.paging.{name}", small)
+    put_topic(open_store(url := f"file://{tmp_path}"), "t", {0: "many-segments-0"})
+    get, pages = FolderStore.get, []
+
+    def recording(store, key, **limits):
+        if "/pages/" in key:
+            pages.append(key)
+        return get(store, key, **limits)
+
+    monkeypatch.setattr(FolderStore, "get", recording)
+    # Walked for the bounds, for the last stable offset, and for the splits.
+    read = Read(url, subscribe="t", startingTimestamp="0", isolationLevel="read_committed")
+    assert read.offsets() == offsets("many-segments-0")
+    assert len(pages) == len(set(pages)) > 1
 
 
 def test_lost_rows_fail_the_read_unless_allowed(tmp_path, monkeypatch):
