@@ -59,6 +59,7 @@ class Sender:
         self._batching, self._partitioner, self._clock = batching, partitioner, clock
         self._session: _Session | None = None
         self._last_got_response: bool | None = None  # of the last batch; None before the first
+        self._last_failed_ms = 0
 
     def deliver(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[None]:
         """Send one batch and resolve its futures; errors are reported by these, not raised."""
@@ -99,13 +100,15 @@ class Sender:
         return response
 
     def _limited(self, policy: RetryPolicy, pending: PendingBatch[Any]) -> RetryPolicy:
-        """For what is left of the batch's delivery timeout. Raises BrokerUnreachable."""
+        """For what is left of the batch's delivery timeout. Raises BrokerUnreachable if it was over
+        while an earlier batch was retried in vain, not if the process was stopped meanwhile.
+        """
         timeout_s = self._batching.delivery_timeout_s
         left_s = timeout_s - (self._clock() - pending.due_ms) / 1000
         if left_s > 0:
             attempts = UNLIMITED_ATTEMPTS if self._last_got_response else policy.attempts
             return replace(policy, attempts=attempts, deadline_s=left_s)
-        if self._last_got_response is False:
+        if self._last_got_response is False and pending.due_ms <= self._last_failed_ms:
             raise BrokerUnreachable(
                 f"not sent: it waited {timeout_s:g} s for an earlier batch, which failed"
             )
@@ -115,6 +118,7 @@ class Sender:
         self, pending: PendingBatch[Any], session: _Session | None, error: TierlogError
     ) -> None:
         self._last_got_response = isinstance(error, RequestError)
+        self._last_failed_ms = self._clock()
         if isinstance(error, UnknownTopicOrPartition):
             self._partitioner.expire(pending.topic_partition[0])
         if session is self._session and not _leaves_sequence_valid(error):

@@ -116,6 +116,21 @@ def test_a_batch_aged_by_a_slow_broker_is_still_sent():
     assert [delivery.result(0).offset for delivery in sent] == [0, 1, 2]
 
 
+def test_a_batch_that_was_due_after_the_last_failure_waited_for_none():
+    """It is late because its producer was stopped, for example."""
+    now_ms = [0]
+    with client(TinyBroker(*["lost"] * 3)) as c:
+        producer = Producer(c, Batching(linger_ms=10), clock=lambda: now_ms[0])
+        failed = producer.send("t", "a", partition=0)
+        assert producer.flush()
+        now_ms[0] += 1000
+        late = producer.send("t", "b", partition=0)
+        now_ms[0] += 200_000
+        producer.close()
+    assert isinstance(failed.exception(0), AnswerLost)
+    assert late.result(0).offset == 1
+
+
 def test_a_batch_too_large_for_its_topic_is_split():
     too_large = {"code": "record-too-large", "limit_bytes": 500, "size_bytes": 1500}
     broker = TinyBroker()
