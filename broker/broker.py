@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -65,24 +66,28 @@ class Broker:
         self.folder, self.settings, self.bucket, self.clock = folder, settings, bucket, clock
         self._diverged_folders: list[Path] = []
         self.reserve = DiskReserve(folder.path, reserve_bytes=settings.disk_reserve_bytes or 0)
-        self._appenders = started_threads(settings.append_threads, name="append")
-        self._opener = LogOpener(
-            folder,
-            settings,
-            bucket,
-            self._appenders,
-            clock=clock,
-            check_room=self.reserve.check_not_breached,
-            disk=disk,
-        )
-        self._topics = LiveTopics(folder, self._opener, clock=clock)
-        self.registry, self.checkpoints = self._topics.registry, self._topics.checkpoints
-        self.groups = Groups(
-            self._topics,
-            Truncations(folder),
-            clock=clock,
-            commits_max=settings.group_commits_max,
-        )
+        with ExitStack() as on_failure:  # a file of the folder may be corrupt
+            self._appenders = started_threads(settings.append_threads, name="append")
+            on_failure.callback(self._appenders.shutdown)
+            self._opener = LogOpener(
+                folder,
+                settings,
+                bucket,
+                self._appenders,
+                clock=clock,
+                check_room=self.reserve.check_not_breached,
+                disk=disk,
+            )
+            on_failure.callback(self._opener.close_timer)
+            self._topics = LiveTopics(folder, self._opener, clock=clock)
+            self.registry, self.checkpoints = self._topics.registry, self._topics.checkpoints
+            self.groups = Groups(
+                self._topics,
+                Truncations(folder),
+                clock=clock,
+                commits_max=settings.group_commits_max,
+            )
+            on_failure.pop_all()
         self.background = BackgroundTasks(
             folder,
             settings,

@@ -81,7 +81,11 @@ class Bucket:
         Raises ConfigurationError for a store that fails the probe and for another cluster's prefix.
         """
         bucket = cls(folder, store, settings, clock=clock)
-        bucket.store_status.verify_at_start(timeout_s=settings.store_start_timeout_ms / 1000)
+        try:
+            bucket.store_status.verify_at_start(timeout_s=settings.store_start_timeout_ms / 1000)
+        except BaseException:
+            bucket.close()
+            raise
         return bucket
 
     def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:

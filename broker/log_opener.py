@@ -73,11 +73,11 @@ class LogOpener:
         self._folder, self._settings, self._bucket = folder, settings, bucket
         self._executor, self._clock = executor, clock
         self._check_room = check_room
-        self._timer = FlushTimer()
         self._files = OpenFiles()
         self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
         self._take_overs = PendingTakeOvers(folder)
+        self._timer = FlushTimer()  # last: it starts a thread
         self._committed_take_overs: list[str] = []
         self.has_opened_logs = False
 

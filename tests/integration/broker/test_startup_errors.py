@@ -21,10 +21,11 @@ from broker.groups.truncations import Truncations
 from broker.log_opener import LogOpener
 from broker.remedies import REMEDIES, with_remedy
 from broker.settings import BrokerSettings
+from cold_tier.memory import MemoryStore
 from hot_tier.append import Acks
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
-from manifest.topic_objects import TopicObjects
+from manifest.topic_objects import Cluster, TopicObjects, create_cluster
 from record_format import sealed_json
 from record_format.errors import (
     ConfigurationError,
@@ -357,21 +358,50 @@ def test_a_failed_start_releases_everything(harness, monkeypatch):
     """An embedding process may try again."""
     harness.broker.create_topic("t", partitions=3)
     harness.broker.close()
-
-    def open_resources() -> tuple[set[str], list[str]]:
-        files = {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
-        threads = [thread.name for thread in threading.enumerate()]
-        return {name for name in files if str(harness.root) in name}, threads
-
-    before, flushed = open_resources(), []
+    before, flushed = open_resources(harness), []
     with monkeypatch.context() as patched:
         patched.setattr(Truncations, "reconcile_at_start", no_room)
         patched.setattr(PartitionLog, "flush", flushed.append)
         with pytest.raises(ConfigurationError, match="No space left"):
             harness.open()
-    assert open_resources() == before
+    assert open_resources(harness) == before
     assert not flushed, "with thousands of logs, the reason would be known minutes later"
     harness.broker = harness.open()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", ["epochs.json", "topics.json", "cuts.json"])
+def test_a_start_refused_for_a_corrupt_file_releases_everything(harness, name):
+    harness.broker.create_topic("t")
+    harness.broker.close()
+    before, path = open_resources(harness), harness.root / "data" / "tierlog" / name
+    good = path.read_bytes() if path.exists() else None
+    path.write_bytes(b"garbage")
+    with pytest.raises(CorruptDataError, match=name):
+        harness.open()
+    assert open_resources(harness) == before
+    path.unlink() if good is None else path.write_bytes(good)
+    harness.broker = harness.open()
+
+
+def test_a_store_that_is_refused_at_the_start_is_closed(tmp_path):
+    class Store(MemoryStore):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    store = Store()
+    create_cluster(store, Cluster(cluster_id="another", created_ms=0))
+    with pytest.raises(ConfigurationError, match="another"):
+        Broker.open(BrokerSettings(data_dir=tmp_path / "data"), store=store)
+    assert store.is_closed
+
+
+def open_resources(harness) -> tuple[set[str], list[str]]:
+    files = {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
+    threads = [thread.name for thread in threading.enumerate()]
+    return {name for name in files if str(harness.root) in name}, threads
 
 
 def test_a_second_broker_is_refused_until_the_first_is_closed(tmp_path):
