@@ -116,6 +116,12 @@ def test_readers_at_the_end_share_one_page():
         counter = HttpMetrics().shared_pages
         pages, made = SharedPages(counter), []
 
+        def wait_for_the_disk() -> RenderedPage:
+            raise BlockingIOError
+
+        with pytest.raises(BlockingIOError):  # then `get` counts it
+            pages.get_sync(("a",), AT_END, wait_for_the_disk)
+
         async def make() -> RenderedPage:
             await asyncio.sleep(0)
             made.append(1)
