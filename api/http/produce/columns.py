@@ -274,6 +274,8 @@ def _with_bytes(
     at: PathOf,
     name: str,
 ) -> list[Content]:
+    if base64s.count(UNSET) == len(base64s):
+        return contents
     for row, coded in enumerate(base64s):
         if isinstance(coded, bytes):  # otherwise it is missing, or null as if missing
             if contents[row] is not None:
