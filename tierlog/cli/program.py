@@ -4,7 +4,8 @@ Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 3 a verification fo
 interrupted.
 
 * A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
-* A command's module is imported when the command is called: `tierlog --help` imports none of them.
+* A command's module is imported when the command is called: `tierlog --help` and the completion of
+  its name import none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
@@ -110,9 +112,19 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        with self._summaries_only():
+            _format_help(super().format_help, ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._summaries_only():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _summaries_only(self) -> Iterator[None]:
+        """Meanwhile, commands are placeholders with their summaries."""
         self.listing = True
         try:
-            _format_help(super().format_help, ctx, formatter)
+            yield
         finally:
             self.listing = False
 

@@ -1,8 +1,11 @@
-"""The entry point, before the program is loaded."""
+"""The entry point, and what is loaded before a command is called."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[3]
 INTERRUPTED_IMPORT = """
@@ -24,3 +27,30 @@ def test_an_interrupt_during_imports_prints_nothing():
         [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, cwd=ROOT, capture_output=True
     )
     assert (completed.returncode, completed.stdout, completed.stderr) == (130, b"", b"")
+
+
+COMMANDS_IMPORTED = """
+import sys
+from tierlog.cli.main import main
+try:
+    main()
+finally:
+    from tierlog.cli.program import COMMANDS
+    modules = [f"tierlog.cli.{entry.module}" for entry in COMMANDS.values()]
+    print(*(name for name in modules if name in sys.modules), file=sys.stderr)
+"""
+COMPLETION = {"_TIERLOG_COMPLETE": "complete_bash", "COMP_WORDS": "tierlog sto", "COMP_CWORD": "1"}
+
+
+@pytest.mark.parametrize(("arguments", "environment"), [(["--help"], {}), ([], COMPLETION)])
+def test_listing_the_commands_imports_none_of_them(arguments, environment):
+    completed = subprocess.run(
+        [sys.executable, "-c", COMMANDS_IMPORTED, *arguments],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert "storage" in completed.stdout
+    assert completed.stderr.split() == []
