@@ -52,6 +52,10 @@ class ActiveIndex:
         self._disk.truncate(self._fd, room * self.columns.entry_bytes)
         self._written = min(self._written, room)
 
+    def replace(self, columns: IndexColumns) -> None:
+        """Replace all entries; those in the file with the next write."""
+        self.columns, self._written = columns, 0
+
     def write(self) -> None:
         """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
         unwritten = self.columns.image(self._written)
@@ -126,6 +130,16 @@ class ActiveSegment:
         except OSError as error:
             if not is_disk_full(error):
                 raise
+
+    def replace_entries(self, builder: IndexBuilder) -> None:
+        """Replace both indexes, which were read from files that turned out to be corrupt."""
+        offsets, times = builder.images()
+        self.offsets.replace(IndexColumns(OFFSET_ENTRY, offsets))
+        self.times.replace(IndexColumns(TIME_ENTRY, times))
+        self._bytes_since_entry = builder.bytes_since_entry
+        segment = self.segment
+        segment.largest = builder.largest
+        segment.offsets, segment.times = self.offsets.columns, self.times.columns
 
     # --- planning ---------------------------------------------------------------------------------
 

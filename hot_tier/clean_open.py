@@ -1,7 +1,8 @@
 """Opening a log after a clean shutdown.
 
-Index files are trusted; only the tail of the last segment, from its last index entry on, is read.
-If that is inconsistent, the log is recovered as after a crash.
+Index files are trusted until a look-up finds an entry that is wrong. Only the tail of the last
+segment, from its last index entry on, is read; if that is inconsistent, the log is recovered as
+after a crash.
 """
 
 from __future__ import annotations

@@ -20,14 +20,18 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch, OSError
     (FileNotFoundError: it was deleted).
     """
-    write_indexes(state, segment, _build(state, segment))
+    write_indexes(state, segment, _build_sealed(state, segment))
 
 
 def rebuild_for_reading(state: LogState, segment: Segment) -> None:
-    """As `rebuild_indexes`; if the disk takes no files, the indexes are only cached: retention and
-    reads must work on a full disk too. Raises only what reading the segment raises.
+    """As `rebuild_indexes`, also for the active segment; if the disk takes no files, the indexes
+    are only in memory: retention and reads must work on a full disk too. Raises only what reading
+    the segment raises.
     """
-    builder = _build(state, segment)
+    if segment is state.active.segment:
+        state.active.replace_entries(_build(state, segment))
+        return
+    builder = _build_sealed(state, segment)
     try:
         write_indexes(state, segment, builder)
     except OSError:
@@ -41,6 +45,11 @@ def _build(state: LogState, segment: Segment) -> IndexBuilder:
     builder = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
     for header in segment.headers(state.files):
         builder.add(header, position=header.position)
+    return builder
+
+
+def _build_sealed(state: LogState, segment: Segment) -> IndexBuilder:
+    builder = _build(state, segment)
     builder.add_time_entry()
     return builder
 

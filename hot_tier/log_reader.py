@@ -150,8 +150,6 @@ def with_index_rebuild(
             try:
                 return look_up()
             except CorruptIndex:
-                if segment is state.active.segment:
-                    raise
                 if not blocking:
                     raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
                 with state.lock:  # so that no compaction replaces the segment meanwhile

@@ -143,11 +143,13 @@ class SegmentLookup:
         near = self._floor_offset(
             column=0, target=segment.relative(max(offset, segment.base_offset))
         )
-        # The active segment's entries are trusted; those from disk are checked on the way.
-        unchecked = segment.base_offset + entry[1] if entry and segment.times is None else -1
-        for header in self._headers_from(near, end=segment.end.size_bytes):
-            if entry and header.base_offset <= unchecked <= header.last_offset:
-                _check_time_entry(segment, LargestTimestamp(entry[0], unchecked), header)
+        indexed = LargestTimestamp(entry[0], segment.base_offset + entry[1]) if entry else None
+        size_bytes, next_offset = segment.end
+        if indexed and indexed.offset >= next_offset:
+            _check_time_entry(segment, indexed, None)
+        for header in self._headers_from(near, end=size_bytes):
+            if indexed and header.base_offset <= indexed.offset <= header.last_offset:
+                _check_time_entry(segment, indexed, header)
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
                 yield header
 

@@ -277,6 +277,40 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
     assert path.read_bytes() == good
 
 
+@pytest.mark.parametrize("damage", ["unordered", "lying", "far", "first lies"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_corrupt_index_of_the_active_segment_is_rebuilt_on_use(
+    open_log, append_values, tmp_path, suffix, damage
+):
+    """After a clean shutdown only its end is compared with the log."""
+    config = {"index.interval.bytes": 100}
+    log = open_log(config=config)
+    for number in range(100):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}{suffix}"
+    good = path.read_bytes()
+    size = 8 if suffix == ".index" else 12
+    entries = [good[at : at + size] for at in range(0, len(good), size)]
+    tail = entries[-2:]  # the last offset entry; of times also the one that sealing added
+    bad = {
+        "unordered": [*reversed(entries[:-2]), *tail],
+        "lying": [entry[:-1] + bytes([entry[-1] ^ 2]) for entry in entries[:-2]] + tail,
+        "far": [entry[: size - 4] + b"\x7f" + entry[size - 3 :] for entry in entries[:-2]] + tail,
+        "first lies": [b"\0" + entries[0][1:-1] + b"\xff", *entries[1:]],
+    }[damage]
+    path.write_bytes(b"".join(bad))
+    log = open_log(config=config)
+    assert log.recovery.clean
+    for end in (log.roll, lambda: log.sealed.files(0), lambda: None):
+        for number in range(100):
+            assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
+            assert first_offset(log.read(number, max_bytes=1)) == number
+        end()
+    if damage in ("lying", "first lies"):  # others may not be met by any look-up
+        assert path.read_bytes() == good
+
+
 def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
     open_log, append_values, tmp_path
 ):
