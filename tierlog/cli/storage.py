@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from record_format.errors import RetriableError
+from record_format.errors import RetriableError, UnknownTopic
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import (
@@ -33,7 +34,7 @@ from tierlog.cli.topic import note_damaged
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.responses import Segment
+    from tierlog.client.responses import OffloadResult, Segment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 for part in (storage_manifest, storage_check, storage_repair, storage_pins):
@@ -169,10 +170,14 @@ def offload(
 
     Exits with 1 if segments remain after the wait.
     """
-    names = [topic] if topic is not None else topic_names(client)
+    wait_ms = int(wait_s * 1000) or None
     done = {}
-    for name in names:
-        done[name] = one = client.offload(name, wait_ms=int(wait_s * 1000) or None)
+    for name, one in (
+        _offload_all(client, wait_ms)
+        if topic is None
+        else [(topic, client.offload(topic, wait_ms=wait_ms))]
+    ):
+        done[name] = one
         if not output.is_json:
             note(
                 f"{name}: uploaded {one.uploaded_segments} segment"
@@ -187,6 +192,13 @@ def offload(
             f"{remaining} segments are not uploaded after {wait_s:g} s; uploads continue. "
             "`/readyz` reports what is degraded, and the broker's log why"
         )
+
+
+def _offload_all(client: Client, wait_ms: int | None) -> Iterator[tuple[str, OffloadResult]]:
+    """By topic, without those that are deleted meanwhile: each may take its wait."""
+    for name in topic_names(client):
+        with suppress(UnknownTopic):
+            yield name, client.offload(name, wait_ms=wait_ms)
 
 
 @app.command("trim")
