@@ -116,7 +116,10 @@ class StoreStatus:
         """For people: why nothing goes to the store at the moment."""
         if refusal := self.refusal:
             return f"store refused: {refusal}"
-        return f"store unavailable: {self.unavailable}" if self.unavailable else None
+        if self.unavailable is None:
+            return None
+        waits = "; it refused the clock: nothing expires by age" if self._clock_refusal else ""
+        return f"store unavailable: {self.unavailable}{waits}"
 
     def recheck(self) -> bool:
         """Contact the store, unless it is known to be unreachable; whether it is reachable."""

@@ -359,6 +359,9 @@ def test_nothing_expires_while_a_store_that_rejected_the_clock_is_down(harness):
     assert not status.recheck()
     error[0] = StoreUnavailable("no response")
     harness.wait_for(lambda: status.unavailable == "no response")
+    assert "no response; it refused the clock: nothing expires by age" in "".join(
+        harness.broker.readiness().degraded
+    )
     partition, janitor._clock = harness.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
     assert partition.log.log_start_offset == 0
