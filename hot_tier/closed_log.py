@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,10 +77,9 @@ def end_offset(folder: Path) -> int:
     return end_offset_of(log, bases[-1], pread=zero_filling_pread(os.pread))
 
 
-def first_batch_at(log: Path, offset: int, *, pread: Pread = os.pread) -> BatchHeader | None:
+def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     """The batch of a `.log` that contains `offset`, or the first above it. Raises CorruptBatch."""
-    headers = headers_of(log, pread=pread)
-    return next((header for header in headers if header.last_offset >= offset), None)
+    return next((header for header in headers_of(log) if header.last_offset >= offset), None)
 
 
 def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
@@ -87,17 +87,30 @@ def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
     the file if nothing is at or above `offset`), and the offset at which the part after the cut
     begins.
 
-    Corrupt bytes do not hide the batches after them. Those after the last batch below `offset`
-    belong to the part after the cut; whoever opens it deals with them.
+    Corrupt bytes, or a corrupt base offset, do not hide the batches after them. Those after the
+    last batch below `offset` belong to the part after the cut; whoever opens it deals with them.
     """
     try:
-        first = first_batch_at(log, offset, pread=zero_filling_pread(os.pread))
+        headers = _gapless_headers(log, base_offset)
+        first = next((header for header in headers if header.last_offset >= offset), None)
         position = first.position if first is not None else log.stat().st_size
     except CorruptBatch:
         first, position = _first_batch_skipping_corruption(log, offset, base_offset=base_offset)
     if first is not None and first.base_offset <= offset:
         return first.position, first.base_offset
     return position, offset  # compaction may have removed the offsets between
+
+
+def _gapless_headers(log: Path, base_offset: int) -> Iterator[BatchHeader]:
+    """Raises CorruptBatch also at a gap: what comes after it may be a batch whose own base offset,
+    which no checksum covers, is wrong.
+    """
+    next_offset = base_offset
+    for header in headers_of(log, pread=zero_filling_pread(os.pread)):
+        if header.base_offset != next_offset:
+            raise CorruptBatch("leaves a gap", position=header.position)
+        next_offset = header.next_offset
+        yield header
 
 
 def _first_batch_skipping_corruption(

@@ -59,6 +59,20 @@ def test_corrupt_batches_do_not_hide_where_the_rest_of_a_log_begins(
     assert locate_cut(log, offset, base_offset=0) == (number * len(batches[0]), begins)
 
 
+@pytest.mark.parametrize("wrong", [37, 11, 5 + 2**40])
+def test_a_batch_with_a_wrong_base_offset_is_not_taken_for_where_the_rest_begins(
+    tmp_path: Path, wrong: int
+) -> None:
+    """No checksum covers it. The batches after it are whole, and only those are wanted."""
+    batches = [
+        bytearray(encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=base_offset))
+        for base_offset in (0, wrong, 10, 15)
+    ]
+    log = path_of(tmp_path, 0, LOG)
+    log.write_bytes(b"".join(batches))
+    assert locate_cut(log, 10, base_offset=0) == (2 * len(batches[0]), 10)
+
+
 def test_moving_the_tail_of_a_log_never_leaves_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
