@@ -161,12 +161,13 @@ class _Retries:
         if self._attempt >= policy.attempts or not _may_retry(self._call, outcome):
             return None
         requested_s = retry_after_s(outcome) if isinstance(outcome, Response) else 0.0
+        left_s = self._deadline_s - now_s
         if policy.is_unlimited:
-            requested_s = min(requested_s, self._deadline_s - now_s)
+            requested_s = min(requested_s, left_s)
         elif requested_s > policy.max_pause_s:
             return None
         pause_s = max(policy.pause_s(self._attempt), requested_s)
-        return pause_s if now_s + pause_s <= self._deadline_s else None
+        return pause_s if pause_s <= left_s else None
 
     def _log(self, outcome: Outcome, pause_s: float, now_s: float) -> None:
         if max(now_s - self._logged_s, pause_s) < LOG_INTERVAL_S:

@@ -708,6 +708,16 @@ def test_a_gateways_retry_after_is_honored_up_to_the_deadline(policy, retry_afte
     assert len(caplog.records) == len(waited), "each pause is logged"
 
 
+def test_the_attempt_at_the_deadline_does_not_depend_on_rounding():
+    now_s = [0.05]  # soon after the machine's start
+    policy = RetryPolicy(attempts=UNLIMITED_ATTEMPTS, deadline_s=25, clock=lambda: now_s[0])
+    steps = exchange(calls.list_topics(), policy)
+    next(steps)
+    now_s[0] += 2.3
+    assert now_s[0] + (25.05 - now_s[0]) > 25.05
+    assert steps.send(Response(503, {"retry-after": "60"}, b"<html>")) == Pause(25.05 - now_s[0])
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_a_gateway_error_counts_as_a_broken_connection(status):
     script = Script(httpx.Response(status, text="<html>"), ok(PRODUCED))
