@@ -115,9 +115,10 @@ def replay(
     notes = HadoopFolder(session, target.notes)
     s3a = settings_of(session)
     plan = _plan(notes, source, target, s3a=s3a, step_bytes=step_bytes, log=log)
-    done = {name for name in notes.names(_NOTES) if name.startswith("done-")}
+    there = set(notes.names(_NOTES))  # with what a crash left of a file that was being written
+    done = {number for number in range(len(plan.steps)) if _done(number) in there}
     for number, step in enumerate(plan.steps):
-        if _done(number) in done:
+        if number in done:
             continue
         log(f"step {number + 1} of {len(plan.steps)}")
         _check_topics(plan, parse_options(step_options(step, source), streaming=False, s3a=s3a))
