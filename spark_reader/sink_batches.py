@@ -133,9 +133,11 @@ class Batcher:
         if topic is None:
             raise InvalidRecord("a row has no topic, and the option topic is not set")
         target = TopicPartition(topic, self._partition(topic, row))
-        pending = self._pending.setdefault(target, _Pending())
+        if (pending := self._pending.get(target)) is None:
+            pending = self._pending[target] = _Pending()
         size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")
-        size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
+        if row.headers:
+            size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
         pending.values.append(row.value)
         pending.keys.append(row.key)
         pending.timestamps.append(self._now_ms() if row.timestamp is None else row.timestamp)
