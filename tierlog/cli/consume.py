@@ -134,7 +134,12 @@ def consume(
         Thread(target=watch, name="output-watch", daemon=True).start()
     flush = follow or group is not None  # records are printed before they are committed
     to_line = _value if format_ is Format.VALUE else _json
-    count, last = _print(islice(records, max_records), to_line, flush=flush)
+    try:
+        count, last = _print(islice(records, max_records), to_line, flush=flush)
+    except KeyboardInterrupt:
+        if follow:
+            return  # the usual end
+        raise
     if group is not None and last is not None and count == max_records:
         records.close()
         _commit_last(client, group, last, topic_id=topic_id)
@@ -193,15 +198,11 @@ def _print(
     """Print the records; return their number and the last one."""
     out, safe = sys.stdout.buffer, for_stdout()
     count, record = 0, None
-    try:
-        for record in records:
-            out.write(safe(to_line(record)) + b"\n")
-            count += 1
-            if flush:
-                out.flush()
-    except KeyboardInterrupt:
-        if not flush:
-            raise
+    for record in records:
+        out.write(safe(to_line(record)) + b"\n")
+        count += 1
+        if flush:
+            out.flush()
     out.flush()
     return count, record
 

@@ -1,11 +1,14 @@
-"""What `tierlog consume` reads of a log that grows meanwhile."""
+"""What `tierlog consume` reads of a log that grows meanwhile, and how it ends if interrupted."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from record_format.encode import encode_batch
-from tierlog.cli import consume
+from tierlog.cli import consume, program
+from tierlog.client import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
 
 
@@ -34,3 +37,20 @@ def test_batches_end_where_the_log_ended_at_the_start(
     start = consume._start(None, None, None)
     consume._batches(client, "t", 0, start=start, limits=None)  # type: ignore[arg-type]
     assert capfdbinary.readouterr().out == b"".join(log[:4])
+
+
+@pytest.mark.parametrize("group", [(), ("--group", "g")])
+def test_a_consumer_that_was_interrupted_before_the_end_says_so(
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    group: tuple[str, ...],
+) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[ConsumedRecord]:
+        yield ConsumedRecord("t", 0, 5, 1, None, b"v", ())
+        raise KeyboardInterrupt
+
+    client = nullcontext(SimpleNamespace(consume=interrupted))
+    monkeypatch.setattr("tierlog.client.Client", lambda *_, **__: client)
+    assert program.run(["consume", "t", *group]) == program.INTERRUPTED
+    program._flush_or_discard_output()
+    assert capfdbinary.readouterr().out == b"v\n"
