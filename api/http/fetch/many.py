@@ -25,7 +25,14 @@ from api.http.control_requests import json_body
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
 from api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from api.http.fetch.positions import EARLIEST, Position, parse_position, resolve
+from api.http.fetch.positions import (
+    EARLIEST,
+    Position,
+    check_within,
+    nothing_at,
+    parse_position,
+    resolve,
+)
 from api.http.fetch.reading import (
     Isolation,
     MaxBytes,
@@ -178,21 +185,33 @@ async def _read_one(
     *,
     store_error: TierlogError | None,
 ) -> Fetch:
-    """Read up to `bytes_left`; with none left, only the offsets. If `store_error` is given, fail
-    with it instead of waiting for the store.
+    """Read up to `bytes_left`. If `store_error` is given, fail with it instead of waiting for the
+    store.
     """
     page_bytes = max(1, min(fetch.max_bytes, bytes_left))
     query = FetchQuery(max_bytes=page_bytes, isolation=request.isolation)
     partition, position = fetch.partition, fetch.position
     try:
+        if bytes_left <= 0:
+            return _unread(fetch, committed=query.committed)
         if store_error is not None and _needs_store(fetch):
             raise store_error
         _, offset, fetched = await read_again(context, partition, position, fetch.offset, query)
     except TierlogError as error:
         return FailedFetch(partition.topic, partition.number, error)
-    if bytes_left <= 0:
-        fetched = fetched._replace(slices=(), next_offset=offset)
     return fetch._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
+
+
+def _unread(fetch: PartitionFetch, *, committed: bool) -> PartitionFetch:
+    """Nothing is left of the request's `max_bytes`: only the offsets, without disk or store. Raises
+    what `check_within` does.
+    """
+    partition, offset = fetch.partition, fetch.offset
+    if fetch.position.offset < 0:  # it may have been trimmed meanwhile
+        offset = max(offset, partition.offsets().log_start_offset)
+    check_within(partition, offset)
+    fetched = nothing_at(offset, partition.offsets(), committed=committed)
+    return fetch._replace(offset=offset, fetched=fetched)
 
 
 def _needs_store(fetch: PartitionFetch) -> bool:

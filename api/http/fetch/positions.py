@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from api.http import strict_json
 from api.http.context import Context
 from api.http.request.times import parse_time
-from broker.partition import Partition
+from broker.partition import Fetched, Partition
 from hot_tier.log_state import Offsets
 
 EARLIEST: Final = "earliest"
@@ -90,3 +90,29 @@ async def find_time(
 
 def end_of(offsets: Offsets, *, committed: bool) -> int:
     return offsets.last_stable_offset if committed else offsets.high_watermark
+
+
+def check_within(partition: Partition, offset: int) -> None:
+    """Raise OffsetTrimmed or OffsetPastEnd without reading.
+
+    FencedError comes first: this broker does not know the end of a partition that was taken over.
+    """
+    partition.check_leadership()
+    now = partition.offsets()
+    if now.log_start_offset <= offset <= now.high_watermark:
+        return
+    bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
+    error = now.trimmed if offset < now.log_start_offset else now.past_end
+    raise error(f"offset {offset} of {partition} is outside the log, {bounds}")
+
+
+def nothing_at(offset: int, now: Offsets, *, committed: bool) -> Fetched:
+    """A read of no records, which the next one continues at `offset`."""
+    return Fetched(
+        slices=(),
+        next_offset=offset,
+        end_offset=end_of(now, committed=committed),
+        log_start_offset=now.log_start_offset,
+        high_watermark=now.high_watermark,
+        tier="hot" if offset >= now.local_log_start_offset else "cold",
+    )

@@ -29,6 +29,7 @@ from api.http.fetch.positions import (
     Position,
     end_of,
     find_time,
+    nothing_at,
     parse_position,
     resolve,
 )
@@ -248,15 +249,7 @@ def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> ReadR
     records appended since may be later or earlier than that time.
     """
     end = end_of(now, committed=query.committed)
-    fetched = Fetched(
-        slices=(),
-        next_offset=end,
-        end_offset=end,
-        log_start_offset=now.log_start_offset,
-        high_watermark=now.high_watermark,
-        tier="hot",
-    )
-    return ReadResult(partition, end, fetched)
+    return ReadResult(partition, end, nothing_at(end, now, committed=query.committed))
 
 
 async def read_again(

@@ -28,7 +28,13 @@ from api.http.context import Context
 from api.http.exchange import Exchange
 from api.http.fetch import record_json
 from api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from api.http.fetch.positions import LATEST, MAX_OFFSET, parse_position, resolve
+from api.http.fetch.positions import (
+    LATEST,
+    MAX_OFFSET,
+    check_within,
+    parse_position,
+    resolve,
+)
 from api.http.fetch.reading import Isolation, compute_text, log_headers, read, work_bytes
 from api.http.fetch.shared_pages import RenderedPage, page_key
 from api.http.problems import HeaderList
@@ -248,17 +254,3 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
 def _error_event(context: Context, exchange: Exchange, error: TierlogError) -> bytes:
     problem = context.problem(exchange, error)
     return b"event: error\ndata: %b\n\n" % problem.body()
-
-
-def check_within(partition: Partition, offset: int) -> None:
-    """Raise OffsetTrimmed or OffsetPastEnd before the stream begins.
-
-    FencedError comes first: this broker does not know the end of a partition that was taken over.
-    """
-    partition.check_leadership()
-    now = partition.offsets()
-    if now.log_start_offset <= offset <= now.high_watermark:
-        return
-    bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
-    error = now.trimmed if offset < now.log_start_offset else now.past_end
-    raise error(f"offset {offset} of {partition} is outside the log, {bounds}")

@@ -363,6 +363,20 @@ def test_max_bytes_of_a_multi_partition_fetch_is_a_total(api: Api) -> None:
     assert [one["next_offset"] for one in got] == [1, 0]
 
 
+def test_a_partition_for_which_no_bytes_are_left_is_not_read_from_the_store(api: Api) -> None:
+    hot, cold = api.topic(), api.cold_topic()
+    api.values(hot, "here")
+    api.broker.bucket.cache.shrink(1 << 30)
+    before = len(api.store.calls)
+    wanted = [{"topic": topic, "partition": 0} for topic in (hot, cold)]
+    wanted.append({"topic": hot, "partition": 0, "offset": 9})
+    got = api.post("/v1/fetch", json={"partitions": wanted, "max_bytes": 1}).json()["partitions"]
+    assert not [key for call, key in api.store.calls[before:] if call == "get_range"]
+    assert (len(got[0]["records"]), got[1]["records"], got[1]["tier"]) == (1, [], "cold")
+    assert (got[1]["next_offset"], got[1]["high_watermark"]) == (0, 200)
+    assert got[2]["error"]["code"] == "offset-past-end"
+
+
 def test_max_bytes_of_a_multi_partition_fetch_limits_decompressed_records(api: Api) -> None:
     topic = api.topic(partitions=4, compression_type="gzip")
     for partition in range(4):
