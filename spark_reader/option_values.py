@@ -163,7 +163,7 @@ def topic_list(name: str, value: str) -> tuple[str, ...]:
 def pattern(name: str, value: str) -> re.Pattern[str]:
     try:
         return re.compile(value)
-    except (re.error, RecursionError) as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise invalid(name, value, f"a regular expression ({error})") from error
 
 

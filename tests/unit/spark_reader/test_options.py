@@ -77,6 +77,7 @@ def test_timestamps_take_precedence_over_offsets():
         ({"assign": '{"flights": [0]}'}, "not subscribe and assign"),
         ({"subscribePattern": "("}, "option subscribePattern: '\\(' is not a regular expression"),
         ({"subscribePattern": "(" * 10_000}, "option subscribePattern"),
+        ({"subscribePattern": "a{99999999999}"}, "option subscribePattern"),
         ({"subscribePattern": "a"}, "not subscribe and subscribePattern"),
         ({"subscribe": " , "}, "option subscribe"),
         ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is only for streams"),
