@@ -26,6 +26,7 @@ from record_format.batch import (
 )
 from record_format.errors import CorruptBatch
 from record_format.file_slice import OpenFile
+from record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 WINDOW_BYTES = 8 * 1024
 ONE_HEADER_BYTES = 2 * HEADER_SIZE
@@ -102,11 +103,14 @@ def end_offset_of(log: Path, base_offset: int, *, pread: Pread = os.pread) -> in
     """Next offset after the last whole batch of a closed log's `.log`; `base_offset` if there is
     none.
 
-    Stops at the first bytes that are not a batch.
+    Stops at the first bytes that are not a batch, and at a base offset that is impossible there.
     """
     end = base_offset
     try:
         for header in headers_of(log, pread=pread):
+            check_in_order(
+                header, next_offset=end, end_offset=base_offset + MAX_RELATIVE_OFFSET + 1
+            )
             end = header.next_offset
     except CorruptBatch:
         return end

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier.batch_walk import end_offset_of
 from hot_tier.closed_log import base_offsets, locate_cut, move_segments, split_at
 from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, path_of
+from hot_tier.log_folder import LogFolder
 from record_format.encode import encode_batch
 
 
@@ -71,6 +73,23 @@ def test_a_batch_with_a_wrong_base_offset_is_not_taken_for_where_the_rest_begins
     log = path_of(tmp_path, 0, LOG)
     log.write_bytes(b"".join(batches))
     assert locate_cut(log, 10, base_offset=0) == (2 * len(batches[0]), 10)
+
+
+@pytest.mark.parametrize("wrong", [3, 10 + 2**40])
+def test_a_log_ends_before_a_batch_whose_base_offset_is_impossible(
+    tmp_path: Path, wrong: int
+) -> None:
+    """An interrupted swap would else be finished by removing all segments up to that offset."""
+    for base_offset, name in ((0, ".log.swap"), (10, LOG), (15, LOG)):
+        path_of(tmp_path, base_offset, name).write_bytes(
+            b"".join(
+                encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=one)
+                for one in ((0, 5, wrong) if base_offset == 0 else (base_offset,))
+            )
+        )
+    found = LogFolder.open(tmp_path, disk=REAL_DISK)
+    assert sorted(found.log_sizes) == [0, 10, 15]
+    assert end_offset_of(path_of(tmp_path, 0, LOG), 0) == 10
 
 
 def test_moving_the_tail_of_a_log_never_leaves_a_gap(
