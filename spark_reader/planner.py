@@ -132,7 +132,8 @@ class Planner:
         if start >= end:
             return
         if facts.tail_bytes is not None and is_single_split(facts.tail_bytes, self._options.limits):
-            share = (end - start) / (facts.end_offset - facts.cold_end_offset)
+            tail = count_offsets(facts.cold_end_offset, facts.end_offset, facts.gaps)
+            share = count_offsets(start, end, facts.gaps) / max(1, tail)
             yield TailPiece(start, end, max(1, int(facts.tail_bytes * share)))
             return
         reached = start

@@ -309,7 +309,7 @@ def lose_disk(root, *, gap):
     )
 
 
-def test_an_offset_gap_does_not_count_against_limits(tmp_path):
+def test_an_offset_gap_does_not_count_against_limits(tmp_path, capsys):
     with two_tiers(tmp_path) as tiers:
         tiers.create("t", partitions=1)
         tiers.produce("t", 500)
@@ -332,6 +332,8 @@ def test_an_offset_gap_does_not_count_against_limits(tmp_path):
                 found += rows(stream, start, end)
                 start = end
             assert [offset for _, offset in found] == [*range(500), *range(gap + 500, gap + 600)]
+        first, second = plans(capsys)[-2:]  # through the broker, which is asked for so many bytes
+        assert min(first["hotBytes"], second["hotBytes"]) > 25_000
 
 
 def test_a_batch_that_ends_in_records_that_were_not_restored_is_data_loss(tmp_path):
