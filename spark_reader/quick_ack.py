@@ -39,7 +39,9 @@ def _local_connections() -> Iterator[socket.socket]:
             fd = int(open_file.name)
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 continue
+            is_blocking = os.get_blocking(fd)
             connection = socket.socket(fileno=os.dup(fd))
+            os.set_blocking(fd, is_blocking)  # both are one file, and a default timeout changed it
             if _is_local_tcp(connection):
                 yield connection
             else:
