@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from api.http import strict_json
 from api.http.access.scopes import OPEN_PATHS
 from api.http.context import Context
 from api.http.exchange import Exchange
@@ -103,7 +104,7 @@ class CallTable:
             node.calls[call.method] = call
 
     def find(self, raw_path: bytes) -> Route | None:
-        """None if no call has this path."""
+        """None if no call has this path. Raises InvalidRequest if a parameter is not UTF-8."""
         route = self._cached.get(raw_path)
         if route is None:
             route = self._walk(raw_path)
@@ -123,9 +124,16 @@ class CallTable:
                 child = node.parameter
                 if child is None or not text:
                     return None
-                params[child.name] = text
+                params[child.name] = _decoded(part, child.name)
             node = child
         return Route(node.calls, params) if node.calls else None
+
+
+def _decoded(part: str, name: str) -> str:
+    try:
+        return unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        strict_json.refuse_field(name, "not percent-encoded UTF-8")
 
 
 class _Node:

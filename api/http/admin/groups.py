@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Annotated
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -92,14 +91,7 @@ async def delete_group(context: Context, exchange: Exchange) -> Response:
 
 
 def _group(exchange: Exchange) -> str:
-    """The name in the path: any text, but only UTF-8."""
-    raw = (exchange.scope.get("raw_path") or b"").split(b"?")[0].split(b"/")
     name = exchange.params["group"]
-    if len(raw) > 3:
-        try:
-            name = unquote(raw[3].decode("ascii"), errors="strict")
-        except UnicodeDecodeError:
-            strict_json.refuse_field("group", "the name is not percent-encoded UTF-8")
     check_group_name(name)
     return name
 

@@ -123,6 +123,9 @@ def test_unknown_paths_and_methods_are_problems(api: Api) -> None:
     ):
         for method in ("GET", "POST", "DELETE"):
             assert problem(api.request(method, path), 404, "not-found")["detail"], path
+    for path, name in (("/v1/topics/%FF", "topic"), ("/v1/groups/a%C3%28", "group")):
+        (error,) = problem(api.get(path), 400, "invalid-request")["errors"]
+        assert error["loc"] == name
     refused = api.put("/v1/topics")
     problem(refused, 405, "method-not-allowed")
     assert refused.headers["allow"] == "GET, HEAD, POST"
