@@ -176,9 +176,9 @@ class Partition:
         if self.log.high_watermark < self.log.log_end_offset:
             self._commits.request_flush()  # by the new `flush.ms`, it may be due
 
-    def stop_appends(self, timeout_s: float) -> bool:
-        """Refuse new appends. Returns True once all accepted ones have completed."""
-        return self._commits.close(timeout_s)
+    def stop_appends(self, timeout_s: float) -> None:
+        """Refuse new appends, and wait for the accepted ones, but no longer than this."""
+        self._commits.close(timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
 
