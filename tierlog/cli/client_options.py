@@ -121,8 +121,7 @@ def _with_source(options: ClientOrBucketOptions, call: partial[None]) -> None:
 
 
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
-    from tierlog.client import Client
-    from tierlog.client.exchange import BrokerUnreachable
+    from tierlog.client import BrokerUnreachable, Client, NotOfferedHere
 
     with Client(
         options.server,
@@ -138,6 +137,10 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
         except BrokerUnreachable as error:
             if os.strerror(errno.ECONNREFUSED) in str(error):
                 error.args = (f"{error}; `tierlog dev` starts a broker, --server selects another",)
+            raise
+        except NotOfferedHere as error:
+            if options.server.rstrip("/").endswith("/v1"):
+                error.args = (f"{error}; the server's address is without /v1",)
             raise
 
 

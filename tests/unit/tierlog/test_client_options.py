@@ -1,10 +1,13 @@
 """The hints that the command line adds to the errors of its client."""
 
+from functools import partial
+
 import httpx
 import pytest
 
 import tierlog
-from tierlog.cli.client_options import _near_topic
+from tierlog.cli.client_options import ClientOptions, _near_topic, _with_client
+from tierlog.client import NotOfferedHere
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,17 @@ def test_an_unknown_topic_is_compared_with_the_topics_there_are(topic: str, hint
     response = httpx.Response(200, json={"topics": [listed]})
     with tierlog.Client(transport=httpx.MockTransport(lambda _: response)) as client:
         assert _near_topic(client, topic) == hint
+
+
+@pytest.mark.parametrize(
+    ("server", "is_explained"), [("localhost:1/v1/", True), ("http://localhost:1", False)]
+)
+def test_an_address_with_the_prefix_of_the_paths_is_explained(
+    server: str, is_explained: bool
+) -> None:
+    def call(_: tierlog.Client) -> None:
+        raise NotOfferedHere("/v1/v1/topics is not a path of this API")
+
+    with pytest.raises(NotOfferedHere) as refused:
+        _with_client(ClientOptions(server=server), partial(call))
+    assert ("without /v1" in str(refused.value)) == is_explained
