@@ -9,6 +9,7 @@ import httpx
 import tierlog.client
 from cold_tier.retry import OUTAGE_POLICY, READ_POLICY
 from cold_tier.s3_options import S3Options
+from spark_reader import access as access_module
 from spark_reader.access import Access, Connections
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.bucket_options import BucketOptions
@@ -54,6 +55,7 @@ def test_a_renewed_token_is_used_by_the_next_task(tmp_path, monkeypatch):
         return httpx.Response(200 if is_known else 401, json={"topics": []})
 
     transport = httpx.MockTransport(respond)
+    monkeypatch.setattr(access_module, "_clients", access_module._Clients())
     monkeypatch.setattr(
         tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
     )
