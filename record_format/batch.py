@@ -23,7 +23,7 @@ part, so that a broker can assign them without recomputing the checksum.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -279,11 +279,9 @@ def _check_found(header: BatchHeader, crc: int) -> None:
         )
 
 
-def with_checksum(head: bytes, records: Sequence[bytes]) -> bytearray:
-    """A batch of a packed header and the parts of its (compressed) records, with its checksum."""
-    batch = bytearray().join((head, *records))
+def set_checksum(batch: bytearray) -> None:
+    """Compute the checksum of a single batch, and write it in place."""
     _U32.pack_into(batch, CRC_START - 4, crc32c(memoryview(batch)[CRC_START:]))
-    return batch
 
 
 def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:

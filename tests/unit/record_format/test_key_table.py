@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from record_format.batch import HEADER_SIZE, iter_headers, parse_header, with_checksum
+from record_format.batch import HEADER_SIZE, iter_headers, parse_header, set_checksum
 from record_format.batch_compaction import (
     BatchRetention,
     BatchRetentionResult,
@@ -104,7 +104,8 @@ def test_a_delete_horizon_more_than_2_to_the_63_after_the_base_timestamp_is_set(
     base = 7 - (2**63 - 1)
     records = PlainKeyTable(0).copy(expand(plain, header), header, choice, base_timestamp=base)
     head = header._replace(base_timestamp=base, size_bytes=HEADER_SIZE + len(records)).pack()
-    batch = with_checksum(head, [records])
+    batch = bytearray(head + records)
+    set_checksum(batch)
     assert check_produced(batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=9)).headers
     table = make(1 << 16)
     fill(table, bytes(batch), 0)
