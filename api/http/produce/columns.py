@@ -24,6 +24,7 @@ from msgspec import UNSET, UnsetType
 from api.http import strict_json
 from api.http.produce.repeated_members import (
     ParsedMembers,
+    count_byte,
     refuse_repeated_in_lines,
     refuse_repeated_in_object,
 )
@@ -105,7 +106,7 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
     _check_text(body)
-    _check_candidates(body.count(b"{"), records_max=records_max)
+    _check_candidates(count_byte(body, b"{"), records_max=records_max)
     records = strict_json.decode(body, _RECORDS).records
     _check_count(len(records), records_max=records_max)
     columns, parsed = _columns(records, None)
@@ -333,7 +334,7 @@ def _partition(given: int | UnsetType | None) -> int | None:
 def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
     """(line number from 1, stripped line) of each line that is not blank."""
     _check_text(body, has_lines=True)
-    _check_candidates(body.count(b"\n"), records_max=records_max)
+    _check_candidates(count_byte(body, b"\n"), records_max=records_max)
     lines = [
         (number, line)
         for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1)

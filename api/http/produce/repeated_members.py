@@ -128,8 +128,15 @@ def _find_repeated(source: bytes, place: str) -> None:
 # --- counting -----------------------------------------------------------------------------------
 
 
+def count_byte(text: bytes | bytearray, byte: bytes) -> int:
+    """As `text.count(byte)`, which compares byte by byte: `replace` uses memchr, and takes a tenth
+    of the time or less.
+    """
+    return len(text) - len(text.replace(byte, b""))
+
+
 def _colons(text: bytes | bytearray) -> int:
-    return len(text) - len(text.replace(b":", b""))  # uses memchr: several times as fast as count
+    return count_byte(text, b":")
 
 
 def _in_column(column: Sequence[object]) -> int:
