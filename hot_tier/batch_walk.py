@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -103,17 +104,19 @@ def end_offset_of(log: Path, base_offset: int, *, pread: Pread = os.pread) -> in
     """Next offset after the last whole batch of a closed log's `.log`; `base_offset` if there is
     none.
 
-    Stops at the first bytes that are not a batch, and at a base offset that is impossible there.
+    Stops at the first bytes that are not a batch. A batch whose base offset is impossible counts
+    for nothing; of two that contradict each other the first does not, if the second fits without
+    it: its base offset may be too high.
     """
-    end = base_offset
-    try:
+    before = end = base_offset
+    limit = base_offset + MAX_RELATIVE_OFFSET + 1
+    with suppress(CorruptBatch):
         for header in headers_of(log, pread=pread):
-            check_in_order(
-                header, next_offset=end, end_offset=base_offset + MAX_RELATIVE_OFFSET + 1
-            )
+            if header.last_offset >= limit or header.base_offset < before:
+                continue
+            if header.base_offset >= end:
+                before = end
             end = header.next_offset
-    except CorruptBatch:
-        return end
     return end
 
 

@@ -75,21 +75,26 @@ def test_a_batch_with_a_wrong_base_offset_is_not_taken_for_where_the_rest_begins
     assert locate_cut(log, 10, base_offset=0) == (2 * len(batches[0]), 10)
 
 
-@pytest.mark.parametrize("wrong", [3, 10 + 2**40])
-def test_a_log_ends_before_a_batch_whose_base_offset_is_impossible(
-    tmp_path: Path, wrong: int
+@pytest.mark.parametrize(
+    ("starts", "ends"),
+    [
+        pytest.param((0, 5, 3), 10, id="too low"),
+        pytest.param((0, 5, 10 + 2**40), 10, id="impossible"),
+        pytest.param((0, 2**20, 10), 15, id="too high, before another"),
+        pytest.param((0, 7, 14), 19, id="gaps, which compaction leaves"),
+    ],
+)
+def test_a_log_does_not_end_where_a_wrong_base_offset_says(
+    tmp_path: Path, starts: tuple[int, ...], ends: int
 ) -> None:
     """An interrupted swap would else be finished by removing all segments up to that offset."""
-    for base_offset, name in ((0, ".log.swap"), (10, LOG), (15, LOG)):
-        path_of(tmp_path, base_offset, name).write_bytes(
-            b"".join(
-                encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=one)
-                for one in ((0, 5, wrong) if base_offset == 0 else (base_offset,))
-            )
-        )
+    batches = [encode_batch([b"x"] * 5, timestamps=[1] * 5, base_offset=one) for one in starts]
+    path_of(tmp_path, 0, ".log.swap").write_bytes(b"".join(batches))
+    for base_offset in (ends - 5, ends, ends + 5):
+        path_of(tmp_path, base_offset, LOG).write_bytes(b"")
     found = LogFolder.open(tmp_path, disk=REAL_DISK)
-    assert sorted(found.log_sizes) == [0, 10, 15]
-    assert end_offset_of(path_of(tmp_path, 0, LOG), 0) == 10
+    assert sorted(found.log_sizes) == [0, ends, ends + 5]
+    assert end_offset_of(path_of(tmp_path, 0, LOG), 0) == ends
 
 
 def test_moving_the_tail_of_a_log_never_leaves_a_gap(
