@@ -1,11 +1,13 @@
-"""Rebuilding the indexes of a sealed segment from its batch headers; the result equals what appends
-wrote.
+"""Rebuilding the indexes of a segment from its batch headers; the result equals what appends wrote.
+
+All of the segment is read, which may take seconds: without the log's lock, or appends would wait.
+The result is put in place under it, if the segment is still there.
 """
 
 from __future__ import annotations
 
 from hot_tier.durable_file import write_atomically
-from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_columns import IndexColumns
 from hot_tier.log_state import LogState
@@ -18,9 +20,14 @@ from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 def rebuild_indexes(state: LogState, segment: Segment) -> None:
     """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch, OSError
-    (FileNotFoundError: it was deleted).
+    (FileNotFoundError: it was deleted or replaced, or the log was closed).
     """
-    write_indexes(state, segment, _build_sealed(state, segment))
+    builder = _new_builder(state, segment)
+    _add_batches(state, segment, builder, start=0)
+    with state.lock:
+        _require(state, segment)
+        builder.add_time_entry()
+        write_indexes(state, segment, builder)
 
 
 def rebuild_for_reading(state: LogState, segment: Segment) -> None:
@@ -28,30 +35,42 @@ def rebuild_for_reading(state: LogState, segment: Segment) -> None:
     are only in memory: retention and reads must work on a full disk too. Raises only what reading
     the segment raises.
     """
-    if segment is state.active.segment:
-        state.active.replace_entries(_build(state, segment))
-        return
-    builder = _build_sealed(state, segment)
-    try:
-        write_indexes(state, segment, builder)
-    except OSError:
-        offsets, times = builder.images()
-        cache = state.files.indexes
-        cache.put(segment.name(OFFSET_INDEX), IndexColumns(OFFSET_ENTRY, offsets))
-        cache.put(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
+    builder = _new_builder(state, segment)
+    position = _add_batches(state, segment, builder, start=0)
+    with state.lock:
+        _require(state, segment)
+        _add_batches(state, segment, builder, start=position)  # appended meanwhile
+        if segment is state.active.segment:
+            state.active.replace_entries(builder)
+            return
+        builder.add_time_entry()
+        try:
+            write_indexes(state, segment, builder)
+        except OSError:
+            offsets, times = builder.images()
+            cache = state.files.indexes
+            cache.put(segment.name(OFFSET_INDEX), IndexColumns(OFFSET_ENTRY, offsets))
+            cache.put(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
 
 
-def _build(state: LogState, segment: Segment) -> IndexBuilder:
-    builder = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
-    for header in segment.headers(state.files):
+def _new_builder(state: LogState, segment: Segment) -> IndexBuilder:
+    return IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+
+
+def _add_batches(state: LogState, segment: Segment, builder: IndexBuilder, *, start: int) -> int:
+    """Add the batches from the position `start` on; returns where they end."""
+    for header in segment.headers(state.files, start=start):
         builder.add(header, position=header.position)
-    return builder
+        start = header.end_position
+    return start
 
 
-def _build_sealed(state: LogState, segment: Segment) -> IndexBuilder:
-    builder = _build(state, segment)
-    builder.add_time_entry()
-    return builder
+def _require(state: LogState, segment: Segment) -> None:
+    """Raise FileNotFoundError if it was deleted or replaced, or the log was closed. Called under
+    the lock.
+    """
+    if state.closed or segment not in state.segments.items:
+        raise FileNotFoundError(segment.name(LOG))
 
 
 def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:

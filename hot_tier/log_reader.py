@@ -152,10 +152,7 @@ def with_index_rebuild(
             except CorruptIndex:
                 if not blocking:
                     raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
-                with state.lock:  # so that no compaction replaces the segment meanwhile
-                    if state.closed or segment not in state.segments.items:
-                        raise FileNotFoundError(segment.name(LOG)) from None
-                    rebuild_for_reading(state, segment)
+                rebuild_for_reading(state, segment)
                 return look_up()
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None

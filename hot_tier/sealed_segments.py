@@ -127,6 +127,7 @@ class SealedSegments:
             self._check_indexes(segment)
             snapshot = ensure_snapshot(state, segment.end.next_offset)
         except FileNotFoundError:
+            state.check_not_closed()
             self._find(base_offset)  # raises if it was deleted meanwhile
             raise
         return SegmentFiles(
@@ -147,8 +148,7 @@ class SealedSegments:
         try:
             segment.check_index_files()
         except (CorruptIndex, FileNotFoundError):
-            with self._state.lock:  # readers rebuild them under it
-                rebuild_indexes(self._state, segment)
+            rebuild_indexes(self._state, segment)
         largest_timestamp(self._state, segment)  # compares it with the log
 
     def gap_after(self, base_offset: int) -> Gap | None:

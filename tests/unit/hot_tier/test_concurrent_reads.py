@@ -1,5 +1,6 @@
 """Reads take no lock: state read first may be older than state read next."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -95,6 +96,16 @@ def test_a_file_opened_during_its_deletion_is_not_cached(open_log, append_values
     assert files.get(path) is None
 
 
+def is_free(lock):
+    """Whether another thread could take it."""
+
+    def attempt():
+        return lock.acquire(blocking=False) and not lock.release()
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(attempt).result()
+
+
 class SeesWhetherFree(FaultyDisk):
     """Notes at each rename whether another thread could take the log's lock."""
 
@@ -103,15 +114,8 @@ class SeesWhetherFree(FaultyDisk):
         self.lock, self.was_free = None, []
 
     def rename(self, source, target):
-        with ThreadPoolExecutor(1) as other:
-            self.was_free.append(other.submit(self._is_free).result())
+        self.was_free.append(is_free(self.lock))
         super().rename(source, target)
-
-    def _is_free(self):
-        free = self.lock.acquire(blocking=False)
-        if free:
-            self.lock.release()
-        return free
 
 
 def test_an_upload_rebuilds_no_index_while_a_reader_may(open_log, append_values):
@@ -124,6 +128,56 @@ def test_an_upload_rebuilds_no_index_while_a_reader_may(open_log, append_values)
     log.segments()[0].path.with_suffix(".index").unlink()
     log.sealed.files(0)
     assert disk.was_free == [False, False]  # both indexes
+
+
+class AtTheFirstByte(OpenFiles):
+    """Calls `then`, once, when the start of a `.log` is read: a rebuild of its indexes begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.then = None
+
+    def pread(self, fd, size_bytes, position):
+        if position == 0 and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return os.pread(fd, size_bytes, position)
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_appends_do_not_wait_for_the_rebuild_of_an_index(open_log, append_values, tmp_path, rolls):
+    """It reads the whole segment. What was appended meanwhile is indexed too."""
+    config, files = {"index.interval.bytes": 100}, AtTheFirstByte()
+    log = open_log(config=config)
+    for _ in range(50):
+        append_values(log, b"v" * 40)
+    log.close()
+    index = tmp_path / "t-0" / f"{0:020d}.index"
+    good = index.read_bytes()
+    index.write_bytes(good[:7] + bytes([good[7] ^ 1]) + good[8:])
+    log = open_log(config=config, open_files=files)
+    assert log.recovery.clean
+    found_free = []
+
+    def append_more():
+        found_free.append(is_free(log._state.lock))
+        for _ in range(50):
+            append_values(log, b"v" * 40)
+        if rolls:
+            log.roll()
+
+    files.then = append_more
+    log.read(1, max_bytes=1)
+    assert found_free == [True]
+    log.roll()
+    rebuilt = index.read_bytes()
+    assert rebuilt.startswith(good)
+    assert len(rebuilt) > len(good)
+    index.unlink()
+    files.then = lambda: found_free.append(is_free(log._state.lock))
+    log.sealed.files(0)
+    assert found_free == [True, True]
+    assert index.read_bytes() == rebuilt
 
 
 def test_a_closed_log_rebuilds_no_index(open_log, append_values):
