@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -171,12 +171,13 @@ def offload(
     Exits with 1 if segments remain after the wait.
     """
     wait_ms = int(wait_s * 1000) or None
+    results: Iterable[tuple[str, OffloadResult]]
+    if topic is None:
+        results = _offload_all(client, wait_ms)
+    else:
+        results = [(topic, client.offload(topic, wait_ms=wait_ms))]
     done = {}
-    for name, one in (
-        _offload_all(client, wait_ms)
-        if topic is None
-        else [(topic, client.offload(topic, wait_ms=wait_ms))]
-    ):
+    for name, one in results:
         done[name] = one
         if not output.is_json:
             note(

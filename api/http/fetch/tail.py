@@ -95,7 +95,7 @@ class Tail:
         source = self._source
         if isinstance(source, Partition) or len(source.partitions) == len(self.next_offsets):
             return False
-        for _, partition in sorted(source.partitions.items()):
+        for partition in source.partitions.values():
             self.next_offsets.setdefault(partition, partition.offsets().log_start_offset)
         return True
 
