@@ -188,7 +188,14 @@ class RangedReader:
         self._hedging.refill()
         began = self._monotonic()
         stop = threading.Event()
-        get = partial(self._get, chunk, new_temp_path, stop, deadline=deadline)
+        winner, temps = None, list[Path]()
+
+        def new_path() -> Path:
+            path = new_temp_path()
+            temps.append(path)
+            return path
+
+        get = partial(self._get, chunk, new_path, stop, deadline=deadline)
         gets, done = list[Future[Path]](), set[Future[Path]]()
         try:
             gets.append(_submit(self._requests, get))
@@ -196,12 +203,17 @@ class RangedReader:
             if not done and self._hedging.maybe_spend():
                 with suppress(TooManyThreads):
                     gets.append(_submit(self._requests, get))
-            path = _first_success(gets, stop)
+            winner = _first_success(gets)
             if len(gets) == 1:
                 self._hedging.record(self._monotonic() - began)
-            return path
+            return winner
         finally:
-            stop.set()  # for a GET that was refused a thread: it is in the queue all the same
+            # Also for a GET that was refused a thread: it is in the queue all the same. One that
+            # is still running removes its file itself.
+            stop.set()
+            for temp in temps:
+                if temp != winner:
+                    maybe_unlink(temp)
             # An error that refers to its own future keeps its frames alive, and so open files.
             del gets, done
 
@@ -269,27 +281,19 @@ def _submit(pool: ThreadPoolExecutor, get: Callable[[], Path]) -> Future[Path]:
         raise TooManyThreads(f"no thread for a request to the store: {error}") from error
 
 
-def _first_success(gets: list[Future[Path]], stop: threading.Event) -> Path:
-    """The path of the first GET to succeed. The other is cancelled and deletes its file."""
+def _first_success(gets: list[Future[Path]]) -> Path:
+    """The path of the first GET to succeed."""
     waiting, last = set(gets), gets[0]
     while waiting:
         done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        succeeded = [future for future in done if future.exception() is None]
-        if succeeded:
-            stop.set()
-            for late in [*succeeded[1:], *waiting]:
-                late.add_done_callback(_remove_result)
-            return succeeded[0].result()
-        last = next(iter(done))
+        for future in done:
+            if future.exception() is None:
+                return future.result()
+            last = future
     try:
         return last.result()  # it failed, and so did all the others
     finally:
-        del last, gets, waiting, done
-
-
-def _remove_result(late: Future[Path]) -> None:
-    if not late.cancelled() and late.exception() is None:
-        maybe_unlink(late.result())
+        del last, gets, waiting, done, future
 
 
 def maybe_unlink(path: Path) -> None:

@@ -210,6 +210,27 @@ def test_a_request_that_is_refused_a_thread_leaves_no_file(store, tmp_path, monk
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_hedge_that_is_refused_a_thread_but_made_by_another_leaves_no_file(
+    store, tmp_path, monkeypatch
+):
+    names, gate, paths = itertools.count(), threading.Event(), []
+    reader = RangedReader(store, requests_max=1, hedging=QuickToHedge())
+    submit, number = reader._requests.submit, itertools.count()
+
+    def refuse_the_second(get):
+        if next(number) == 0:
+            return submit(lambda: gate.wait(30) and get())
+        paths.append(get())  # by a thread that had finished its GET
+        gate.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(reader._requests, "submit", refuse_the_second)
+    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    reader.close()
+    assert len(paths) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_hedges_are_limited_by_a_budget():
     hedging = Hedging()
     assert hedging.delay_s() is None
