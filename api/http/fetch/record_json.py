@@ -38,6 +38,7 @@ MAX_EXPANDED_BATCH: Final = 256 << 20
 RECORD_BYTES: Final = 7
 PAGE_RECORDS: Final = 100_000  # as text, each takes some hundred bytes of memory
 _LINE_BREAKS: Final = b"\r\n"
+_CR, _LF = _LINE_BREAKS  # as integers: `b"x" in …` costs an exception
 
 
 class HeaderOut(msgspec.Struct):
@@ -334,7 +335,7 @@ def _document(item: bytes, text: Shown, *, one_line: bool) -> Shown:
         raw = _ANY.decode(item)
     except (msgspec.DecodeError, RecursionError):
         return text
-    if one_line and (b"\n" in item or b"\r" in item):
+    if one_line and (_LF in item or _CR in item):
         # JSON escapes line breaks inside strings, so these are whitespace between tokens.
         return Raw(bytes(raw).translate(None, _LINE_BREAKS))
     return raw
