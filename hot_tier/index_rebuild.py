@@ -6,6 +6,9 @@ The result is put in place under it, if the segment is still there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from hot_tier.durable_file import write_atomically
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
@@ -22,10 +25,7 @@ def rebuild_indexes(state: LogState, segment: Segment) -> None:
     """Replace `.index` and `.timeindex` of a sealed segment. Raises CorruptBatch, OSError
     (FileNotFoundError: it was deleted or replaced, or the log was closed).
     """
-    builder = _new_builder(state, segment)
-    _add_batches(state, segment, builder, start=0)
-    with state.lock:
-        _require(state, segment)
+    with _built(state, segment) as builder:
         builder.add_time_entry()
         write_indexes(state, segment, builder)
 
@@ -35,11 +35,7 @@ def rebuild_for_reading(state: LogState, segment: Segment) -> None:
     are only in memory: retention and reads must work on a full disk too. Raises only what reading
     the segment raises.
     """
-    builder = _new_builder(state, segment)
-    position = _add_batches(state, segment, builder, start=0)
-    with state.lock:
-        _require(state, segment)
-        _add_batches(state, segment, builder, start=position)  # appended meanwhile
+    with _built(state, segment) as builder:
         if segment is state.active.segment:
             state.active.replace_entries(builder)
             return
@@ -53,8 +49,18 @@ def rebuild_for_reading(state: LogState, segment: Segment) -> None:
             cache.put(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
 
 
-def _new_builder(state: LogState, segment: Segment) -> IndexBuilder:
-    return IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+@contextmanager
+def _built(state: LogState, segment: Segment) -> Iterator[IndexBuilder]:
+    """A builder with all batches, and the log's lock. Raises FileNotFoundError if the segment was
+    deleted or replaced, or the log was closed.
+    """
+    builder = IndexBuilder(segment.base_offset, interval_bytes=state.config.index_interval_bytes)
+    position = _add_batches(state, segment, builder, start=0)
+    with state.lock:
+        if state.closed or segment not in state.segments.items:
+            raise FileNotFoundError(segment.name(LOG))
+        _add_batches(state, segment, builder, start=position)  # appended meanwhile
+        yield builder
 
 
 def _add_batches(state: LogState, segment: Segment, builder: IndexBuilder, *, start: int) -> int:
@@ -63,14 +69,6 @@ def _add_batches(state: LogState, segment: Segment, builder: IndexBuilder, *, st
         builder.add(header, position=header.position)
         start = header.end_position
     return start
-
-
-def _require(state: LogState, segment: Segment) -> None:
-    """Raise FileNotFoundError if it was deleted or replaced, or the log was closed. Called under
-    the lock.
-    """
-    if state.closed or segment not in state.segments.items:
-        raise FileNotFoundError(segment.name(LOG))
 
 
 def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:
