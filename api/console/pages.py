@@ -260,7 +260,7 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         **_troubles(
             [
                 f"Partition {number}: {_why(context, one.reason)}"
-                for number, one in sorted(found.damaged.items())
+                for number, one in found.damaged.items()
             ]
             + [
                 f"Partition {line.number}: {context.shorten_paths(line.trouble.reason)}"

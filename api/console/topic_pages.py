@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -139,7 +140,7 @@ def _topic_line(topic: Topic) -> TopicLine:
     partitions = list(topic.partitions.values())
     sizes = [tier_sizes(partition) for partition in partitions]
     drawn = {
-        number: _places(partition) for number, partition in sorted(topic.partitions.items())[:LANES]
+        number: _places(partition) for number, partition in islice(topic.partitions.items(), LANES)
     }
     axis = axis_of(drawn.values())
     return TopicLine(
