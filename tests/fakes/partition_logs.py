@@ -61,6 +61,12 @@ def append_values(log: PartitionLog, *values: bytes, **fields: Any) -> AppendRes
     return outcome
 
 
+def append_a_record_per_ms(log: PartitionLog, count: int) -> None:
+    """One to a batch, from NOW_MS on."""
+    for number in range(count):
+        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+
+
 def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> Batches:
     """All batches from `offset` (the local start) to the end, through as many reads as it takes."""
     position = log.local_log_start_offset if offset is None else offset
@@ -92,6 +98,11 @@ def records_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> l
 @pytest.fixture(name="append_values")
 def append_values_fixture():
     return append_values
+
+
+@pytest.fixture(name="append_a_record_per_ms")
+def append_a_record_per_ms_fixture():
+    return append_a_record_per_ms
 
 
 @pytest.fixture(name="records_of")

@@ -244,11 +244,10 @@ def test_offsets_are_found_by_timestamp_even_if_timestamps_do_not_increase(
 )
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
-    open_log, append_values, records_of, tmp_path, suffix, damage
+    open_log, append_a_record_per_ms, records_of, tmp_path, suffix, damage
 ):
     log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})
-    for number in range(100):
-        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    append_a_record_per_ms(log, 100)
     log.close()
     path = tmp_path / "t-0" / f"{0:020d}{suffix}"
     good = path.read_bytes()
@@ -280,13 +279,12 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
 @pytest.mark.parametrize("damage", ["unordered", "lying", "far", "first lies"])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_a_corrupt_index_of_the_active_segment_is_rebuilt_on_use(
-    open_log, append_values, tmp_path, suffix, damage
+    open_log, append_a_record_per_ms, tmp_path, suffix, damage
 ):
     """After a clean shutdown only its end is compared with the log."""
     config = {"index.interval.bytes": 100}
     log = open_log(config=config)
-    for number in range(100):
-        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    append_a_record_per_ms(log, 100)
     log.close()
     path = tmp_path / "t-0" / f"{0:020d}{suffix}"
     good = path.read_bytes()
@@ -312,11 +310,10 @@ def test_a_corrupt_index_of_the_active_segment_is_rebuilt_on_use(
 
 
 def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
-    open_log, append_values, tmp_path
+    open_log, append_a_record_per_ms, tmp_path
 ):
     log = open_log(config={"index.interval.bytes": 100})
-    for number in range(20):
-        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    append_a_record_per_ms(log, 20)
     log.roll()
     log.close()
     path = tmp_path / "t-0" / f"{0:020d}.timeindex"
@@ -333,10 +330,11 @@ def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
 
 
 @pytest.mark.parametrize("byte", [0, 6])
-def test_no_index_is_rebuilt_from_batches_out_of_order(open_log, append_values, tmp_path, byte):
+def test_no_index_is_rebuilt_from_batches_out_of_order(
+    open_log, append_a_record_per_ms, tmp_path, byte
+):
     log = open_log()
-    for number in range(10):
-        append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+    append_a_record_per_ms(log, 10)
     log.roll()
     end = log.log_end_offset
     log.close()
@@ -402,12 +400,11 @@ def test_a_batch_larger_than_any_fetch_is_verified_before_it_is_returned(
 
 
 def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
-    open_log, append_values, tmp_path, monkeypatch
+    open_log, append_a_record_per_ms, tmp_path, monkeypatch
 ):
     log = open_log(config={"index.interval.bytes": 100})
     for _ in range(2):
-        for number in range(10):
-            append_values(log, b"v" * 40, timestamps=[NOW_MS + number])
+        append_a_record_per_ms(log, 10)
         log.roll()
     log.close()
     log = open_log(config={"index.interval.bytes": 100})

@@ -292,12 +292,11 @@ def test_an_index_without_space_rejects_no_append(open_log, append_values, disk,
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_a_lost_index_that_cannot_be_written_anew_fails_no_read(
-    open_log, append_values, disk, tmp_path, suffix, number
+    open_log, append_a_record_per_ms, disk, tmp_path, suffix, number
 ):
     config = {"index.interval.bytes": 100}
     log = open_log(config=config)
-    for step in range(20):
-        append_values(log, b"v" * 40, timestamps=[NOW_MS + step])
+    append_a_record_per_ms(log, 20)
     log.roll()
     log.close()
     index = tmp_path / "t-0" / f"{0:020d}{suffix}"
