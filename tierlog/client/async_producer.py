@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol, Self, TypeVar
 
 from record_format.clock import monotonic_ms, wall_clock_ms
@@ -75,7 +76,7 @@ class AsyncProducer:
         )
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
         self._sender = Sender(self._batching, self._partitioner, clock)
-        self._finished = asyncio.Condition()  # a batch was finished
+        self._finished = asyncio.Event()  # set for a moment, whenever a batch is finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending tasks
         self._flushing = 0
@@ -142,21 +143,24 @@ class AsyncProducer:
             self._yielded_ms = now_ms
             await asyncio.sleep(0)
         if not self._accumulator.has_room(record):
-            async with self._finished:
-                await self._finished.wait_for(lambda: self._accumulator.has_room(record))
+            await self._wait_until(lambda: self._accumulator.has_room(record))
 
     async def flush(self) -> None:
         """Send now what was sent before, and wait for the responses. Other tasks may continue to
         send.
         """
-        async with self._finished:
-            self._flushing += 1
-            self._wake.set()
-            unfinished = self._accumulator.unfinished()
-            try:
-                await self._finished.wait_for(lambda: all_finished(unfinished))
-            finally:
-                self._flushing -= 1
+        self._flushing += 1
+        self._wake.set()
+        unfinished = self._accumulator.unfinished()
+        try:
+            await self._wait_until(lambda: all_finished(unfinished))
+        finally:
+            self._flushing -= 1
+
+    async def _wait_until(self, is_reached: Callable[[], bool]) -> None:
+        """Until the end of a batch makes it true."""
+        while not is_reached():
+            await self._finished.wait()
 
     async def aclose(self) -> None:
         """Flush, and end the tasks, which run to their end even if the caller is cancelled."""
@@ -186,27 +190,31 @@ class AsyncProducer:
     # --- in the tasks that send -------------------------------------------------------------------
 
     def _start_task(self) -> None:
-        self._tasks.append(asyncio.create_task(self._work(), name="tierlog-producer"))
-
-    async def _work(self) -> None:
         in_flight: list[_Pending] = []  # at most one
-        try:
-            while (pending := await self._next()) is not None:
-                in_flight.append(pending)
-                await self._client.run(self._sender.deliver(pending, self._client.retries))
-                await self._finish(in_flight)
-        except BaseException as error:  # cancelled, a bug, or the client was closed
+        task = asyncio.create_task(self._work(in_flight), name="tierlog-producer")
+        task.add_done_callback(partial(self._on_end, in_flight))
+        self._tasks.append(task)
+
+    async def _work(self, in_flight: list[_Pending]) -> None:
+        while (pending := await self._next()) is not None:
+            in_flight.append(pending)
+            await self._client.run(self._sender.deliver(pending, self._client.retries))
+            self._finish(in_flight)
+
+    def _on_end(self, in_flight: list[_Pending], task: asyncio.Task[None]) -> None:
+        """Not in the task itself: one that is cancelled before its first step does nothing."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:  # cancelled, a bug, or the client was closed
             self._failure = self._failure or error
             self._accumulator.fail_queued(error, *in_flight)
             self._wake.set()
-            await self._finish(in_flight)
-            raise
+            self._finish(in_flight)
 
-    async def _finish(self, in_flight: list[_Pending]) -> None:
-        async with self._finished:
-            while in_flight:
-                self._accumulator.finish(in_flight.pop())
-            self._finished.notify_all()
+    def _finish(self, in_flight: list[_Pending]) -> None:
+        while in_flight:
+            self._accumulator.finish(in_flight.pop())
+        self._finished.set()
+        self._finished.clear()
 
     async def _next(self) -> _Pending | None:
         while True:

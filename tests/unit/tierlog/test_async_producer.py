@@ -251,6 +251,21 @@ def test_cancelling_the_producers_task_fails_a_waiting_send():
     asyncio.run(send())
 
 
+def test_a_task_that_is_cancelled_before_it_begins_fails_its_records():
+    async def send() -> None:
+        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        producer = AsyncProducer(client, clock=lambda: 0)  # `send` does not yield
+        delivery = await producer.send("t", "v", partition=0)
+        (task,) = producer._tasks
+        task.cancel()
+        async with asyncio.timeout(10):
+            await producer.flush()
+        with pytest.raises(asyncio.CancelledError):
+            delivery.result()
+
+    asyncio.run(send())
+
+
 def test_unawaited_failures_are_not_reported_by_asyncio(caplog):
     # A log record of the failed batch would keep the futures alive.
     caplog.set_level(logging.CRITICAL)
