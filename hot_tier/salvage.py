@@ -142,22 +142,22 @@ class SalvageScan:
         return None
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """Positions whose bytes look like the base offset and the magic of a batch of this
-        segment.
+        """Positions whose bytes look like the base offset and the magic of a batch of this segment.
+        The magic is searched for: base offsets begin with zeros, and so does preallocated space.
         """
         first, last = self._start.to_bytes(8, "big"), (self._limit - 1).to_bytes(8, "big")
-        same = next((n for n in range(8) if first[n] != last[n]), 8)
-        prefix = first[:same]
         while position + HEADER_SIZE <= self._end_position:
             window = self._log.read(min(SEARCH_BYTES, self._end_position - position), position)
-            if len(window) < HEADER_SIZE:
+            end = len(window) - HEADER_SIZE + 1
+            if end <= 0:
                 return  # the file was cut: it is shorter than the segment was
-            at = window.find(prefix)
-            while 0 <= at <= len(window) - HEADER_SIZE:
-                if window[at + MAGIC_POSITION] == MAGIC and first <= window[at : at + 8] <= last:
+            magic_at = window.find(MAGIC, MAGIC_POSITION, end + MAGIC_POSITION)
+            while magic_at >= 0:
+                at = magic_at - MAGIC_POSITION
+                if first <= window[at : at + 8] <= last:
                     yield position + at
-                at = window.find(prefix, at + 1)
-            position += len(window) - HEADER_SIZE + 1
+                magic_at = window.find(MAGIC, magic_at + 1, end + MAGIC_POSITION)
+            position += end
 
 
 def fill_lost_ranges(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hot_tier.batch_walk import CHECK_CHUNK_BYTES, checked_batches
+from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_batches
 from hot_tier.salvage import LostRange, SalvageScan
 from record_format.batch import LOG_OVERHEAD
 from record_format.errors import CorruptBatch
@@ -30,6 +30,22 @@ def test_the_missing_part_of_a_cut_file_is_not_searched_byte_by_byte():
     assert found.header.base_offset == 0
     assert lost == LostRange(1, 9, len(first), 10_000 - len(first))
     assert len(log.reads) < 20
+
+
+def test_preallocated_space_is_not_searched_byte_by_byte():
+    class Window(bytes):
+        searches = 0
+
+        def find(self, *arguments):
+            Window.searches += 1
+            return super().find(*arguments)
+
+    first = batch([b"v" * 100])
+    log = CountingBytes(bytes(first).ljust(100_000, b"\0"))
+    log.read = lambda size_bytes, position: Window(log.data[position : position + size_bytes])
+    scan = SalvageScan(log, size_bytes=100_000, start_offset=0, end_offset=9, reaches_end=True)
+    assert [type(piece) for piece in scan] == [CheckedBatch, LostRange]
+    assert Window.searches < 20
 
 
 def test_a_corrupt_length_does_not_bring_the_rest_of_the_file_into_memory():
