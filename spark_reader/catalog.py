@@ -30,6 +30,7 @@ from record_format.errors import (
     UnknownTopicOrPartition,
 )
 from record_format.index_layouts import AbortedTxn
+from record_format.row_filter import RowFilter
 from spark_reader import cold_index
 from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
@@ -39,6 +40,8 @@ from spark_reader.parallel import map_ahead, parallel_map
 from spark_reader.plan import ChunkPiece
 from spark_reader.stream_offsets import StreamOffsets
 from spark_reader.topics import TopicFacts, Topics
+
+Missing = Callable[[MissingObject], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +246,7 @@ class Catalog:
                 return
             yield entry
 
-    def chunks(
-        self, entries: Iterable[SegmentEntry], *, missing: Callable[[MissingObject], None]
-    ) -> list[ChunkPiece]:
+    def chunks(self, entries: Iterable[SegmentEntry], *, missing: Missing) -> list[ChunkPiece]:
         """The chunks of these segments. `missing` is called for a segment without an index."""
 
         def read(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
@@ -279,11 +280,21 @@ class Catalog:
                 chain(first, map(read, later)), start_offset=start_offset, end_offset=end_offset
             )
 
-    def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
-        """Offset of the first readable record at or after `timestamp`; None if all are older."""
+    def first_at_time(
+        self, facts: PartitionFacts, timestamp: int, *, missing: Missing
+    ) -> int | None:
+        """Offset of the first readable record at or after `timestamp`; None if all are older.
+        `missing` is called for a segment of the bucket that has lost an object.
+        """
         offset = None
         if facts.is_pinned or not self._with_broker:
-            offset = self._first_in_bucket(facts, timestamp)
+            offset = cold_index.first_offset(
+                self._connections.store,
+                self._connections.indexes,
+                self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
+                RowFilter(start_offset=facts.log_start_offset, start_timestamp=timestamp),
+                missing=missing,
+            )
         reads_tail = facts.end_offset > facts.cold_end_offset
         if offset is None and self._with_broker and (reads_tail or not facts.is_pinned):
             found = self._connections.broker.offset_for_timestamp(
@@ -291,15 +302,6 @@ class Catalog:
             )
             offset = None if found is None else found.offset
         return None if offset is None or offset >= facts.end_offset else offset
-
-    def _first_in_bucket(self, facts: PartitionFacts, timestamp: int) -> int | None:
-        return cold_index.offset_for_timestamp(
-            self._connections.store,
-            self._connections.indexes,
-            self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
-            timestamp=timestamp,
-            log_start_offset=facts.log_start_offset,
-        )
 
     def tail_sizes(
         self, facts: PartitionFacts, *, start: int, end: int

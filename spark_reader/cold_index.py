@@ -6,7 +6,7 @@ each row's own is compared again when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cold_tier.index_bundle import SectionKind
 from cold_tier.object_store import ObjectStore
@@ -15,7 +15,7 @@ from cold_tier.segment_indexes import SegmentIndexes
 from manifest.state import SegmentEntry
 from record_format.batch import iter_headers
 from record_format.decode import first_at_time
-from record_format.errors import CorruptBatch
+from record_format.errors import CorruptBatch, MissingObject
 from record_format.producer_snapshot import parse_snapshot
 from record_format.row_filter import RowFilter
 from spark_reader.plan import ChunkPiece
@@ -41,31 +41,48 @@ def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int 
     return min((offset for offset in first_offsets if offset >= 0), default=None)
 
 
-def offset_for_timestamp(
+def first_offset(
     store: ObjectStore,
     indexes: SegmentIndexes,
     entries: Iterable[SegmentEntry],
+    row_filter: RowFilter,
     *,
-    timestamp: int,
-    log_start_offset: int,
+    missing: Callable[[MissingObject], None],
 ) -> int | None:
-    """The offset of the first record at or after `timestamp`; None if there is none.
+    """The first offset from the filter's start offset on whose record is at or after its start
+    timestamp; None if there is none.
 
-    Timestamps are in no order, so every chunk that is not known to be older is read.
+    Timestamps are in no order, so every chunk that is not known to be older is read. `missing` is
+    called for a segment that cannot be read because an object is missing.
     """
-    row_filter = RowFilter(start_offset=log_start_offset, start_timestamp=timestamp)
     for entry in entries:
-        for piece in pieces(indexes, entry) if may_match(entry, row_filter) else ():
-            if piece.chunk.last_offset < log_start_offset:
-                continue
-            if not row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp):
-                continue
-            if (found := _first_offset(store, piece, row_filter)) is not None:
+        if not may_match(entry, row_filter):
+            continue
+        try:
+            found = _first_in_segment(store, indexes, entry, row_filter)
+        except MissingObject as error:
+            missing(error)
+        else:
+            if found is not None:
                 return found
     return None
 
 
-def _first_offset(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) -> int | None:
+def _first_in_segment(
+    store: ObjectStore, indexes: SegmentIndexes, entry: SegmentEntry, row_filter: RowFilter
+) -> int | None:
+    for piece in pieces(indexes, entry):
+        chunk = piece.chunk
+        if chunk.last_offset < row_filter.start_offset:
+            continue
+        if not row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp):
+            continue
+        if (found := _first_in_chunk(store, piece, row_filter)) is not None:
+            return found
+    return None
+
+
+def _first_in_chunk(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) -> int | None:
     data = read_chunk(store, piece.ref)
     try:
         for header in iter_headers(data):

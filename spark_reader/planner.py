@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
@@ -49,13 +50,17 @@ class Planner:
                 facts,
                 self._options.starting,
                 self._options.ending,
-                first_at_time=self.catalog.first_at_time,
+                first_at_time=self.first_at_time,
                 loss=self.loss,
             )
 
         ranges = parallel_map(resolved, self.catalog.partitions())
         self._report(describe(ranges))
         return ranges
+
+    def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
+        """Offset of the first readable record at or after `timestamp`; None if all are older."""
+        return self.catalog.first_at_time(facts, timestamp, missing=partial(self._missing, facts))
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
         """The splits that read the ranges. Reports the plan."""
@@ -101,15 +106,11 @@ class Planner:
         start, end = row_filter.start_offset, row_filter.end_offset
         if start >= end:
             return [], []
-
-        def missing(error: MissingObject) -> None:
-            self.loss.report(f"{facts.topic}-{facts.partition}: {error}")
-
         entries = self.catalog.entries(facts, start=start, end=end)
         held = (one for one in entries if may_match(one, row_filter))
         chunks = [
             piece
-            for piece in self.catalog.chunks(held, missing=missing)
+            for piece in self.catalog.chunks(held, missing=partial(self._missing, facts))
             if row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
         ]
         in_transactions = [piece.chunk for piece in chunks if piece.chunk.has_transactions]
@@ -127,6 +128,9 @@ class Planner:
                 "distinguished from committed ones; option isolationLevel=read_uncommitted reads "
                 "both"
             ) from error
+
+    def _missing(self, facts: PartitionFacts, error: MissingObject) -> None:
+        self.loss.report(f"{facts.topic}-{facts.partition}: {error}")
 
     def _tail(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[TailPiece]:
         if start >= end:

@@ -74,10 +74,9 @@ class TierlogStreamReader(
     def _resolve_starts(self) -> dict[str, Any]:
         planner = self._planner()
         facts = planner.catalog.partitions()
-        look_up = planner.catalog.first_at_time
 
         def begin(one: PartitionFacts) -> int:
-            start = resolve_start(one, self._options.starting, first_at_time=look_up)
+            start = resolve_start(one, self._options.starting, first_at_time=planner.first_at_time)
             return clamp(one, start, one.end_offset, loss=planner.loss)[0]
 
         by_name = _by_name(facts)

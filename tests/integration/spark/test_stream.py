@@ -272,9 +272,9 @@ def test_starting_timestamps_are_looked_up_in_parallel(tiers, monkeypatch):
     tiers.produce("t", 50)
     both, look_up = threading.Barrier(2), Catalog.first_at_time
 
-    def together(*args):
+    def together(*args, **kwargs):
         both.wait(timeout=10)
-        return look_up(*args)
+        return look_up(*args, **kwargs)
 
     monkeypatch.setattr(Catalog, "first_at_time", together)
     stream = reader(tiers, startingTimestamp=str(START_MS - 60_000))

@@ -272,8 +272,14 @@ def test_lost_rows_fail_the_read_unless_allowed(tmp_path, monkeypatch):
     store.delete([trimmed.segments[-1].log_key])
     store.delete([trimmed.segments[-2].log_key, trimmed.segments[-2].indexes_key])
     monkeypatch.setattr(access, "_clients", access._Clients())
-    with pytest.raises(DataLoss, match=r"t-0: .*\.indexes"):
-        Read(url, subscribe="t")
+    last = max(segment.max_timestamp for segment in trimmed.segments[-2:])
+    lost = {"startingTimestamp": str(last)}
+    for given in ({}, lost):
+        with pytest.raises(DataLoss, match=r"t-0: .*\.(indexes|log)"):
+            Read(url, subscribe="t", **given)
+    lost |= {"failOnDataLoss": "false", "startingOffsetsByTimestampStrategy": "latest"}
+    none = Read(url, subscribe="t", **lost)
+    assert (none.rows, len(none.warnings)) == ([], 1)
     rest = Read(url, subscribe="t", failOnDataLoss="false")
     assert rest.offsets() == offsets("many-segments-0", 30, trimmed.segments[-2].base_offset)
     assert len(rest.warnings) >= 2
