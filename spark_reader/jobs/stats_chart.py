@@ -89,10 +89,15 @@ def _drawn(rows: Sequence[HourStats]) -> list[str]:
 
 def _scale(rows: Sequence[HourStats]) -> _Scale:
     hours = [row.hour_ms // HOUR_MS for row in rows]
-    span = max(hours) - min(hours) + 1
-    width = next((one for one in _BAR_HOURS if -(-span // one) <= MAX_BARS), -(-span // MAX_BARS))
-    first = min(hours) // width * width
-    return _Scale(first, width, (max(hours) - first) // width + 1)
+    first, last = min(hours), max(hours)
+
+    def bars(width: int) -> int:
+        return last // width - first // width + 1
+
+    # Bars begin at multiples of their width, so one more than the hours would fill may be needed.
+    widest = -(-(last - first) // (MAX_BARS - 1))
+    width = next((one for one in _BAR_HOURS if bars(one) <= MAX_BARS), widest)
+    return _Scale(first // width * width, width, bars(width))
 
 
 def _summed(rows: Sequence[HourStats], scale: _Scale, measure: Callable[[HourStats], int]) -> Bars:
