@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from manifest.topic_objects import TopicObjects, restorable
+from manifest.topic_objects import TopicObjects
 from record_format.errors import UnknownTopic
 from spark_reader.access import Connections
 from spark_reader.option_values import InvalidOption
@@ -83,12 +83,10 @@ class Topics:
             described = {one.partition: one for one in topic.partitions}
             return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
         store = self._connections.store
-        objects = TopicObjects(store)
-        loaded = parallel_map(lambda topic_id: objects.load(name, topic_id), objects.ids(name))
-        stored = restorable([topic for topic in loaded if topic is not None]).topics
-        if name not in stored:
-            raise UnknownTopic(name, place=store.url)
-        found = objects.with_all_partitions(stored[name])
+        try:
+            found = TopicObjects(store).find(name)
+        except UnknownTopic:
+            raise UnknownTopic(name, place=store.url) from None
         return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)))
 
     def check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:

@@ -112,6 +112,9 @@ def test_a_pattern_does_not_read_topics_that_it_does_not_match(tmp_path):
     assert Read(url, subscribePattern="a").offsets() == offsets("codec-lz4-0")
     with pytest.raises(CorruptManifest):
         Read(url, subscribePattern="a|b")
+    damaged.unlink()  # which does not make it a deleted topic
+    with pytest.raises(CorruptManifest, match=r"the topic object, .* is missing"):
+        Read(url, subscribePattern="a|b")
 
 
 def test_offsets_may_be_given_for_some_partitions_only(url):
