@@ -99,7 +99,10 @@ def _text(name: str, value: Option) -> str:
         return os.fspath(value)
     if isinstance(value, datetime):
         return _time(name, value)
-    return json.dumps(value, default=partial(_member, name))
+    try:
+        return json.dumps(value, default=partial(_member, name))
+    except (RecursionError, ValueError) as error:
+        raise InvalidOption(f"option {name}: cannot be written as JSON: {error}") from error
 
 
 def _member(name: str, value: object) -> int | str:

@@ -12,12 +12,13 @@ from contextlib import suppress
 from typing import Final, TypeGuard
 
 from record_format.errors import InvalidRequest
+from record_format.record_walk import I64_MAX
 from spark_reader.bounds import EARLIEST, LATEST
 from tierlog.client.times import MAX_TIME, to_ms
 
-_SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_DURATION: Final = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _HAS_USER: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -61,9 +62,10 @@ def boolean(name: str, value: str) -> bool:
 
 
 def count(name: str, value: str) -> int:
-    if not value.isdecimal() or int(value) == 0:
-        raise invalid(name, value, "a whole number above 0")
-    return int(value)
+    found = _number(value)
+    if not found:
+        raise invalid(name, value, "a whole number above 0, and below 2^63")
+    return found
 
 
 def size(name: str, value: str) -> int:
@@ -186,11 +188,17 @@ def _by_partition(
             raise invalid(name, value, allowed)
         read[topic] = {}
         for partition, given in partitions.items():
-            found = number(given)
-            if found is None or not partition.isdecimal():
+            key, found = _number(partition), number(given)
+            if key is None or found is None:
                 raise invalid(name, value, allowed)
-            read[topic][int(partition)] = found
+            read[topic][key] = found
     return read
+
+
+def _number(text: str) -> int | None:
+    """Of decimal digits; None also beyond 64 bits."""
+    found = int(text) if text.isdecimal() and len(text) < 20 else -1
+    return found if 0 <= found <= I64_MAX else None
 
 
 def _is_int(given: object) -> TypeGuard[int]:

@@ -77,9 +77,15 @@ def test_options_may_have_numpys_numbers(url):
     assert read_arrow("many", store=url, tier="cold", **bounds).read_all().num_rows == 87
 
 
+ENDLESS = {}
+ENDLESS["many"] = ENDLESS
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"startingOffsets": ENDLESS}, "option startingOffsets: cannot be written as JSON"),
+        ({"minPartitions": 10**5000}, "option minPartitions: cannot be written as JSON"),
         ({"startingTimestamp": date(2020, 1, 1)}, "option startingTimestamp: .* is a date"),
         ({"startingOffsets": {"many": {1, 2}}}, "option startingOffsets: .* is a set"),
         ({"columns": ["value", "offset", "value"]}, "requested twice: value, offset, value"),

@@ -12,6 +12,8 @@ from spark_reader.sink import parse_write_options
 
 COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
 
+HUGE = "9" * 5000
+
 
 def parse(streaming=False, **given):
     return parse_options({**COLD, **given}, streaming=streaming)
@@ -63,6 +65,11 @@ def test_timestamps_take_precedence_over_offsets():
         ({"startingOffsets": '{"flights": {"x": 3}}'}, "option startingOffsets"),
         ({"startingOffsets": '{"flights": 3}'}, "option startingOffsets"),
         ({"startingOffsets": '{"a":' * 100_000}, "option startingOffsets"),
+        ({"startingOffsets": f'{{"a": {{"{HUGE}": 1}}}}'}, "option startingOffsets"),
+        ({"maxOffsetsPerTrigger": f"{2**63}"}, r"above 0, and below 2\^63"),
+        ({"maxOffsetsPerTrigger": HUGE}, "option maxOffsetsPerTrigger"),
+        ({"splitBytes": f"{HUGE}m"}, "option splitBytes"),
+        ({"maxTriggerDelay": f"{HUGE}m"}, "option maxTriggerDelay"),
         ({"endingOffsets": "earliest"}, "option endingOffsets: 'earliest' is not one of latest"),
         (
             {"endingOffsets": '{"flights": {"0": -2}}'},
