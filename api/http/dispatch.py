@@ -207,7 +207,7 @@ class TierlogApp(FastAPI):
     async def _send(self, exchange: Exchange, response: AnyResponse) -> None:
         """An error after the head was sent can only abort the connection: logged, then raised."""
         try:
-            await send_response(exchange, response, self.context.read)
+            await send_response(exchange, response)
         except (TierlogError, EOFError, OSError) as error:
             self._log(exchange, error, "cut-short")
             raise TruncatedResponse("the response was cut short") from error

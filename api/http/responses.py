@@ -1,15 +1,14 @@
 """The responses that a handler may return, and how they are sent.
 
-* Bytes are sent in one message. File slices are sent with the zero-copy extension if the server
-  offers it, otherwise in reads of at most `READ_BYTES` by a thread: a slow client never holds more
-  memory than that.
+* Bytes are sent in one message. File slices are handed to the protocol (`SEND_FILE`), and never
+  held in memory as a whole.
 * Except for streams, a head is sent only once the length of the body is known.
 * A HEAD request gets the same head without the body.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -17,10 +16,9 @@ import msgspec
 
 from api.http.exchange import Exchange
 from api.http.problems import HeaderList
-from api.protocol.zerocopy import EXTENSION
+from api.protocol.zerocopy import SEND_FILE
 from record_format.file_slice import FileSlice
 
-READ_BYTES: Final = 256 << 10
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")
 NO_STORE: Final = (b"cache-control", b"no-store")
@@ -69,9 +67,6 @@ class StreamResponse(NamedTuple):
 
 AnyResponse = Response | FileResponse | WindowedResponse | StreamResponse
 
-Read = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Runs a read of a file in a thread."""
-
 
 def json_response(
     document: object, *, status: int = 200, headers: HeaderList | None = None
@@ -79,14 +74,13 @@ def json_response(
     return Response(status, [JSON, NO_STORE, *(headers or ())], msgspec.json.encode(document))
 
 
-async def send_response(exchange: Exchange, response: AnyResponse, read: Read) -> None:
-    """`read` is used for files unless the server can send them itself."""
+async def send_response(exchange: Exchange, response: AnyResponse) -> None:
     if isinstance(response, Response):
         await _send_bytes(exchange, response)
     elif isinstance(response, FileResponse):
-        await _send_files(exchange, response, read)
+        await _send_files(exchange, response)
     elif isinstance(response, WindowedResponse):
-        await _send_windows(exchange, response, read)
+        await _send_windows(exchange, response)
     else:
         await _send_stream(exchange, response)
 
@@ -129,17 +123,17 @@ async def _send_bytes(exchange: Exchange, response: Response) -> None:
         await exchange.send(_END)  # waits until the client has read most of it
 
 
-async def _send_files(exchange: Exchange, response: FileResponse, read: Read) -> None:
+async def _send_files(exchange: Exchange, response: FileResponse) -> None:
     size = response.size_bytes
     if not exchange.head_sent:
         await _send_head(exchange, response.status, response.headers, content_length=size)
     if not size or exchange.method == "HEAD":
         await exchange.send(_END)
     else:
-        await _send_slices(exchange, response.slices, read, is_last=True)
+        await _send_slices(exchange, response.slices, is_last=True)
 
 
-async def _send_windows(exchange: Exchange, response: WindowedResponse, read: Read) -> None:
+async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
     async with aclosing(response.windows) as windows:
         left = response.size_bytes
         await _send_head(exchange, response.status, response.headers, content_length=left)
@@ -148,49 +142,22 @@ async def _send_windows(exchange: Exchange, response: WindowedResponse, read: Re
             return
         async for slices in windows:
             left -= sum(piece.size_bytes for piece in slices)
-            await _send_slices(exchange, slices, read, is_last=not left)
+            await _send_slices(exchange, slices, is_last=not left)
             del slices  # released before waiting for the next window
 
 
-async def _send_slices(
-    exchange: Exchange, slices: Sequence[FileSlice], read: Read, *, is_last: bool
-) -> None:
-    if EXTENSION in exchange.scope.get("extensions", ()):
-        await _send_zero_copy(exchange, slices, is_last=is_last)
-    else:
-        await _send_reads(exchange, slices, read, is_last=is_last)
-
-
-async def _send_zero_copy(
-    exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool
-) -> None:
+async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:
     last = len(slices) - 1
     for index, piece in enumerate(slices):
         await exchange.send(
             {
-                "type": EXTENSION,
+                "type": SEND_FILE,
                 "file": piece.file,
                 "offset": piece.position,
                 "count": piece.size_bytes,
                 "more_body": not is_last or index < last,
             }
         )
-
-
-async def _send_reads(
-    exchange: Exchange, slices: Sequence[FileSlice], read: Read, *, is_last: bool
-) -> None:
-    """For servers that cannot send files (TLS). A short file raises EOFError, which aborts the
-    connection: a client never gets wrong bytes.
-    """
-    for piece in slices:
-        end = piece.position + piece.size_bytes
-        for position in range(piece.position, end, READ_BYTES):
-            part = piece._replace(position=position, size_bytes=min(READ_BYTES, end - position))
-            data = await read(part.read)
-            await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
-    if is_last:
-        await exchange.send(_END)
 
 
 async def _send_stream(exchange: Exchange, response: StreamResponse) -> None:

@@ -86,7 +86,7 @@ class ImmediateProtocol(ZeroCopyProtocol):
     def _is_simple_get(self) -> bool:
         last = self.cycle
         return (
-            self._sends_files
+            self._is_plain
             and self.app is self.immediate_app
             and (last is None or last.response_complete)
             and self.parser.get_method() == b"GET"

@@ -1,10 +1,9 @@
 """Zero copy in both directions: uvicorn's HTTP/1.1 protocol with `sendfile` for responses, and with
 request bodies received directly into their final buffers.
 
-Offers the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`, `more_body`;
-several messages per response) on plain connections. Under TLS, and under other servers, the
-extension is not offered and `responses` reads the files instead. The same goes for `DIRECT_BODY`,
-which `bodies` uses.
+Takes the messages of the ASGI extension `http.response.zerocopysend` (`file`, `offset`, `count`,
+`more_body`; several per response). On plain connections it also offers `DIRECT_BODY`, which
+`bodies` uses.
 
 Rules:
 
@@ -12,8 +11,8 @@ Rules:
 * There is one writer at a time: whatever the transport has buffered is written first, and nothing
   else is written while a `FileSender` runs.
 * The socket is used through a duplicate of its descriptor, since both asyncio and uvloop refuse
-  `add_writer` on a transport's descriptor. Without a descriptor left, a thread reads the file and
-  the transport sends it.
+  `add_writer` on a transport's descriptor. Under TLS, and without a descriptor left, a thread reads
+  the file, `TURN_BYTES` at a time, and the transport sends it.
 * If a file is shorter than announced, or a send fails, the connection is aborted: a client may see
   a short response, never wrong bytes.
 * A response sends at most `TURN_BYTES` per iteration of the loop while other requests are in
@@ -45,7 +44,7 @@ from api.protocol.no_upgrade_protocol import new_parser
 from api.protocol.send_scheduler import TURN_BYTES, SendScheduler
 from record_format.page_cache import HasFileno
 
-EXTENSION: Final = "http.response.zerocopysend"
+SEND_FILE: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20
 SMALL_BODY_BYTES: Final = 64 << 10  # such a body is sent with its head: one send(2), not two
 _BODILESS: Final = frozenset((204, 304))
@@ -81,7 +80,7 @@ class ZeroCopyCycle(RequestResponseCycle):
             raise ClientDisconnected
         if self.close_delimited:
             self.expected_content_length = len(message.get("body", b""))
-        if kind == EXTENSION:
+        if kind == SEND_FILE:
             await self._send_file(message)
         elif kind == "http.response.start" and not self.response_started:
             await self._set_head(message)
@@ -197,7 +196,7 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     threads: Executor | None = None
     scheduler: SendScheduler
-    _sends_files = False
+    _is_plain = False  # not TLS: the socket may be used beside the transport
     _half_closed = False  # no request follows those in progress
     _sock: socket.socket | None = None  # a duplicate of the transport's
     _sending: FileSender | None = None
@@ -209,9 +208,9 @@ class ZeroCopyProtocol(LimitedProtocol):
         super().connection_made(transport)
         self._extensions: dict[str, object] = {}
         raw = transport.get_extra_info("socket")
-        self._sends_files = self.scheme == "http" and raw is not None
-        if self._sends_files:
-            self._extensions |= {EXTENSION: {}, DIRECT_BODY: self}
+        self._is_plain = self.scheme == "http" and raw is not None
+        if self._is_plain:
+            self._extensions[DIRECT_BODY] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
@@ -232,7 +231,7 @@ class ZeroCopyProtocol(LimitedProtocol):
         """Keep our sending side open while complete requests wait for their responses."""
         active, last = self._active, self.cycle
         self._is_at_eof = True
-        if not self._sends_files or active is None or active.response_complete:
+        if not self._is_plain or active is None or active.response_complete:
             return None
         if active is last and last.more_body:
             return None
@@ -335,12 +334,9 @@ class ZeroCopyProtocol(LimitedProtocol):
         If the file is too short or the disk fails, aborts the connection and raises EOFError or
         OSError.
         """
-        if not self.transport.get_write_buffer_size():
+        if self._is_plain and not self.transport.get_write_buffer_size():
             head = self._send_head(head, more=size_bytes > 0)
-        else:
-            await self._drain(head)
-            head = b""
-        if head:
+        if head or self.transport.get_write_buffer_size():
             await self._drain(head)
         if not size_bytes or self.transport.is_closing():
             return
@@ -354,8 +350,10 @@ class ZeroCopyProtocol(LimitedProtocol):
 
     async def _send_range(self, file: HasFileno, *, position: int, size_bytes: int) -> None:
         try:
-            sock = self._duplicate()
+            sock = self._duplicate() if self._is_plain else None
         except OSError:  # no file descriptor left
+            sock = None
+        if sock is None:
             await self._send_reads(file, position=position, size_bytes=size_bytes)
             return
         self._sending = FileSender(
@@ -374,7 +372,7 @@ class ZeroCopyProtocol(LimitedProtocol):
             self._sending = None
 
     async def _send_reads(self, file: HasFileno, *, position: int, size_bytes: int) -> None:
-        """Send through the transport, which needs no other descriptor."""
+        """Send through the transport, which encrypts and needs no other descriptor."""
         end = position + size_bytes
         while position < end and not self.transport.is_closing():
             count = min(TURN_BYTES, end - position)

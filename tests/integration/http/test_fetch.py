@@ -11,12 +11,11 @@ import httpx
 import pytest
 
 import tierlog
-from api.app import create_app
 from api.http.fetch import record_json
 from record_format.batch import iter_headers
 from tests.fakes.records import iter_records
 from tests.fakes.waiting import until, until_waiting
-from tests.integration.http.conftest import BATCHES, LIMITS, NDJSON, Api, problem, records_path
+from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 
 
 def test_every_response_has_the_log_headers(api: Api) -> None:
@@ -559,20 +558,6 @@ def test_a_multi_partition_fetch_waits_for_cache_space_once(
         cache.unreserve(limit_bytes)
     assert [one["error"]["code"] for one in found] == ["throttled"] * 3
     assert "not tried" in found[2]["error"]["detail"]
-
-
-@pytest.mark.anyio
-async def test_an_asgi_server_without_zero_copy_gets_the_same_bytes(api: Api) -> None:
-    topic = api.topic()
-    api.values(topic, *["x" * 900_000] * 2)
-    app = create_app(api.broker, LIMITS)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        response = await client.get(
-            records_path(topic), params={"max_bytes": 4 << 20}, headers={"accept": BATCHES}
-        )
-    assert len(response.content) > 1_800_000
-    assert response.content == api.fetch(topic, accept=BATCHES, max_bytes=str(4 << 20)).content
 
 
 def test_max_records_applies_to_records_of_any_size(api: Api) -> None:

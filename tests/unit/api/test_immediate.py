@@ -17,7 +17,7 @@ from api.protocol.deadline import Deadline
 from api.protocol.immediate import ImmediateProtocol, ImmediateResponse
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
-from api.protocol.zerocopy import EXTENSION
+from api.protocol.zerocopy import SEND_FILE
 from record_format import page_cache
 from record_format.file_slice import FileSlice, OpenFile
 from tests.fakes.protocol_server import serving_protocol
@@ -71,7 +71,7 @@ class App:
         for index, (file, position, count) in enumerate(slices):
             more = index < len(slices) - 1
             message = {"file": file, "offset": position, "count": count, "more_body": more}
-            await send({"type": EXTENSION, **message})
+            await send({"type": SEND_FILE, **message})
 
 
 class Running:

@@ -27,7 +27,7 @@ import uvicorn
 from api.protocol.deadline import Deadline
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
-from api.protocol.zerocopy import EXTENSION, ZeroCopyProtocol
+from api.protocol.zerocopy import SEND_FILE, ZeroCopyProtocol
 from record_format import page_cache
 from tests.fakes.protocol_server import serving_protocol
 from tests.fakes.waiting import until
@@ -83,7 +83,7 @@ class App:
         for index, (offset, count) in enumerate(slices):
             more = index < len(slices) - 1
             message = {"file": self.file, "offset": offset, "count": count, "more_body": more}
-            await send({"type": EXTENSION, **message})
+            await send({"type": SEND_FILE, **message})
 
     async def head(self, send: Any, size: int) -> None:
         headers = [(b"content-length", str(size).encode())]
