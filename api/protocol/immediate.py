@@ -110,11 +110,8 @@ class ImmediateProtocol(ZeroCopyProtocol):
         for index, (file, position, size_bytes) in enumerate(slices):
             try:
                 sent = os.sendfile(out, file.fd, position, size_bytes)
-            except BlockingIOError:
+            except OSError:  # the socket is full; any other error will be the task's to report
                 sent = 0
-            except OSError:
-                self.transport.abort()
-                return ()
             if sent < size_bytes:
                 rest = FileSlice(file, position + sent, size_bytes - sent)
                 return (rest, *slices[index + 1 :])

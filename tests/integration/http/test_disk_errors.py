@@ -207,8 +207,9 @@ def test_a_truncated_response_is_logged_once(api: Api, caplog: pytest.LogCapture
     assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
 
 
+@pytest.mark.parametrize("query", ["", "?offset=0"], ids=["by a task", "immediately"])
 def test_a_disk_error_while_a_file_is_sent_is_logged_once(
-    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, query: str
 ) -> None:
     topic = api.topic()
     api.values(topic, "x")
@@ -216,11 +217,14 @@ def test_a_disk_error_while_a_file_is_sent_is_logged_once(
     def failing(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
-    monkeypatch.setattr(page_cache, "prefetch", failing)
+    if query:
+        monkeypatch.setattr(os, "sendfile", failing)
+    else:
+        monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
+        monkeypatch.setattr(page_cache, "prefetch", failing)
     with capture_logs() as logs:
         with pytest.raises(httpx.RemoteProtocolError):
-            api.get(f"/v1/topics/{topic}/partitions/0/records", headers={"accept": BATCHES})
+            api.get(f"/v1/topics/{topic}/partitions/0/records{query}", headers={"accept": BATCHES})
         until(lambda: failures(logs))
     assert failures(logs) == ["cut-short"]
     assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
