@@ -149,7 +149,7 @@ class TierlogApp(FastAPI):
             call = self._find(exchange)
             access.authorize(exchange, None if call is None else (call.method, call.path))
             if call is None:
-                path = scope["path"]
+                path = scope["raw_path"].decode("latin-1")  # an encoded slash is not one
                 raise NotFound(f"{path} is not a path of this API; see /docs")
             if call.try_handler is None:
                 check_request(call, exchange)
@@ -213,8 +213,7 @@ class TierlogApp(FastAPI):
             raise TruncatedResponse("the response was cut short") from error
 
     def _find(self, exchange: Exchange) -> Call | None:
-        scope = exchange.scope
-        found = self.table.find(scope.get("raw_path") or scope["path"].encode())
+        found = self.table.find(exchange.scope["raw_path"])
         if found is None:
             return None
         by_method, exchange.params = found

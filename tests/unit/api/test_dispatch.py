@@ -50,7 +50,6 @@ def app_of(try_handler: Any, admit: Any = None) -> TierlogApp:
         access=nothing,
         unsent=nothing,
         metrics=HttpMetrics(),
-        read=None,
         problem=lambda _, error, writing: to_problem(error, request_id="", writing=writing),
     )
     call = Call(
