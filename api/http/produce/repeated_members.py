@@ -53,6 +53,10 @@ class ParsedMembers(NamedTuple):
         texts = _colons(b"".join(self.keys)) + _colons(b"".join(self.values))
         return members + texts + sum(map(_in_column, self.others))
 
+    def all_colons(self) -> int:
+        """With the escaped ones, which `others` has only decoded."""
+        return self.colons() + sum(map(_escaped_colons, (*self.keys, *self.values)))
+
 
 class _Sources(msgspec.Struct):
     records: list[msgspec.Raw]
@@ -107,7 +111,7 @@ def _check_each(
             continue
         if len(source) <= _FIND_REPEATED_MAX_BYTES:
             _find_repeated(source, place)
-        elif _colons(source) > parsed.colons():
+        elif _colons(source) + _escaped_colons(source) > parsed.all_colons():
             strict_json.refuse_field(place, f"a member is {REPEATED}")
 
 
@@ -137,6 +141,11 @@ def count_byte(text: bytes | bytearray, byte: bytes) -> int:
 
 def _colons(text: bytes | bytearray) -> int:
     return count_byte(text, b":")
+
+
+def _escaped_colons(text: bytes | bytearray | msgspec.Raw) -> int:
+    escapes = bytes(text).replace(rb"\\", b"")  # an escaped backslash begins none
+    return escapes.count(rb"\u003a") + escapes.count(rb"\u003A")
 
 
 def _in_column(column: Sequence[object]) -> int:

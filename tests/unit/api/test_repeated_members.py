@@ -49,9 +49,12 @@ def test_repeated_records_members_are_refused() -> None:
     assert refused(parse_json, f'{{"records":[{{}}],"records":[{escaped}]}}') == "records"
 
 
-def test_in_a_very_large_record_only_its_path_is_named() -> None:
-    body = f'{{"records":[{{"value":"{"x" * (1 << 20)}","value":1}}]}}'
-    assert refused(parse_json, body) == "records[0]"
+@pytest.mark.parametrize("name", ["a", ":", "\\u003a", "\\\\u003a", "\\\\\\u003A"])
+def test_in_a_very_large_record_only_its_path_is_named(name: str) -> None:
+    value, headers = f'"{name}{"x" * (1 << 20)}"', f'[{{"name":"{name}"}}]'
+    body = f'{{"records":[{{"value":{value},"headers":{headers}}}]}}'
+    parse_json(body.encode(), records_max=MANY)
+    assert refused(parse_json, body.replace('{"v', '{"key":1,"key":1,"v')) == "records[0]"
 
 
 def refused(parse: Any, body: str) -> str:
