@@ -129,22 +129,20 @@ class GroupProgress:
         without a commit at `default`.
         """
         self._topic_id = topic.topic_id
-        self._committed = {
-            one.partition: one.offset for one in committed if one.topic == topic.name
-        }
-        starts: dict[int, Start] = {}
+        starts: dict[int, Start] = (
+            {**default}
+            if isinstance(default, Mapping)
+            else dict.fromkeys(topic.all_partitions, default)
+        )
         log_starts = {one.partition: one.log_start_offset for one in topic.partitions}
-        for number in topic.all_partitions:
-            if number in self._committed:
-                starts[number] = self._resume_at(number, log_starts.get(number, 0))
-            elif not isinstance(default, Mapping):
-                starts[number] = default
-            elif number in default:
-                starts[number] = default[number]
+        for one in committed:
+            if one.topic == topic.name:
+                self._committed[one.partition] = one.offset
+                starts[one.partition] = self._resume_at(one.partition, log_starts)
         return starts
 
-    def _resume_at(self, partition: int, log_start: int) -> int:
-        committed = self._committed[partition]
+    def _resume_at(self, partition: int, log_starts: Mapping[int, int]) -> int:
+        committed, log_start = self._committed[partition], log_starts.get(partition, 0)
         if committed >= log_start:
             return committed
         unread = f"offsets {committed} to {log_start - 1} of {self._topic}-{partition}"

@@ -7,7 +7,7 @@
   not up to date; after each turn, one request finds those of the others that have records. Once all
   are up to date, that request is a long poll.
 * A follower of a whole topic looks for added partitions every `METADATA_MAX_AGE_MS`, and reads them
-  from their beginning.
+  from their beginning, or for a group from its commits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Call, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.records import ConsumedRecord
-from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, TopicDescription
+from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, GroupOffset
 
 FOLLOW_WAIT_MS: Final = 10_000
 AWAITED_MAX: Final = 1000  # partitions in one long poll, by the API's limit
@@ -57,14 +57,17 @@ def schedule_fetches(
         template.check_topic_id(topic.topic_id)
         numbers = topic.read_order if numbers is None else numbers
         if progress is not None:
-            try:
-                found = yield from exchange(group_calls.group(progress.name), retries)
-                committed = found.offsets
-            except UnknownGroup:
-                committed = ()
+            committed = yield from _committed_offsets(progress.name, retries)
             offset = progress.start_offsets(committed, topic, offset)
     cursors = template.for_partitions(numbers, offset)
     return FetchSchedule(cursors, retries, whole_topic=partitions is None, progress=progress)
+
+
+def _committed_offsets(group: str, policy: RetryPolicy) -> Steps[tuple[GroupOffset, ...]]:
+    try:
+        return (yield from exchange(group_calls.group(group), policy)).offsets
+    except UnknownGroup:
+        return ()
 
 
 def _partition(key: int) -> int:
@@ -161,19 +164,22 @@ class FetchSchedule:
         if self._topic_cursor is None or age_ms < METADATA_MAX_AGE_MS:
             return None
         self._refreshed_s = now_s
-        describe = calls.describe_topic(self._topic_cursor.topic)
-        return ScheduledCall(exchange(describe, self._policy), self._add_partitions)
+        return ScheduledCall(self._add_partitions(self._topic_cursor), lambda _: [])
 
-    def _add_partitions(self, topic: TopicDescription) -> list[ConsumedRecord]:
-        assert self._topic_cursor is not None, "only a follower of a whole topic refreshes it"
-        self._topic_cursor.check_topic_id(topic.topic_id)
+    def _add_partitions(self, like: PartitionCursor) -> Steps[None]:
+        topic = yield from exchange(calls.describe_topic(like.topic), self._policy)
+        like.check_topic_id(topic.topic_id)
         known = {cursor.partition for cursor in self._queue}
         added = [number for number in topic.all_partitions if number not in known]
+        offset: Start | Mapping[int, Start] = "earliest"
+        if added and self.progress is not None:  # another consumer of the group may read them
+            committed = yield from _committed_offsets(self.progress.name, self._policy)
+            of_added = [one for one in committed if one.partition in added]
+            offset = self.progress.start_offsets(of_added, topic, offset)
         template = PartitionCursor(
-            topic.name, topic_id=topic.topic_id, follow=True, limits=self._topic_cursor.limits
+            topic.name, topic_id=topic.topic_id, follow=True, limits=like.limits
         )
-        self._queue.extend(template.for_partitions(added, "earliest"))
-        return []
+        self._queue.extend(template.for_partitions(added, offset))
 
     def _limit_wait(self, wait_ms: int, now_s: float) -> int:
         return self.progress.limit_wait(wait_ms, now_s) if self.progress else wait_ms
