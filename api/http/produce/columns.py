@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from operator import methodcaller
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from api.http import strict_json
 from api.http.produce.repeated_members import (
     ParsedMembers,
     count_byte,
+    nonblank_lines,
     refuse_repeated_in_lines,
     refuse_repeated_in_object,
 )
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 # As integers: `b"x" in …` first fails to take the bytes for a number, which costs an exception.
 _QUOTE, _BACKSLASH = b'"\\'
-_without_blanks: Final = methodcaller("strip", b" \t\r")  # JSON's whitespace within a line
 # So many braces, or line breaks, are parsed per record that is allowed.
 _CANDIDATES_PER_RECORD: Final = 4
 MAX_PARTITION: Final = 2**31 - 1
@@ -117,31 +117,20 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
 
 def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """NDJSON, one record object per line."""
-    records: list[RecordIn] = []
-    lines = _lines(body, records_max=records_max)
-    for number, line in lines:
-        try:
-            records.append(_RECORD.decode(line))
-        except (msgspec.DecodeError, RecursionError) as error:
-            strict_json.refuse(error, within=f"line {number}")
-    columns, parsed = _columns(records, [number for number, _ in lines])
-    refuse_repeated_in_lines(body, lines, parsed, _parse_one)
+    records, lines = _decode_lines(
+        body, _RECORD, are_lines=_records_are_lines, records_max=records_max
+    )
+    columns, parsed = _columns(records, lines)
+    refuse_repeated_in_lines(body, parsed, _parse_one)
     return columns
 
 
 def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """NDJSON, one value per line."""
-    values: list[Content] = []
-    numbers: list[int] = []
-    for number, line in _lines(body, records_max=records_max):
-        numbers.append(number)
-        try:
-            values.append(stored_bytes(_ANY.decode(line)))
-        except (msgspec.DecodeError, RecursionError) as error:
-            strict_json.refuse(error, within=f"line {number}")
+    values, lines = _decode_lines(body, _ANY, are_lines=_values_are_lines, records_max=records_max)
     if not values:
         raise _no_record()
-    return RecordColumns(values, lines=numbers, has_members=False)
+    return RecordColumns(list(map(stored_bytes, values)), lines=lines, has_members=False)
 
 
 def single_value(body: bytes | bytearray, *, key: Content) -> RecordColumns:
@@ -332,17 +321,49 @@ def _partition(given: int | UnsetType | None) -> int | None:
     return given
 
 
-def _lines(body: bytes | bytearray, *, records_max: int) -> list[tuple[int, bytes]]:
-    """(line number from 1, stripped line) of each line that is not blank."""
+def _decode_lines(
+    body: bytes | bytearray,
+    decoder: msgspec.json.Decoder[T],
+    *,
+    are_lines: Callable[[bytes | bytearray, list[T]], bool],
+    records_max: int,
+) -> tuple[list[T], Sequence[int]]:
+    """Each line that is not blank, and its number from 1. `are_lines`: whether each line break of
+    a text is between two of its values, and not within one.
+    """
     _check_text(body, has_lines=True)
     _check_candidates(count_byte(body, b"\n"), records_max=records_max)
-    lines = [
-        (number, line)
-        for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1)
-        if line
-    ]
+    text = body.removesuffix(b"\n")
+    count = count_byte(text, b"\n") + 1
+    if count <= records_max:
+        with suppress(msgspec.DecodeError, RecursionError):
+            decoded = decoder.decode_lines(text)  # which knows no lines: it skips whitespace
+            if len(decoded) == count and are_lines(text, decoded):
+                return decoded, range(1, count + 1)
+    return _decode_each_line(body, decoder, records_max=records_max)
+
+
+def _values_are_lines(text: bytes | bytearray, values: list[msgspec.Raw]) -> bool:
+    return b"\n".join(values) == text
+
+
+def _records_are_lines(text: bytes | bytearray, records: list[RecordIn]) -> bool:
+    """JSON has no such line break: within a record, a comma is between braces."""
+    return text.count(b"}\n{") == len(records) - 1
+
+
+def _decode_each_line(
+    body: bytes | bytearray, decoder: msgspec.json.Decoder[T], *, records_max: int
+) -> tuple[list[T], Sequence[int]]:
+    lines = list(nonblank_lines(body))
     _check_count(len(lines), records_max=records_max)
-    return lines
+    decoded: list[T] = []
+    for number, line in lines:
+        try:
+            decoded.append(decoder.decode(line))
+        except (msgspec.DecodeError, RecursionError) as error:
+            strict_json.refuse(error, within=f"line {number}")
+    return decoded, [number for number, _ in lines]
 
 
 def _check_text(body: bytes | bytearray, *, has_lines: bool = False) -> None:

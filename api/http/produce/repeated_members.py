@@ -14,7 +14,8 @@ the standard library until a repeated member is found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import methodcaller
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,9 +23,6 @@ from msgspec import UNSET
 
 from api.http import strict_json
 from api.http.strict_json import REPEATED, Members
-
-Lines = Sequence[tuple[int, bytes]]
-
 
 # The standard library takes about a hundred times a record's size in memory: in a larger record the
 # repeated member is not named.
@@ -79,15 +77,23 @@ def refuse_repeated_in_object(
 
 
 def refuse_repeated_in_lines(
-    body: bytes | bytearray,
-    lines: Lines,
-    parsed: ParsedMembers,
-    parse_one: Callable[[bytes], ParsedMembers],
+    body: bytes | bytearray, parsed: ParsedMembers, parse_one: Callable[[bytes], ParsedMembers]
 ) -> None:
     """For one record per line. Raises InvalidRequest."""
-    size = sum([len(line) for _, line in lines]) + len(lines)
-    if not _is_complete(body, parsed, size_bytes=size, colons_around=0):
+    size_bytes = len(body) + (not body.endswith(b"\n"))
+    if not _is_complete(body, parsed, size_bytes=size_bytes, colons_around=0):
+        lines = nonblank_lines(body)
         _check_each(((f"line {number}", line) for number, line in lines), parse_one)
+
+
+_without_blanks: Final = methodcaller("strip", b" \t\r")  # JSON's whitespace within a line
+
+
+def nonblank_lines(body: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
+    """The number from 1 of each line, and the line without whitespace around it."""
+    for number, line in enumerate(map(_without_blanks, bytes(body).split(b"\n")), 1):
+        if line:
+            yield number, line
 
 
 def _is_complete(

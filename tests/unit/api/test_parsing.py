@@ -1,4 +1,6 @@
 import gzip
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -180,6 +182,38 @@ def test_invalid_utf8_and_too_many_records_are_refused(parse: Any) -> None:
     )
     with pytest.raises(TooManyRecords):
         parse(many, records_max=10)
+
+
+@pytest.mark.parametrize(
+    ("parse", "pieces"),
+    [
+        (parse_values, ["1", '"a"', "[1", ",2]", "\n", "\r"]),
+        (parse_envelopes, ['{"value":1}', '{"value":[{}', ",{}]}", "}", "\n", " "]),
+    ],
+)
+def test_each_line_of_ndjson_is_one_value(parse: Any, pieces: list[str]) -> None:
+    """A line break is also whitespace within a value, and values need none between them."""
+    for some in itertools.product(pieces, repeat=5):
+        body = "".join(some)
+        lines = {n: one for n, one in enumerate(body.split("\n"), 1) if one.strip(" \r")}
+        refused = next((n for n, one in lines.items() if not _is_json(one)), None)
+        if refused or not lines:
+            with pytest.raises(InvalidRequest) as error:
+                parse(body.encode(), records_max=9)
+            where = f"line {refused}" if refused else "records"
+            assert error.value.problems[0].loc == where, body
+        else:
+            columns = parse(body.encode(), records_max=9)
+            assert list(columns.lines or ()) == list(lines), body
+            assert len(columns.values) == len(lines)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def test_too_many_possible_records_are_refused_before_parsing() -> None:
