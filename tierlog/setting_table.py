@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 I64_MAX: Final = 2**63 - 1
 CENTURY_MS: Final = 36_525 * 86_400_000  # the time-out of a lock cannot be longer than three
+OFFSET_GAP_MIN: Final = 10**9  # it cannot be known how much was lost, and offsets cost nothing
 OFFSET_GAP_MAX: Final = 10**15  # a thousand such gaps still leave valid offsets
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -184,8 +185,9 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "restore.offset.gap",
         Kind.COUNT,
-        "Offsets skipped after a restore or take-over, so that none is assigned twice.",
-        least=1,
+        "Offsets skipped after a restore or take-over, so that none is assigned twice: more than a "
+        "lost broker can have appended above the end of the log in the bucket.",
+        least=OFFSET_GAP_MIN,
         most=OFFSET_GAP_MAX,
     ),
     _broker(

@@ -172,6 +172,7 @@ class TakeOver:
             ranges,
             opened.log_end_offset,
             opened.log_start_offset,
+            self._flushed_end,
         )
         plan = plan_take_over(local, self.manifest, gap=self.gap)
         self.resume_at = plan.resume_at

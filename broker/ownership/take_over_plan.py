@@ -8,7 +8,8 @@
 | extends past the manifest's end                 | is split into segments there                   |
 
 Another owner may have acknowledged records that it never uploaded. To keep their offsets from being
-assigned again, the log continues above a recorded gap that begins where the bucket ends:
+assigned again, the log continues `gap` offsets above all that it or this folder is known to have
+reached, above a recorded gap that begins where the bucket ends:
 
 | kept of the local log                           | action                                         |
 |-------------------------------------------------|------------------------------------------------|
@@ -33,7 +34,8 @@ class LocalLog(NamedTuple):
     """`history`: the epochs that this folder knows, its own and those that it saw in force.
 
     `recorded`: the (owner, epoch) pairs that it claimed or saw in force, including those under
-    which nothing was written. `ranges`: [base, next) of its non-empty segments.
+    which nothing was written. `ranges`: [base, next) of its non-empty segments. `flushed_end`: the
+    log is known to have reached it.
     """
 
     history: tuple[EpochStart, ...]
@@ -41,6 +43,7 @@ class LocalLog(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     end_offset: int
     log_start_offset: int = 0
+    flushed_end: int = 0
 
 
 class TakeOverPlan(NamedTuple):
@@ -64,7 +67,7 @@ def plan_take_over(local: LocalLog, manifest: Manifest | None, *, gap: int) -> T
     start = end
     if gap:
         kept_end = _held_until(local, end, kept_end) if manifest else 0
-        start = max(_reached(manifest), kept_end) + gap
+        start = max(_reached(manifest), kept_end, local.flushed_end) + gap
     has_tail = kept_end > end
     behind = not has_tail and kept_end < start
     holds_more = any(next_offset > kept_end for _, next_offset in local.ranges)

@@ -16,7 +16,7 @@ import typer
 from broker.settings import BrokerSettings
 from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.option_groups import setting_option
-from tierlog.setting_table import OFFSET_GAP_MAX
+from tierlog.setting_table import OFFSET_GAP_MAX, OFFSET_GAP_MIN
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -59,7 +59,7 @@ GapOption = Annotated[
     int,
     setting_option(
         "restore.offset.gap",
-        min=1,
+        min=OFFSET_GAP_MIN,
         max=OFFSET_GAP_MAX,
         help="As for serve: offsets skipped by a take-over, so that none is assigned twice.",
         metavar="COUNT",

@@ -89,14 +89,15 @@ def gaps_of(harness):
     return [(gap.start_offset, gap.end_offset) for gap in manifest.gaps]
 
 
-def assert_continues_above_the_gap(harness, *, kept):
+def assert_continues_above_the_gap(harness, *, kept, set_aside=0):
     """The next offset, reads across the gap, and the bucket agree on the gap."""
-    assert gaps_of(harness) == [(kept, kept + GAP)]
+    resumed = kept + set_aside + GAP
+    assert gaps_of(harness) == [(kept, resumed)]
     before = harness.records("t")
     assert [record.offset for record in before] == list(range(kept))
-    assert harness.produce("t", [b"after"]).base_offset == kept + GAP
+    assert harness.produce("t", [b"after"]).base_offset == resumed
     (after,) = harness.records("t", offset=kept + 20)
-    assert (after.offset, after.value) == (kept + GAP, b"after")
+    assert (after.offset, after.value) == (resumed, b"after")
     harness.offload()
     harness.restart()
     assert harness.records("t") == [*before, after]
@@ -188,10 +189,10 @@ def test_a_shared_tail_that_was_not_uploaded_is_kept(shared_tail):
     harness, _ = shared_tail
     harness.broker = harness.open(**TAKE_OVER)
     assert harness.records("t", offset=100)[0].value.startswith(b"tail")
-    assert harness.broker.partition("t", 0).cold.end_offset == 140 + GAP
+    assert harness.broker.partition("t", 0).cold.end_offset == 160 + GAP
     (folder,) = diverged_folders(harness)
     assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 20
-    assert_continues_above_the_gap(harness, kept=140)
+    assert_continues_above_the_gap(harness, kept=140, set_aside=20)
 
 
 @pytest.mark.parametrize("crashes", [False, True])
@@ -220,12 +221,12 @@ def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
     harness.broker = harness.open(down=True, store_start_timeout_ms=200)
     harness.broker.trim("t", 0, 115)
     harness.restart(**TAKE_OVER)
-    assert gaps_of(harness) == [(140, 140 + GAP)]
+    assert gaps_of(harness) == [(140, 160 + GAP)]
     assert harness.broker.partition("t", 0).offsets().log_start_offset == 115
     removed = harness.broker.partition("t", 0).cold.manifest.removed
     assert {one.reason for one in removed} == {Reason.TRIM}
     assert [one.offset for one in harness.records("t", offset=115)][-25:] == list(range(115, 140))
-    assert harness.produce("t", [b"after"]).base_offset == 140 + GAP
+    assert harness.produce("t", [b"after"]).base_offset == 160 + GAP
     harness.offload()
     assert harness.broker.verify("t", deep=True).ok
 
@@ -252,7 +253,7 @@ def test_a_crash_while_taking_over_a_shared_tail_is_resumed(
             harness.open(**TAKE_OVER)
     harness.broker = harness.open(restore_offset_gap=7)  # a pending take-over keeps its own gap
     assert not take_over.TAKE_OVERS.path(harness.root / "data").exists()
-    assert_continues_above_the_gap(harness, kept=140)
+    assert_continues_above_the_gap(harness, kept=140, set_aside=20)
     copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")

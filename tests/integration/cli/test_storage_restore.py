@@ -12,6 +12,8 @@ from tests.fakes.command_line import Program, RunningBroker
 from tests.fakes.damage import flip
 from tests.fakes.forked import Forked
 
+GAP = 10**9
+
 
 class Served:
     """A broker on a data folder below `root`, while the block runs."""
@@ -168,7 +170,7 @@ def test_an_interrupted_pin_explains_its_removal(root):
 def test_a_lost_data_folder_is_restored_and_served(root):
     offline = Program()
     shutil.rmtree(root / "data")
-    flags = ("--restore-offset-gap", "1000", *flags_for(root, data_dir="new"))
+    flags = ("--restore-offset-gap", str(GAP + 1000), *flags_for(root, data_dir="new"))
     report = json.loads(offline.ok("storage", "restore", *flags))
     assert [(one["topic"], one["end_offset"]) for one in report["partitions"]] == [("t", 3)]
     again = offline.run("storage", "restore", *flags)
@@ -178,7 +180,7 @@ def test_a_lost_data_folder_is_restored_and_served(root):
         assert json.loads(run.ok("produce", "t", stdin=b"four\n"))["records"] == 1
         shown = run.ok("consume", "t", "--format", "json").splitlines()
     read = [(one["offset"], one["value"]) for one in map(json.loads, shown)]
-    assert read[-2:] == [(2, "three"), (1003, "four")]
+    assert read[-2:] == [(2, "three"), (GAP + 1003, "four")]
     bad = root / "bucket" / "topics" / "bad" / "some-id" / "topic" / f"{1:020d}.json"
     bad.parent.mkdir(parents=True)
     bad.write_text("rotten")
@@ -250,9 +252,7 @@ def test_a_paused_broker_is_fenced_after_a_takeover(root):
     with old as paused:
         paused.ok("produce", "t", stdin=b"diverged\n")
         old.process.send_signal(signal.SIGSTOP)
-        offline.ok(
-            "storage", "restore", "--restore-offset-gap", "100", *flags_for(root, data_dir="new")
-        )
+        offline.ok("storage", "restore", *flags_for(root, data_dir="new"))
         with Served(root, "new") as run:
             run.ok("produce", "t", stdin=b"four\n")
             old.process.send_signal(signal.SIGCONT)
@@ -261,10 +261,10 @@ def test_a_paused_broker_is_fenced_after_a_takeover(root):
             run.ok("storage", "offload", "t")
             assert json.loads(run.ok("storage", "verify", "t", "--deep"))["ok"]
     take_over = ("t", "--apply", "--take-over", "--restore-offset-gap")
-    offline.ok("storage", "repair", *take_over, "70", *flags_for(root, data_dir="data"))
-    assert gaps(offline, root) == [[3, 103], [104, 174]]
-    offline.ok("storage", "gc", *take_over, "30", *flags_for(root, data_dir="new"))
-    assert gaps(offline, root) == [[3, 103], [104, 204]]
+    offline.ok("storage", "repair", *take_over, str(2 * GAP), *flags_for(root, data_dir="data"))
+    assert gaps(offline, root) == [[3, 3 + GAP], [4 + GAP, 4 + 3 * GAP]]
+    offline.ok("storage", "gc", *take_over, str(3 * GAP), *flags_for(root, data_dir="new"))
+    assert gaps(offline, root) == [[3, 3 + GAP], [4 + GAP, 4 + 6 * GAP]]
     with Served(root, "data", "--take-over") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\nfour\n"
         (tail,) = (root / "data").glob("t-0.diverged-*/*.log")
