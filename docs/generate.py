@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from api.http.calls import Call
 from api.http.docs import openapi
 from api.http.metrics.table import METRICS
 from api.http.routes import CALLS
-from hot_tier.log_config import KEYS
+from hot_tier.log_config import KEYS, ConfigKey
 from tierlog.cli.program import COMMANDS, load_command
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
@@ -45,22 +46,34 @@ def settings_page() -> str:
         "# Settings of a broker\n\n" + NOTE + "\n"
         "Flags take precedence over variables, these over the TOML file given by `--config` (or "
         "`TIERLOG_CONFIG`), and that over defaults.\nSizes may be written as `64MiB` or `2GB`, "
-        "times as `30s` or `1.5h`. "
-        "A name that is not here is refused.\n\n"
+        "times as `30s` or `1.5h`; a plain size is in bytes, a plain time in "
+        "milliseconds.\nA name that is not here is refused, and so is a value outside its "
+        "limits.\n\n"
     )
     return head + _table(("name in the file", "flag", "variable", "default", "limits", ""), rows)
 
 
 def topic_settings_page() -> str:
     rows = [
-        (f"`{one.name}`", one.kind, _shown(one.default), one.range_text, one.doc) for one in KEYS
+        (f"`{one.name}`", one.kind, _shown(one.default), _key_limits(one), one.doc) for one in KEYS
     ]
     head = (
         "# Settings of a topic\n\n" + NOTE + "\n"
         "The names are Kafka's. Pass them to `POST /v1/topics` and `PATCH`, or to "
-        "`tierlog topic create` and `alter`\nas `--config KEY=VALUE`.\n\n"
+        "`tierlog topic create` and `alter`\nas `--config KEY=VALUE`. Numbers are plain: bytes or "
+        "milliseconds, as the name says. A value outside its limits is refused.\n\n"
     )
     return head + _table(("key", "type", "default", "limits", ""), rows)
+
+
+def _key_limits(key: ConfigKey) -> str:
+    if (
+        key.kind in {"int", "long"}
+        and isinstance(key.minimum, int)
+        and isinstance(key.maximum, int)
+    ):
+        return _between(key.minimum, key.maximum)
+    return key.range_text
 
 
 def metrics_page() -> str:
@@ -152,10 +165,16 @@ def _call(call: Call, schemas: openapi.Schemas) -> str:
     given = [one for one in described["parameters"] if one["in"] != "path"]
     if given:
         rows = [
-            (f"`{one['name']}`", one["in"], _default(one["schema"]), one["description"])
+            (
+                f"`{one['name']}`",
+                one["in"],
+                _default(one["schema"]),
+                _schema_limits(one["schema"]),
+                one["description"],
+            )
             for one in given
         ]
-        parts.append(_table(("parameter", "in", "default", ""), rows))
+        parts.append(_table(("parameter", "in", "default", "limits", ""), rows))
     if call.body:
         parts.append(f"Body: {_media_types(described['requestBody']['content'])}.\n")
         parts.append(_example(described["requestBody"]["content"]))
@@ -167,7 +186,13 @@ def _call(call: Call, schemas: openapi.Schemas) -> str:
 
 
 def _default(schema: Mapping[str, Any]) -> str:
-    return f"`{json.dumps(schema['default']).strip(chr(34))}`" if schema.get("default") else ""
+    default = schema.get("default")
+    return "" if default in {None, ""} else _shown(default)
+
+
+def _schema_limits(schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    return "" if least is None else _between(least, I64_MAX if most is None else most)
 
 
 def _media_types(content: Iterable[str]) -> str:
@@ -220,12 +245,23 @@ def _command(path: str, command: Any) -> Iterator[str]:
     if path == "tierlog serve":
         yield "\nEvery setting is a flag: see [settings](settings.md).\n"
     elif options or given:
-        yield "\n" + _table(("", ""), [_parameter(one) for one in (*given, *options)])
+        rows = [_parameter(one) for one in (*given, *options)]
+        yield "\n" + _table(("", "default", ""), rows)
 
 
-def _parameter(one: Any) -> tuple[str, str]:
-    names = [_placeholder(one)] if one.param_type_name == "argument" else _option_names(one)
-    return ", ".join(f"`{name}`" for name in names), (one.help or "").strip()
+def _parameter(one: Any) -> tuple[str, str, str]:
+    is_argument = one.param_type_name == "argument"
+    names = [_placeholder(one)] if is_argument else _option_names(one)
+    default = "required" if one.required and not is_argument else _option_default(one.default)
+    return ", ".join(f"`{name}`" for name in names), default, (one.help or "").strip()
+
+
+def _option_default(value: object) -> str:
+    if value is None or value == "" or isinstance(value, bool):
+        return ""
+    if isinstance(value, Enum):
+        value = value.value
+    return _shown(value)
 
 
 def _option_names(one: Any) -> list[str]:
@@ -279,7 +315,11 @@ def _shown(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"`{value}`"
+    if value == I64_MAX:
+        return "no limit"
+    if not isinstance(value, int):
+        return f"`{value}`"
+    return f"{value:,}".replace(",", "\u202f") if value >= 10_000 else str(value)
 
 
 def _range(setting: Setting) -> str:

@@ -168,24 +168,28 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "local.retention.ms",
         LOCAL_FOLLOWS_TOTAL,
         -2,
-        "Like retention.ms, for local segments that are also in the bucket; -2: same value.",
+        "Like retention.ms, and at most that, for local segments that are also in the bucket; -1: "
+        "never; -2: same value.",
     ),
     _long(
         "local.retention.bytes",
         LOCAL_FOLLOWS_TOTAL,
         -2,
-        "Like retention.bytes, for local segments that are also in the bucket; -2: same value.",
+        "Like retention.bytes, and at most that, for local segments that are also in the bucket; "
+        "-1: no limit; -2: same value.",
     ),
     _boolean(
         "remote.storage.enable",
         True,
-        "Sealed segments are copied to the bucket. On by default here, off in Kafka.",
+        "Sealed segments are copied to the bucket; cannot be turned off while the bucket has any. "
+        "On by default here, off in Kafka.",
     ),
     ConfigKey(
         "cleanup.policy",
         "list",
         "delete",
-        "delete by retention, compact to the last record of each key, or both.",
+        "delete by retention, compact to the last record of each key, or both. What is compacted "
+        "stays local in full: local.retention.* has no effect.",
         choices=("delete", "compact"),
     ),
     ConfigKey(
@@ -195,7 +199,9 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "The codec of stored batches; producer keeps the one they were sent with.",
         choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     ),
-    _int("max.message.bytes", (1 << 20) + 12, 0, "The largest record batch, as sent."),
+    _int(
+        "max.message.bytes", (1 << 20) + 12, 0, "The largest record batch, as sent; beyond it 413."
+    ),
     ConfigKey(
         "message.timestamp.type",
         "text",

@@ -81,11 +81,12 @@ _price = _rows(Part.PRICE, prefix="price.")
 _FREE_ELSEWHERE: Final = "; 0 by default unless the store is s3://."
 
 TABLE: Final[tuple[Setting, ...]] = (
-    _broker("data.dir", Kind.PATH, "Folder of the broker's logs."),
+    _broker("data.dir", Kind.PATH, "Folder of the broker's logs; required."),
     _store(
         "store",
         Kind.TEXT,
-        "Store of sealed segments: s3://bucket/prefix, file:///folder or memory://name.",
+        "Store of sealed segments: s3://bucket/prefix, file:///folder or memory://name. Without "
+        "one, all stays on local disk.",
         field="url",
     ),
     _serve(
@@ -100,9 +101,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "s3.path.style", Kind.SWITCH, "Put the bucket's name in the path, not in the host name."
     ),
     _store("s3.ca.bundle", Kind.TEXT, "PEM file of certificate authorities for the endpoint."),
-    _store("s3.storage.class", Kind.TEXT, "Storage class of segment objects."),
-    _store("s3.server.side.encryption", Kind.TEXT, "AES256, aws:kms or aws:kms:dsse."),
-    _store("s3.sse.kms.key.id", Kind.TEXT, "KMS key for aws:kms."),
+    _store("s3.storage.class", Kind.TEXT, "Storage class of segment objects; STANDARD by default."),
+    _store(
+        "s3.server.side.encryption",
+        Kind.TEXT,
+        "AES256, aws:kms or aws:kms:dsse; the bucket's own by default.",
+    ),
+    _store("s3.sse.kms.key.id", Kind.TEXT, "KMS key for aws:kms; AWS's own by default."),
     _broker(
         "allow.single.writer.store",
         Kind.SWITCH,
@@ -126,21 +131,30 @@ TABLE: Final[tuple[Setting, ...]] = (
         "File of `tierlog token`; tierlog/tokens.json in the data folder by default. Where it "
         "exists, tokens are required.",
     ),
-    _broker("offload.concurrency", Kind.COUNT, "Concurrent uploads.", least=1, most=256),
     _broker(
-        "offload.bandwidth", Kind.BYTES, "Upload bytes per second; no limit by default.", least=1
+        "offload.concurrency",
+        Kind.COUNT,
+        "Segments uploaded at the same time; others wait.",
+        least=1,
+        most=256,
+    ),
+    _broker(
+        "offload.bandwidth",
+        Kind.BYTES,
+        "Bytes uploaded per second, all uploads together; no limit by default.",
+        least=1,
     ),
     _broker(
         "offload.part.bytes",
         Kind.BYTES,
-        "Part size of a multipart upload.",
+        "Size of a part of a multipart upload; what is smaller is one PUT.",
         least=5 * MIB,
         most=5 << 30,
     ),
     _broker(
         "cache.bytes",
         Kind.BYTES,
-        "Disk space for cached cold chunks; a tenth of the disk by default.",
+        "Disk space for cached cold chunks; full, it evicts some. A tenth of the disk by default.",
     ),
     _broker(
         "cache.chunk.bytes",
@@ -152,35 +166,40 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "cold.requests.max",
         Kind.COUNT,
-        "Concurrent requests to the store for cold reads.",
+        "GETs of cold chunks at the same time; others wait.",
         least=1,
         most=4096,
     ),
     _broker(
         "cold.memory.max",
         Kind.BYTES,
-        "Memory for cold reads in flight; as much again for chunks that a full disk cannot cache.",
+        "Memory for GETs of cold chunks, 1 MiB each: with less, fewer run at once. As much again "
+        "for chunks that a full disk cannot cache; reads beyond that get 429.",
         least=MIB,
     ),
     _broker(
         "gc.grace.ms",
         Kind.MS,
-        "How long an object is kept after the last manifest that named it.",
+        "How long an object is kept after the last manifest that named it, and so how long a read "
+        "from the bucket may take.",
         least=0,
     ),
     _broker(
-        "manifest.versions.min", Kind.COUNT, "Manifest versions that are always kept.", least=1
+        "manifest.versions.min",
+        Kind.COUNT,
+        "Manifest versions that are always kept; older ones for 24 hours.",
+        least=1,
     ),
     _broker(
         "fence.check.ms",
         Kind.MS,
-        "How often the owner of a partition checks for a newer epoch.",
+        "How often the owner of a partition checks for a newer epoch: one HEAD each time.",
         least=100,
     ),
     _broker(
         "store.start.timeout.ms",
         Kind.MS,
-        "How long startup waits for the store before it continues without it.",
+        "How long startup waits for the store before it serves hot data without it.",
     ),
     _broker(
         "restore.offset.gap",
@@ -193,16 +212,25 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "disk.reserve.bytes",
         Kind.BYTES,
-        "Free disk space below which space is reclaimed, then writes are refused; 5% by default.",
+        "Free disk space below which cached chunks and local segments that the bucket has are "
+        "deleted; if that is not enough, writes get 507. 5% of the disk by default.",
     ),
-    _broker("recovery.checkpoint.ms", Kind.MS, "How often recovery points are saved.", least=100),
     _broker(
-        "producer.id.expiration.ms", Kind.MS, "How long an idle producer is remembered.", least=1000
+        "recovery.checkpoint.ms",
+        Kind.MS,
+        "How often recovery points are saved; after a crash, what came since is checked.",
+        least=100,
+    ),
+    _broker(
+        "producer.id.expiration.ms",
+        Kind.MS,
+        "How long an idle producer is remembered; later, a repeated request is appended again.",
+        least=1000,
     ),
     _broker(
         "retention.check.interval.ms",
         Kind.MS,
-        "How often retention is applied.",
+        "How often expired segments are looked for.",
         least=10,
         flag="--retention-check-interval",
         flag_kind=Kind.SECONDS,
@@ -210,7 +238,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "shutdown.timeout.ms",
         Kind.MS,
-        "How long shutdown may take to drain and flush.",
+        "How long shutdown may take: four fifths for requests in progress, the rest for the store.",
         least=1,
         flag="--shutdown-timeout",
         flag_kind=Kind.SECONDS,
@@ -223,54 +251,89 @@ TABLE: Final[tuple[Setting, ...]] = (
         field="log_cleaner_dedupe_buffer_bytes",
     ),
     _broker("log.cleaner.backoff.ms", Kind.MS, "How often compaction looks for work.", least=10),
-    _broker("append.threads", Kind.COUNT, "Threads that write and flush.", least=1, most=1024),
+    _broker(
+        "append.threads",
+        Kind.COUNT,
+        "Threads that write and flush: so many partitions at the same time.",
+        least=1,
+        most=1024,
+    ),
     _broker(
         "group.commits.max",
         Kind.COUNT,
-        "Committed offsets of all groups together, which are kept in memory.",
+        "Committed offsets of all groups together, kept in memory; a new one beyond that gets 429.",
         least=1,
     ),
     _price(
         "price.put.per.1000",
         Kind.DOLLARS,
-        "What a thousand PUT, POST and COPY requests cost" + _FREE_ELSEWHERE,
+        "Dollars for a thousand PUT, POST and COPY requests" + _FREE_ELSEWHERE,
     ),
     _price(
         "price.get.per.1000",
         Kind.DOLLARS,
-        "What a thousand GET and HEAD requests cost" + _FREE_ELSEWHERE,
+        "Dollars for a thousand GET and HEAD requests" + _FREE_ELSEWHERE,
     ),
     _price(
-        "price.list.per.1000", Kind.DOLLARS, "What a thousand LIST requests cost" + _FREE_ELSEWHERE
+        "price.list.per.1000",
+        Kind.DOLLARS,
+        "Dollars for a thousand LIST requests" + _FREE_ELSEWHERE,
     ),
-    _price("price.received.per.gb", Kind.DOLLARS, "What a gigabyte read from the store costs."),
+    _price(
+        "price.received.per.gb",
+        Kind.DOLLARS,
+        "Dollars for a gigabyte (10^9 bytes) read from the store.",
+    ),
     _price(
         "price.stored.per.gb.month",
         Kind.DOLLARS,
-        "What storing a gigabyte costs per month" + _FREE_ELSEWHERE,
+        "Dollars for storing a gigabyte (10^9 bytes) for a month" + _FREE_ELSEWHERE,
     ),
-    _http("http.body.max.bytes", Kind.BYTES, "Largest request body.", least=1),
+    _http("http.body.max.bytes", Kind.BYTES, "Largest request body; beyond it 413.", least=1),
     _http(
-        "http.expanded.max.bytes", Kind.BYTES, "Largest request body after decompression.", least=1
+        "http.expanded.max.bytes",
+        Kind.BYTES,
+        "Largest request body after decompression; beyond it 413.",
+        least=1,
     ),
-    _http("http.records.max", Kind.COUNT, "Records per request.", least=1),
-    _http("http.connections.max", Kind.COUNT, "Concurrent connections.", least=1),
-    _http("http.inflight.max.bytes", Kind.BYTES, "Total bytes of requests in progress.", least=1),
+    _http("http.records.max", Kind.COUNT, "Records of a request; beyond it 413.", least=1),
+    _http(
+        "http.connections.max",
+        Kind.COUNT,
+        "Open connections; beyond it 429, beyond twice as many they are closed.",
+        least=1,
+    ),
+    _http(
+        "http.inflight.max.bytes",
+        Kind.BYTES,
+        "Bytes of all requests in progress; beyond it 429.",
+        least=1,
+    ),
     _http(
         "http.client.requests.max",
         Kind.COUNT,
-        "Requests per second of one token, or of one client address; no limit by default.",
+        "Requests per second of one token, or of one client address; beyond it 429. No limit by "
+        "default.",
         least=1,
     ),
-    _http("http.header.max.bytes", Kind.BYTES, "Largest request head.", least=1024),
+    _http("http.header.max.bytes", Kind.BYTES, "Largest request head; beyond it 431.", least=1024),
     _http(
-        "http.header.timeout.ms", Kind.MS, "How long a request's head may take to arrive.", least=1
+        "http.header.timeout.ms",
+        Kind.MS,
+        "How long a request's head may take to arrive; then the connection is closed.",
+        least=1,
     ),
-    _http("http.body.idle.timeout.ms", Kind.MS, "How long a request body may stall.", least=1),
+    _http(
+        "http.body.idle.timeout.ms",
+        Kind.MS,
+        "How long a request's body may stall; then the connection is closed.",
+        least=1,
+    ),
     _http(
         "http.body.rate.min",
         Kind.BYTES,
-        "Bytes per second at which a request body must arrive, on average.",
+        "Bytes per second, on average, at which a request's body must arrive, or the connection is "
+        "closed.",
         least=1,
     ),
     _http(
@@ -283,9 +346,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.read.threads",
         Kind.COUNT,
-        "Threads for reads from disk; as many again for reads from the store.",
+        "Threads for reads from disk, as many again for reads from the store; other reads wait.",
         least=1,
         most=1024,
     ),
-    _http("http.keep.alive.ms", Kind.MS, "How long an idle connection is kept.", least=1),
+    _http(
+        "http.keep.alive.ms",
+        Kind.MS,
+        "How long an idle connection is kept, in whole seconds.",
+        least=1,
+    ),
 )

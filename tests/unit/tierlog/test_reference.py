@@ -21,6 +21,8 @@ def test_every_command_and_metric_is_in_the_reference():
     for heading in ("tierlog serve", "tierlog topic create", "tierlog storage verify"):
         assert f"## {heading}\n" in commands
     assert "`--timestamp`" in commands
+    assert "| `--step-bytes` | `4g` |" in commands
+    assert "| `--before` | required |" in commands
     metrics = GENERATE["metrics_page"]()
     assert metrics.count("`tierlog_") == len(METRICS)
 
@@ -31,6 +33,7 @@ def test_every_call_is_in_the_reference_with_its_scope():
         assert f"### {call.method} {call.path}\n" in page
     assert "Delete a topic, its files and its objects. Scope `admin`." in page
     assert "The process is alive. No token." in page
+    assert "| `wait_ms` | query | 0 | 0 to 60\u202f000 |" in page
 
 
 def test_every_setting_is_in_the_reference():
