@@ -33,7 +33,6 @@ from broker.partition import Partition
 from broker.remedies import adding_remedies
 from broker.repair.repair_step import RepairStep
 from broker.settings import BrokerSettings
-from broker.started_threads import started_threads
 from broker.store_status import check_has_no_bucket
 from broker.topics import Topic, TopicState, TopicSummary
 from cold_tier.object_store import ObjectStore
@@ -45,6 +44,7 @@ from record_format.clock import wall_clock_ms
 from record_format.config_value import ConfigValue
 from record_format.errors import TierlogError
 from record_format.findings import VerifyReport
+from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 
@@ -87,16 +87,16 @@ class Broker:
                 clock=clock,
                 commits_max=settings.group_commits_max,
             )
+            self.background = BackgroundTasks(
+                folder,
+                settings,
+                bucket,
+                topics=self._topics,
+                groups=self.groups,
+                reserve=self.reserve,
+                clock=clock,
+            )
             on_failure.pop_all()
-        self.background = BackgroundTasks(
-            folder,
-            settings,
-            bucket,
-            topics=self._topics,
-            groups=self.groups,
-            reserve=self.reserve,
-            clock=clock,
-        )
         self._maintenance = Maintenance(
             folder,
             self._topics,

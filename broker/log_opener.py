@@ -28,7 +28,6 @@ from broker.ownership.allocated_epochs import AllocatedEpochs
 from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
 from broker.partition import Partition
 from broker.settings import BrokerSettings
-from broker.started_threads import started_threads
 from broker.topic_registry import TopicRecord
 from hot_tier import closed_log
 from hot_tier.disk import Disk
@@ -47,6 +46,7 @@ from record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
+from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from cold_tier.memory_chunks import MemoryChunks
 from cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
 from record_format.errors import DiskFull, ShuttingDown, Throttled
 from record_format.file_slice import OpenFile
+from record_format.started_threads import started_threads
 
 SPACE_WAIT_S: Final = 10.0
 SHRINK_CHUNKS: Final = 4
@@ -46,7 +47,7 @@ class ChunkFills:
         self._cache, self._reader = cache, reader
         self._in_memory = MemoryChunks(limit_bytes=memory_max_bytes)
         self._read_ahead_max = max(1, fills_max // 2)
-        self._pool = ThreadPoolExecutor(fills_max, thread_name_prefix="cold-fill")
+        self._pool = started_threads(fills_max, name="cold-fill")
         self._lock = threading.Lock()
         self._filling: dict[ChunkKey, _Fill] = {}
         self._read_aheads = 0
@@ -89,8 +90,8 @@ class ChunkFills:
                 return True
             if self._read_aheads >= self._read_ahead_max:
                 return False
-            self._read_aheads += 1  # first: a fill that is refused a thread is queued all the same
             self._filling[chunk.key] = _Fill(self._submit(self._fill_ahead, chunk))
+            self._read_aheads += 1
         return True
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple
 from cold_tier.chunk_fills import ChunkFills
 from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
 from record_format.errors import TierlogError
+from record_format.started_threads import started_threads
 
 SEGMENTS_AHEAD: Final = 2
 TASKS_AHEAD: Final = 32
@@ -79,7 +79,7 @@ class Prefetcher:
     def __init__(self, fills: ChunkFills, indexes: SegmentIndexes) -> None:
         self._fills, self._indexes = fills, indexes
         self._read_ahead = ReadAhead()
-        self._pool = ThreadPoolExecutor(SEGMENTS_AHEAD, thread_name_prefix="cold-ahead")
+        self._pool = started_threads(SEGMENTS_AHEAD, name="cold-ahead")
         self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ from record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
+from record_format.started_threads import started_threads
 
 WRITERS: Final = 8
 SMALL_ROUNDS: Final = 4
@@ -171,7 +172,7 @@ class _ProbeRun:
             self._store.delete(left)
 
     def check_race(self, monotonic: Callable[[], float], *, race_s: float) -> None:
-        with ThreadPoolExecutor(WRITERS, thread_name_prefix="store-probe") as pool:
+        with started_threads(WRITERS, name="store-probe") as pool:
             for number in range(SMALL_ROUNDS):
                 self._race(pool, f"small-{number}", SMALL_BYTES)
             self._race_large(pool, monotonic, race_s=race_s)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,8 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
 from cold_tier.retry import ChecksumMismatch, retry_on_checksum_mismatch
-from record_format.errors import (
-    StoreUnavailable,
-    TierlogError,
-    TooManyThreads,
-    disk_full_error,
-)
+from record_format.errors import StoreUnavailable, TierlogError, disk_full_error
+from record_format.started_threads import started_threads
 
 T = TypeVar("T")
 
@@ -157,7 +153,7 @@ class RangedReader:
         self._store, self._monotonic = store, monotonic
         self._policy = store.read_policy
         self._hedging = hedging or Hedging()
-        self._requests = ThreadPoolExecutor(requests_max, thread_name_prefix="cold-get")
+        self._requests = started_threads(requests_max, name="cold-get")
         self._thread_local = threading.local()
 
     def fetch(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:
@@ -196,21 +192,17 @@ class RangedReader:
             return path
 
         get = partial(self._get, chunk, new_path, stop, deadline=deadline)
-        gets, done = list[Future[Path]](), set[Future[Path]]()
+        gets, done = [self._requests.submit(get)], set[Future[Path]]()
         try:
-            gets.append(_submit(self._requests, get))
             done, _ = wait(gets, timeout=self._hedging.delay_s())
             if not done and self._hedging.maybe_spend():
-                with suppress(TooManyThreads):
-                    gets.append(_submit(self._requests, get))
+                gets.append(self._requests.submit(get))
             winner = _first_success(gets)
             if len(gets) == 1:
                 self._hedging.record(self._monotonic() - began)
             return winner
         finally:
-            # Also for a GET that was refused a thread: it is in the queue all the same. One that
-            # is still running removes its file itself.
-            stop.set()
+            stop.set()  # a GET that is still running removes its file itself
             for temp in temps:
                 if temp != winner:
                     maybe_unlink(temp)
@@ -272,13 +264,6 @@ class RangedReader:
         if buffer is None:
             buffer = self._thread_local.buffer = memoryview(bytearray(PIECE_BYTES))
         return buffer
-
-
-def _submit(pool: ThreadPoolExecutor, get: Callable[[], Path]) -> Future[Path]:
-    try:
-        return pool.submit(get)
-    except RuntimeError as error:
-        raise TooManyThreads(f"no thread for a request to the store: {error}") from error
 
 
 def _first_success(gets: list[Future[Path]]) -> Path:

@@ -19,7 +19,7 @@ import base64
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
+from record_format.started_threads import started_threads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -172,7 +173,7 @@ class MultipartUpload:
         pace: Callable[[int], None] | None,
     ) -> list[Any]:
         workers = max(1, min(concurrency, parts.number_of_parts))
-        with ThreadPoolExecutor(workers, thread_name_prefix="upload-part") as pool:
+        with started_threads(workers, name="upload-part") as pool:
             sending = [
                 pool.submit(self._send, parts, index, upload, pace)
                 for index in range(parts.number_of_parts)

@@ -33,7 +33,7 @@ from api.http.settings import HttpSettings
 from api.http.unsent_responses import UnsentResponses
 from broker.broker import Broker
 from broker.partition import Partition
-from broker.started_threads import started_threads
+from record_format.started_threads import started_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -31,8 +31,8 @@ from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
 from api.protocol.tls_server import TlsServer
 from api.protocol.zerocopy import encode_head
-from broker.started_threads import started_threads
 from record_format.errors import RequestError, Throttled
+from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Final
 
 from broker.cold_log import ColdLog
 from record_format.errors import ShuttingDown, StoreUnavailable
+from record_format.started_threads import started_threads
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
 TRIMS_MAX: Final = 8  # concurrent commits, of different partitions
@@ -23,7 +24,7 @@ class BucketTrims:
     """Thread-safe."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(TRIMS_MAX, thread_name_prefix="trim")
+        self._threads = started_threads(TRIMS_MAX, name="trim")
         self._in_progress: dict[ColdLog, threading.Event] = {}
 
     def close(self) -> None:
@@ -37,7 +38,7 @@ class BucketTrims:
             _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
             trimming = self._threads.submit(self._trim, cold, start, done)
-        except RuntimeError as error:  # closed; or no thread can be started, and the call is queued
+        except RuntimeError as error:  # the pool was shut down
             self._in_progress.pop(cold, None)
             raise ShuttingDown(str(error)) from error
         try:

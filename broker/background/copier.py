@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import msgspec
 import structlog
@@ -42,6 +42,7 @@ from record_format.errors import (
     TierlogError,
     UnknownSegment,
 )
+from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +96,7 @@ class Copier:
         failures: TaskFailures,
     ) -> None:
         self._partitions, self._holes, self._failures = partitions, holes, failures
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="offload")
+        self._pool = started_threads(concurrency, name="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
         self._stopping = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from cold_tier.object_store import ObjectStore
@@ -20,6 +20,7 @@ from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from record_format.errors import CorruptDataError
 from record_format.findings import Findings
+from record_format.started_threads import started_threads
 
 WORKERS = 8
 
@@ -75,7 +76,7 @@ def _check_segments(
             found.problems.clear()
         return found
 
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="verify") as pool:
+    with started_threads(WORKERS, name="verify") as pool:
         waiting: deque[Future[Findings]] = deque()
         try:
             for entry in entries:

@@ -103,21 +103,3 @@ def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
         first.go_on.set()
         for call in (ahead, closing, queued):
             call.result(10)
-
-
-def test_a_trim_that_found_no_thread_does_not_fail_the_next(harness, gate, monkeypatch):
-    """`submit` raises, but has queued the call: the next one's thread makes it first."""
-    gate.set()
-    start = threading.Thread.start
-
-    def limited(thread):
-        if thread.name.startswith("trim"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", limited)
-        assert harness.broker.trim("t", 0, 55) == 55
-    assert harness.broker.trim("t", 0, 95) == 95
-    harness.broker.background.janitor._trims.close()
-    assert log_start_in_bucket(harness) == 95

@@ -568,3 +568,20 @@ def test_a_lowered_flush_ms_applies_to_what_is_unflushed(harness):
     assert harness.broker.partition("t", 0).offsets().high_watermark == 0
     harness.broker.alter_topic("t", config={"flush.ms": 5})
     harness.wait_for(lambda: harness.broker.partition("t", 0).offsets().high_watermark == 1)
+
+
+def test_a_broker_that_may_start_no_more_threads_uploads_reads_and_trims(harness, monkeypatch):
+    harness.broker.create_topic("t", config=SMALL)
+    values = harness.fill(200)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        harness.offload()
+        run_janitor(harness.broker)
+        assert harness.broker.partition("t", 0).offsets().local_log_start_offset > 55
+        assert [record.value for record in harness.records("t")] == values
+        assert harness.broker.trim("t", 0, 55) == 55
+        assert harness.broker.partition("t", 0).cold.manifest.log_start_offset == 55

@@ -1,6 +1,5 @@
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from crc32c import crc32c
@@ -13,7 +12,6 @@ from record_format.errors import (
     DiskFull,
     MissingObject,
     StoreUnavailable,
-    TooManyThreads,
 )
 from tests.fakes.faulty_object_store import (
     FailsBefore,
@@ -187,47 +185,23 @@ def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
     assert path.read_bytes() == BODY[1000:700_000]
 
 
-def test_a_request_that_is_refused_a_thread_leaves_no_file(store, tmp_path, monkeypatch):
-    """ThreadPoolExecutor raises after it has queued the call."""
-    slow, names, begun = Slow(), itertools.count(), threading.Event()
-    store.fail("get_range", slow)
-    store.before_call = lambda call, key: begun.set()
-    reader = RangedReader(store, requests_max=2)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(reader.fetch, ref(), lambda: tmp_path / f"{next(names)}")
-        assert begun.wait(30)
+def test_of_two_requests_that_both_succeed_one_leaves_no_file(store, tmp_path, monkeypatch):
+    names, gate, gets = itertools.count(), threading.Event(), []
+    reader = RangedReader(store, requests_max=2, hedging=QuickToHedge())
+    submit = reader._requests.submit
 
-        def refused(_):
-            raise RuntimeError("can't start new thread")
+    def both_succeed(get):
+        gets.append(submit(get if gets else lambda: gate.wait(30) and get()))
+        if len(gets) == 2:
+            gets[1].result(30)
+            gate.set()
+            gets[0].result(30)
+        return gets[-1]
 
-        with monkeypatch.context() as limited:
-            limited.setattr(threading.Thread, "start", refused)
-            with pytest.raises(TooManyThreads, match="can't start new thread"):
-                reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
-        slow.gate.set()
-        path = first.result(30)
-    reader.close()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_hedge_that_is_refused_a_thread_but_made_by_another_leaves_no_file(
-    store, tmp_path, monkeypatch
-):
-    names, gate, paths = itertools.count(), threading.Event(), []
-    reader = RangedReader(store, requests_max=1, hedging=QuickToHedge())
-    submit, number = reader._requests.submit, itertools.count()
-
-    def refuse_the_second(get):
-        if next(number) == 0:
-            return submit(lambda: gate.wait(30) and get())
-        paths.append(get())  # by a thread that had finished its GET
-        gate.set()
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(reader._requests, "submit", refuse_the_second)
+    monkeypatch.setattr(reader._requests, "submit", both_succeed)
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     reader.close()
-    assert len(paths) == 1
+    assert len({get.result() for get in gets}) == 2
     assert list(tmp_path.iterdir()) == [path]
 
 
