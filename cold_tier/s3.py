@@ -440,8 +440,9 @@ class S3Store:
         except FlexibleChecksumError as error:  # boto3 checks other algorithms too
             raise ChecksumMismatch(str(error)) from error
         except FOREIGN as error:
+            why = error_response_of(error).detail
             raise StoreUnavailable(
-                f"{key}: the response was interrupted after {received} bytes"
+                f"{key}: the response was interrupted after {received} bytes: {why}"
             ) from error
         finally:
             self.ledger.count("get", key, requests=0, received_bytes=received)

@@ -3,6 +3,8 @@
 * A response that needs more (one of unknown length, another HTTP version, a huge head) raises
   UnsupportedResponse; no attempt is made to parse it.
 * Network errors are the system's OSErrors. Only one thread may use a connection at a time.
+* A response that trickles times out too: apart from the read timeout, it may not be slower than
+  SLOWEST_BYTES_PER_S.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 
 HEAD_MAX_BYTES: Final = 32 * 1024
 PARTIAL_PIECE_AFTER_S: Final = 1.0
+SLOWEST_BYTES_PER_S: Final = 16 * 1024
 _RECV_BYTES: Final = 8192
 
 
@@ -68,7 +71,7 @@ class Connection:
         except OSError as error:
             raise ConnectFailed(*error.args) from error
         self.origin, self.idle_since = origin, 0.0
-        self._flags = 0
+        self._timeout_s, self._flags = read_timeout_s, 0
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -96,7 +99,7 @@ class Connection:
         server closed the connection without a response.
         """
         self._socket.sendall(request)
-        received = bytearray()
+        received, began = bytearray(), time.monotonic()
         while (end := received.find(b"\r\n\r\n")) < 0:
             more = self._socket.recv(_RECV_BYTES)
             if not more:
@@ -105,6 +108,7 @@ class Connection:
             received += more
             if len(received) > HEAD_MAX_BYTES:
                 raise UnsupportedResponse("the response's head is too large")
+            self._check_speed(len(received), time.monotonic() - began)
         return _parse_head(bytes(received[:end]), bytes(received[end + 4 :]))
 
     def receive(self, head: ResponseHead, into: memoryview) -> Iterator[memoryview]:
@@ -116,11 +120,11 @@ class Connection:
         remaining = head.size_bytes - len(head.body)
         if remaining < 0:
             raise ConnectionAbortedError("the response is longer than its Content-Length")
-        filled = len(head.body)
+        filled, waited_s = len(head.body), 0.0
         into[:filled] = head.body
         while filled or remaining:
             wanted = min(len(into), filled + remaining)
-            yield_at = time.monotonic() + PARTIAL_PIECE_AFTER_S
+            began = time.monotonic()
             while filled < wanted:
                 received = self._socket.recv_into(into[filled:wanted], 0, self._flags)
                 if not received:
@@ -128,10 +132,16 @@ class Connection:
                         yield into[:filled]
                     raise ConnectionAbortedError("the connection was closed")
                 filled, remaining = filled + received, remaining - received
-                if filled < wanted and time.monotonic() > yield_at:
+                if time.monotonic() - began > PARTIAL_PIECE_AFTER_S:
                     break
+            waited_s += time.monotonic() - began
+            self._check_speed(head.size_bytes - remaining, waited_s)
             yield into[:filled]
             filled = 0
+
+    def _check_speed(self, received_bytes: int, waited_s: float) -> None:
+        if received_bytes < SLOWEST_BYTES_PER_S * (waited_s - self._timeout_s):
+            raise TimeoutError(f"the response is slower than {SLOWEST_BYTES_PER_S} bytes/s")
 
     def close(self) -> None:
         self._socket.close()

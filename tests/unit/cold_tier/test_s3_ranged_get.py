@@ -5,7 +5,7 @@ import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -157,17 +157,17 @@ def test_an_interrupted_response_raises_and_its_bytes_are_counted():
         assert store.ledger.usage()["manifest", "get"].received_bytes == 60
 
 
-def test_slow_bytes_are_returned_before_a_piece_is_complete(monkeypatch):
-    """Otherwise a reader would miss its deadline: a slow response never times out."""
-    monkeypatch.setattr("cold_tier.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
+@contextmanager
+def trickling_store():
+    """A store that sends 50 bytes of its response, one at a time."""
     done = threading.Event()
 
     def trickle(listener):
-        with listener.accept()[0] as connection:
+        with listener.accept()[0] as connection, suppress(ConnectionError):
             while b"\r\n\r\n" not in connection.recv(65536):
                 pass
             connection.sendall(plain(0, len(BODY))[: -len(BODY)])
-            for byte in BODY:
+            for byte in BODY[:50]:
                 connection.sendall(bytes([byte]))
                 if done.wait(0.02):
                     return
@@ -176,13 +176,30 @@ def test_slow_bytes_are_returned_before_a_piece_is_complete(monkeypatch):
         store = open_store(f"http://127.0.0.1:{listener.getsockname()[1]}", range_timeout_s=0.2)
         with ThreadPoolExecutor(1) as pool, closing(store):
             serving = pool.submit(trickle, listener)
-            pieces = store.get_range("segments/x.log", 0, len(BODY))
             try:
-                assert BODY.startswith(bytes(next(pieces)))
+                yield store
             finally:
                 done.set()
-                pieces.close()
             serving.result(10)
+
+
+def test_slow_bytes_are_returned_before_a_piece_is_complete(monkeypatch):
+    """Otherwise a reader would miss its deadline."""
+    monkeypatch.setattr("cold_tier.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
+    monkeypatch.setattr("cold_tier.s3_connection.SLOWEST_BYTES_PER_S", 0)
+    with trickling_store() as store:
+        pieces = store.get_range("segments/x.log", 0, len(BODY))
+        with closing(pieces):
+            assert BODY.startswith(bytes(next(pieces)))
+
+
+def test_a_store_that_trickles_times_out(monkeypatch):
+    monkeypatch.setattr("cold_tier.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
+    with (
+        trickling_store() as store,
+        pytest.raises(StoreUnavailable, match=r"interrupted after \d+ bytes: .* timed out"),
+    ):
+        read(store, 0, len(BODY))
 
 
 def test_a_silent_store_times_out():
