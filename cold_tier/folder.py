@@ -56,6 +56,7 @@ from record_format.errors import (
     ObjectExists,
     OutcomeUnknownError,
     StoreUnavailable,
+    eio_as,
 )
 from record_format.medium import sync_all
 
@@ -365,10 +366,11 @@ def _pieces(
     position = start
     while position < end:
         wanted = min(PIECE_BYTES, end - position)
-        if into is None:
-            piece: Piece = os.pread(fd, wanted, position)
-        else:
-            piece = into[: os.preadv(fd, [into[:wanted]], position)]
+        with eio_as(CorruptObject, file=key, position=position):
+            if into is None:
+                piece: Piece = os.pread(fd, wanted, position)
+            else:
+                piece = into[: os.preadv(fd, [into[:wanted]], position)]
         if not piece:
             raise CorruptObject(f"ends at {position}, before {end}", file=key)
         position += len(piece)

@@ -207,14 +207,14 @@ class _SegmentCheck:
         return log_crc
 
     def _read(self, key: str, start: int, end: int) -> bytes | None:
-        """None, and a problem, if the object is gone or ends early."""
+        """None, and a problem, if the object is gone, ends early or cannot be read."""
         try:
             body = read_range(self.store, key, start, end)
         except MissingObject:
             self.add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
             return None
         except CorruptObject as bad:
-            self.add(ProblemKind.OBJECT_SIZE, bad.detail, key=key)
+            self.add(ProblemKind.OBJECT_CHECKSUM, bad, key=key)
             return None
         self.findings.checked.read_bytes += len(body)
         return body

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from broker.repair.rebuilt_segment import PIECE_BYTES
 from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
+from hot_tier.bad_sectors import SECTOR_BYTES
 from hot_tier.batch_walk import CheckedBatch
 from hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
 from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError
+from record_format.errors import CorruptDataError, CorruptObject
 
 
 class ObjectSalvage:
@@ -70,7 +71,7 @@ class ObjectSalvage:
 
 
 class _ObjectBytes:
-    """Reads the object; caches the last piece."""
+    """Reads the object; caches the last piece. What a folder's disk cannot read is zeros."""
 
     def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
         self._store, self.name, self._size_bytes = store, key, size_bytes
@@ -80,6 +81,14 @@ class _ObjectBytes:
         end = min(position + size_bytes, self._size_bytes)
         if not self._start <= position <= end <= self._start + len(self._piece):
             until = min(max(end, position + PIECE_BYTES), self._size_bytes)
-            self._piece = read_range(self._store, self.name, position, until)
-            self._start = position
+            self._piece, self._start = self._read(position, until), position
         return self._piece[position - self._start : end - self._start]
+
+    def _read(self, start: int, end: int) -> bytes:
+        try:
+            return read_range(self._store, self.name, start, end)
+        except CorruptObject:
+            if end - start <= SECTOR_BYTES:
+                return bytes(end - start)
+            middle = (start + end) // 2
+            return self._read(start, middle) + self._read(middle, end)

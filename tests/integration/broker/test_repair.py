@@ -7,7 +7,7 @@ import pytest
 
 from broker import maintenance
 from broker.broker import Broker
-from broker.repair import repair
+from broker.repair import object_salvage, repair
 from broker.repair.object_salvage import ObjectSalvage
 from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
@@ -157,6 +157,19 @@ def test_complete_batches_of_a_truncated_object_are_kept(filled):
     assert "offsets 50 to 59 are lost, all others are kept" in step.detail
     assert filled.broker.verify("t", deep=True).ok
     assert filled.records("t") == [one for one in before if not 50 <= one.offset < 60]
+
+
+def test_batches_of_an_object_beside_a_bad_sector_are_kept(filled, monkeypatch):
+    entry, before = entries(filled)[1], filled.records("t")
+    path = path_of(filled, entry.log_key)
+    with monkeypatch.context() as disk:
+        disk.setattr(object_salvage, "SECTOR_BYTES", 64)
+        cannot_read(disk, path, kept=filled.root / "kept", where=range(99, 100))
+        (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    assert (step.action, step.done) == ("drop-batches", True)
+    assert "offsets 30 to 39 are lost, all others are kept" in step.detail
+    assert filled.broker.verify("t", deep=True).ok
+    assert filled.records("t") == [one for one in before if not 30 <= one.offset < 40]
 
 
 @pytest.mark.parametrize("size_bytes", [0, None])

@@ -344,6 +344,19 @@ def test_a_local_segment_with_a_bad_sector_is_named(filled, monkeypatch):
     assert filled.broker.verify("t", deep=True).ok
 
 
+@pytest.mark.parametrize("which", ["log_key", "indexes_key"])
+def test_an_object_that_the_folders_disk_cannot_read_does_not_hide_the_others(
+    filled, monkeypatch, which
+):
+    unreadable, other = getattr(entries(filled)[1], which), entries(filled)[2].log_key
+    path_of(filled, other).unlink()
+    cannot_read(monkeypatch, path_of(filled, unreadable), kept=filled.root / "kept")
+    report = filled.broker.verify("t", deep=True)
+    assert kinds_of(report, unreadable) == {"object-checksum"}
+    assert "cannot be read" in next(one.detail for one in report.problems)
+    assert kinds_of(report, other) == {"object-missing"}
+
+
 def test_a_local_segment_with_a_bad_sector_is_listed(filled, monkeypatch):
     filled.restart()  # clears cached counts
     partition = filled.broker.partition("t", 0)
