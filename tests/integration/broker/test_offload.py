@@ -507,16 +507,17 @@ def test_a_stop_does_not_wait_for_uploads_and_the_next_start_resumes(harness):
 
 
 def test_a_stopped_copier_claims_no_more_partitions(harness, copier_of, monkeypatch):
-    copier, released = copier_of(1), threading.Event()
+    copier, entered, released = copier_of(1), threading.Event(), threading.Event()
     first, second = [*partitions(harness, "a"), *partitions(harness, "b")]
     for one in first, second:
-        claim = one.cold.ownership.claim
-        monkeypatch.setattr(
-            one.cold.ownership,
-            "claim",
-            lambda claim=claim, **ends: released.wait(20) and claim(**ends),
-        )
+
+        def slow_claim(claim=one.cold.ownership.claim, **ends):
+            entered.set()
+            return released.wait(20) and claim(**ends)
+
+        monkeypatch.setattr(one.cold.ownership, "claim", slow_claim)
     copier.run_round()
+    assert entered.wait(20)
     copier.stop()
     released.set()
     assert copier.wait_until_idle(timeout_s=20)
