@@ -187,6 +187,13 @@ def test_segments_and_manifest_versions_are_listed(
     assert "Against version" in browser.text()
 
 
+def test_a_partition_without_a_manifest_says_why(console: Console) -> None:
+    """Here the broker has a bucket, which the topic does not use."""
+    topic = console.topic("local", remote_storage_enable=False)
+    page = console.get(f"/console/topics/{topic}/partitions/0/manifest").text
+    assert "remote.storage.enable=false" in page
+
+
 def test_open_pages_of_segments_and_of_the_manifest_are_refreshed(
     browser: Chromium, console: Console
 ) -> None:
