@@ -17,7 +17,6 @@ behind large ones.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -123,29 +122,13 @@ def _beside(
     broker: Server, folder: Path, request: bytes, others: Sequence[str], *, rounds: int
 ) -> Seen:
     """How long a request takes alone, and beside 8 connections that send as fast as they can."""
-
-    def alone() -> list[float]:
-        return _timed(broker, request, until=time.monotonic() + 1)
+    run_load = partial(load.run, broker, Requests(others), folder=folder, duration_s=LOAD_S)
 
     def beside() -> list[float]:
-        run_load = partial(load.run, broker, Requests(others), folder=folder, duration_s=LOAD_S)
-        thread = threading.Thread(target=run_load)
-        thread.start()
-        time.sleep(0.5)
-        seen = _timed(broker, request, until=time.monotonic() + LOAD_S - 1)
-        thread.join()
-        return seen
+        return load.beside(broker, request, run_load, after_s=0.5, for_s=LOAD_S - 1)[0]
 
+    alone = partial(load.timed, broker, request, for_s=1)
     return interleave({"beside": beside, "alone": alone}, rounds=rounds)
-
-
-def _timed(broker: Server, request: bytes, *, until: float) -> list[float]:
-    seen: list[float] = []
-    with Wire(broker) as wire:
-        while time.monotonic() < until:
-            seen.append(wire.timed(request).seconds * 1000)
-            time.sleep(0.002)
-    return seen
 
 
 def _add(report: Report, name: str, seen: Seen, *, most: Mapping[float, float]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.children import Server, program
 from bench.rounds import cpu_seconds_of
+from bench.wire import Wire
 
 _SCRIPT: Final = """
 local requests, number = {}, 0
@@ -93,6 +96,28 @@ def run(
         if line.startswith("RESULT "):
             return _load(json.loads(line.removeprefix("RESULT ")), cpu_s)
     raise RuntimeError(f"wrk failed: {done.stdout}{done.stderr}")
+
+
+def beside(
+    server: Server, request: bytes, run_load: Callable[[], Load], *, after_s: float, for_s: float
+) -> tuple[list[float], Load]:
+    """Milliseconds of requests sent in turn, from `after_s` into a load on, and that load. Raises
+    what the load raises.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        load = thread.submit(run_load)
+        time.sleep(after_s)
+        return timed(server, request, for_s=for_s), load.result()
+
+
+def timed(server: Server, request: bytes, *, for_s: float) -> list[float]:
+    """Milliseconds of a request that is sent again and again, with short pauses."""
+    seen, until = [], time.monotonic() + for_s
+    with Wire(server) as wire:
+        while time.monotonic() < until:
+            seen.append(wire.timed(request).seconds * 1000)
+            time.sleep(0.002)
+    return seen
 
 
 def _load(seen: dict[str, int], cpu_s: float) -> Load:

@@ -12,10 +12,9 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,19 +48,19 @@ def measure(folder: Path, *, rounds: int) -> Report:
         lines = _fill(broker)
         log = folder / "data" / "old-0" / f"{0:020d}.log"
         with _throttled(broker, log):
+            with Wire(broker) as wire:
+                fetch = wire.request(f"GET {_RECORDS.format('tail')}?offset=0&max_records=1")
+            scan = partial(load.run, broker, Requests(lines), folder=folder, duration_s=SCAN_S)
             scans: list[Load] = []
 
             def beside() -> list[float]:
                 _evict(log)
-                scan = threading.Thread(target=lambda: scans.append(_scan(broker, lines, folder)))
-                scan.start()
-                time.sleep(1)
-                seen = _fetches(broker, until=time.monotonic() + SCAN_S - 2)
-                scan.join()
+                seen, read = load.beside(broker, fetch, scan, after_s=1, for_s=SCAN_S - 2)
+                scans.append(read)
                 return seen
 
             def alone() -> list[float]:
-                return _fetches(broker, until=time.monotonic() + 1)
+                return load.timed(broker, fetch, for_s=1)
 
             seen = interleave({"beside": beside, "alone": alone}, rounds=rounds)
     for share, most in ((0.5, None), (0.99, 25.0)):
@@ -122,17 +121,3 @@ def _evict(log: Path) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-
-
-def _scan(broker: Server, lines: list[str], folder: Path) -> Load:
-    return load.run(broker, Requests(lines), folder=folder, duration_s=SCAN_S)
-
-
-def _fetches(broker: Server, *, until: float) -> list[float]:
-    seen: list[float] = []
-    with Wire(broker) as wire:
-        request = wire.request(f"GET {_RECORDS.format('tail')}?offset=0&max_records=1")
-        while time.monotonic() < until:
-            seen.append(wire.timed(request).seconds * 1000)
-            time.sleep(0.002)
-    return seen
