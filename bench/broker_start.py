@@ -34,7 +34,7 @@ MIB: Final = 1 << 20
 TOTAL_BYTES: Final = 2_000_000_000
 PARTITIONS: Final = 10
 MANY_PARTITIONS: Final = 1000
-KERNELS_TIMEOUT_S: Final = 10
+KERNELS_TIMEOUT_S: Final = 60
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 
 
@@ -151,3 +151,4 @@ def _await_kernels(broker: _Broker) -> None:
             return
         last = now
         time.sleep(0.5)
+    raise RuntimeError(f"the broker's memory has not settled within {KERNELS_TIMEOUT_S} s")

@@ -15,7 +15,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable
-from multiprocessing.queues import Queue
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -116,16 +116,11 @@ def _entry(number: int) -> SegmentEntry:
 
 
 def _in_child_process(bucket: Bucket) -> Seen:
-    context = multiprocessing.get_context("spawn")
-    results: Queue[Any] = context.Queue()
-    child = context.Process(target=_run, args=(bucket, results))
-    child.start()
-    seen: Seen = results.get(timeout=300)
-    child.join()
-    return seen
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        return child.submit(_run, bucket).result()
 
 
-def _run(bucket: Bucket, results: Queue[Any]) -> None:
+def _run(bucket: Bucket) -> Seen:
     native.load()
     manifests = _manifests(bucket)
     manifests.versions.newest()  # connected, and boto3 loaded
@@ -136,7 +131,7 @@ def _run(bucket: Bucket, results: Queue[Any]) -> None:
     manifests.find(state, 0)
     memory_mib = _resident_mib() - before_mib
     lookup_us = _lookup_us(manifests, state)
-    results.put(Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us))
+    return Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us)
 
 
 def _lookup_us(manifests: ManifestStore, state: Manifest) -> float:

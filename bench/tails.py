@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import resource
 import selectors
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -92,27 +91,34 @@ def _wake_latencies(broker: Server) -> tuple[list[float], list[float]]:
             request = producer.request(line, value, Content_Type="application/octet-stream")
             began = time.perf_counter()
             producer.sock.sendall(request)
-            arrived = {producer.sock: 0.0, tail.sock: 0.0}
+            arrived = {producer: 0.0, tail: 0.0}
             with selectors.DefaultSelector() as selector:
-                selector.register(producer.sock, selectors.EVENT_READ)
-                selector.register(tail.sock, selectors.EVENT_READ)
+                for wire in producer, tail:
+                    selector.register(wire.sock, selectors.EVENT_READ, wire)
                 while not all(arrived.values()):
-                    for key, _ in selector.select(_TIMEOUT_S):
-                        data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                        if key.fileobj is producer.sock or value in data:
-                            arrived[key.fileobj] = time.perf_counter()  # type: ignore[index]
-            responses.append((arrived[producer.sock] - began) * 1000)
-            events.append((arrived[tail.sock] - began) * 1000)
+                    for wire, data in _received(selector):
+                        if wire is producer or value in data:
+                            arrived[wire] = time.perf_counter()
+            responses.append((arrived[producer] - began) * 1000)
+            events.append((arrived[tail] - began) * 1000)
     return events, responses
 
 
+def _received(selector: selectors.BaseSelector) -> list[tuple[Wire, bytes]]:
+    """What has arrived, by connection. Raises RuntimeError if nothing does, or at an end."""
+    ready = selector.select(_TIMEOUT_S)
+    if not ready:
+        raise RuntimeError(f"nothing arrived within {_TIMEOUT_S} s")
+    return [(key.data, key.data.read_some()) for key, _ in ready]
+
+
 @contextlib.contextmanager
-def _many_tails(broker: Server) -> Iterator[list[socket.socket]]:
+def _many_tails(broker: Server) -> Iterator[list[Wire]]:
     with contextlib.ExitStack() as opened:
         wires = [opened.enter_context(Wire(broker)) for _ in range(TAILS)]
         for wire in wires:
             wire.start_stream(wire.request("GET " + _PARTITION.format("idle", "tail")))
-        yield [wire.sock for wire in wires]
+        yield wires
 
 
 def _memory_bytes(broker: Server) -> int:
@@ -129,22 +135,21 @@ def _idle_cpu_percent(broker: Server) -> float:
     return (cpu_seconds_of(broker.pid) - before) / IDLE_S * 100
 
 
-def _send_to_all(broker: Server, tails: Sequence[socket.socket]) -> tuple[float, float]:
+def _send_to_all(broker: Server, tails: Sequence[Wire]) -> tuple[float, float]:
     """Milliseconds until the last tail has one record, and of the broker's CPU time for it."""
     cpu_before = cpu_seconds_of(broker.pid)
     with selectors.DefaultSelector() as selector, Wire(broker) as producer:
         for tail in tails:
-            selector.register(tail, selectors.EVENT_READ)
+            selector.register(tail.sock, selectors.EVENT_READ, tail)
         value = b"to all %d." % time.monotonic_ns()
         line = "POST " + _PARTITION.format("idle", "records")
         began = time.perf_counter()
         producer.timed(producer.request(line, value, Content_Type="application/octet-stream"))
         waiting = len(tails)
         while waiting:
-            for key, _ in selector.select(_TIMEOUT_S):
-                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            for tail, data in _received(selector):
                 if value in data:
-                    selector.unregister(key.fileobj)
+                    selector.unregister(tail.sock)
                     waiting -= 1
         seconds = time.perf_counter() - began
     return seconds * 1000, (cpu_seconds_of(broker.pid) - cpu_before) * 1000
