@@ -121,6 +121,12 @@ class BrokerHarness:
         assert copier.wait_until_idle(timeout_s=20)
         return self.broker.partition("t", 0)
 
+    def upload_sealed(self) -> None:
+        """Run a round of the copier, which leaves no sealed segment."""
+        copier, partitions = self.broker.background.copier, self.broker.partitions()
+        copier.run_round()
+        assert copier.wait_until_done(partitions, timeout_s=20)
+
     def produce_idempotent(self, *, sequence: int) -> AppendResult:
         """Produce one record of one producer to the first partition of `t`."""
         batch = encode_batch(

@@ -44,7 +44,7 @@ def test_compaction_is_mirrored_to_the_bucket(harness):
     offload(harness, "t")
     partition = harness.broker.partition("t", 0)
     before = {entry.log_key for entry in partition.cold.entries(0)}
-    last = fill(harness, "t", 200, seed=2) | {}
+    last = fill(harness, "t", 200, seed=2)
     log = compacted(harness, "t")
     assert not log.sealed.mirrored
     offload(harness, "t")
@@ -270,8 +270,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
     seal(harness, [(b"kept", b"k" * 2000)])
     seal(harness, [(b"deleted", b"d" * 2500), (b"too", b"k" * 500)])
     seal(harness, [(b"deleted", None), (b"last", b"k" * 2500)])
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     compacted(harness, "t")  # removes the local value; the tombstone gets its delete horizon
     seal(harness, [(b"new", b"n")])
     follow, rounds = mirror._follow, []
@@ -302,8 +301,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
     mirror.follow_compaction(partition, stopping=lambda: False)
     assert rounds
     assert in_bucket() is None
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     assert cold_records(harness, "t") == harness.records("t")
 
 
@@ -350,10 +348,8 @@ def test_a_tombstone_is_kept_until_compaction_is_mirrored(harness, tmp_path):
     harness.broker.create_topic("t", config={**COMPACT, "delete.retention.ms": 0})
     harness.stop_copying()
     harness.broker.bucket.publish_topics(harness.broker.registry)
-    partition = harness.broker.partition("t", 0)
     seal(harness, [(b"deleted", b"d" * 2500), (b"kept", b"k")])
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     seal(harness, [(b"deleted", None), (b"last", b"k")])
     for number in range(2):
         compacted(harness, "t") if not number else harness.broker.background.compactor.run_round()
@@ -438,8 +434,7 @@ def test_gaps_of_an_interrupted_round_are_not_lost_files(harness, monkeypatch):
     partition = harness.broker.partition("t", 0)
     bases = [view.base_offset for view in partition.log.segments()[:-1]]
     assert any(partition.log.sealed.gap_after(base) for base in bases)
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     assert not harness.broker.background.copier.blocked()
     assert last_of(harness.records("t")) == last
 
@@ -496,14 +491,10 @@ def test_offsets_reused_after_a_truncation_are_dirty(harness):
     seal(harness, [(b"deleted", None), (b"more", b"m")])
     for number in range(8):
         seal(harness, [(b"new", b"m%d" % number)])
-    harness.broker.background.copier.run_round()
-    harness.broker.background.copier.wait_until_done(harness.broker.partitions(), timeout_s=20)
+    harness.upload_sealed()
     for number in range(3):
         harness.broker.background.compactor.run_round()
-        harness.broker.background.copier.run_round()
-        assert harness.broker.background.copier.wait_until_done(
-            harness.broker.partitions(), timeout_s=20
-        )
+        harness.upload_sealed()
         seal(harness, [(b"new", b"o%d" % number)])
     assert last_of(harness.records("t")).get(b"deleted", (0, None))[1] is None
 
@@ -529,8 +520,7 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(harness, mo
     harness.stop_copying()
     partition, missing = harness.broker.partition("t", 0), []
     seal(harness, [(b"key", b"older"), (b"other", b"o" * 100)])
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     for number in range(3):
         seal(harness, [(b"more-%d" % number, b"m" * 3000)])
     seal(harness, [(b"key", b"newer"), (b"other", b"p")])
@@ -543,8 +533,7 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(harness, mo
         missing.append({b"key", b"other"} - last_of(cold_records(harness, "t")).keys())
 
     monkeypatch.setattr(partition.cold.bucket_state, "record_manifest", published)
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done([partition], timeout_s=20)
+    harness.upload_sealed()
     assert missing == [set()] * len(missing)
     assert len(missing) > 4
     assert cold_records(harness, "t") == harness.records("t")

@@ -373,18 +373,12 @@ def test_trimmed_offsets_are_not_reported_as_lost(offloaded):
 def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
     """It knows the current epoch, and all but one commit under it."""
     data = offloaded.root / "data"
-    offloaded.broker.background.copier.run_round()
-    assert offloaded.broker.background.copier.wait_until_done(
-        offloaded.broker.partitions(), timeout_s=20
-    )
+    offloaded.upload_sealed()
     offloaded.broker.checkpoints.save()
     shutil.copytree(data, tmp_path / "older")
     offloaded.produce("t", [b"4" * 60] * 10)
     offloaded.broker.partition("t", 0).log.roll()
-    offloaded.broker.background.copier.run_round()
-    assert offloaded.broker.background.copier.wait_until_done(
-        offloaded.broker.partitions(), timeout_s=20
-    )
+    offloaded.upload_sealed()
     offloaded.broker.close()
     shutil.rmtree(data)
     shutil.copytree(tmp_path / "older", data)
@@ -406,10 +400,7 @@ def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
 def test_a_lost_folder_is_re_created_if_the_bucket_has_everything(offloaded):
     offloaded.broker.background.copier.run_round()
     assert offloaded.broker.offload("t", wait_ms=10_000)
-    offloaded.broker.background.copier.run_round()
-    assert offloaded.broker.background.copier.wait_until_done(
-        offloaded.broker.partitions(), timeout_s=20
-    )
+    offloaded.upload_sealed()
     offloaded.broker.close()
     lose_the_folder(offloaded)
     offloaded.broker = offloaded.open()

@@ -85,10 +85,7 @@ def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, res
         uncertain.restart()
     else:
         uncertain.set_down(False)
-    uncertain.broker.background.copier.run_round()
-    assert uncertain.broker.background.copier.wait_until_done(
-        uncertain.broker.partitions(), timeout_s=20
-    )
+    uncertain.upload_sealed()
     assert (
         last_of(uncertain.records("t")) == last_of(cold_records(uncertain, "t")) == uncertain.last
     )

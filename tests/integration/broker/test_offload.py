@@ -441,10 +441,7 @@ def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bu
         return put(*args, **options)
 
     monkeypatch.setattr(harness.store, "put_file", put_file, raising=False)
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done(
-        harness.broker.partitions(), timeout_s=20
-    )
+    harness.upload_sealed()
     partition = harness.broker.partition("t", 0)
     harness.broker.background.janitor.maintain(partition)
     assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200

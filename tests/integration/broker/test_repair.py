@@ -270,10 +270,7 @@ def test_a_lost_object_is_replaced_by_its_compacted_segment(harness):
     lost = entries(harness)[1]
     path_of(harness, lost.log_key).unlink()
     assert ("none", lost.base_offset) in steps(harness, apply=True)
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done(
-        harness.broker.partitions(), timeout_s=20
-    )
+    harness.upload_sealed()
     assert last_of(cold_records(harness, "t")) == last
     assert harness.broker.verify("t", deep=True).ok
 

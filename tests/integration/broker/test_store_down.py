@@ -160,10 +160,7 @@ def test_local_retention_works_while_manifest_pages_are_unreachable(harness, mon
     harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     harness.fill(200)
     harness.broker.partition("t", 0).log.roll()
-    harness.broker.background.copier.run_round()
-    assert harness.broker.background.copier.wait_until_done(
-        harness.broker.partitions(), timeout_s=20
-    )
+    harness.upload_sealed()
     harness.restart(down=True, store_start_timeout_ms=200)
     partition = harness.broker.partition("t", 0)
     assert partition.cold.manifest.pages

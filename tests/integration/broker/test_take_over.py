@@ -266,8 +266,7 @@ def test_an_upload_by_the_former_owner_during_the_take_over_is_included(shared_t
     def upload_by_copy_first(self, files):
         monkeypatch.setattr(ColdLog, "upload", real)
         copy.broker.partition("t", 0).log.roll()
-        copy.broker.background.copier.run_round()
-        assert copy.broker.background.copier.wait_until_done(copy.broker.partitions(), timeout_s=10)
+        copy.upload_sealed()
         return real(self, files)
 
     monkeypatch.setattr(ColdLog, "upload", upload_by_copy_first)
