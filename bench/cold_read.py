@@ -23,11 +23,11 @@ import os
 import re
 import secrets
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final, NamedTuple
@@ -181,16 +181,17 @@ def _add_passes(report: Report, seen: Sequence[Round]) -> None:
 def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
     """GETs for one record by a broker that has read nothing, and for one in another chunk."""
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
-    proxy = SlowProxy(bucket, lambda _: 0.0)
-    with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
+    with (
+        SlowProxy(bucket, lambda _: 0.0) as proxy,
+        cold_topic.broker(folder, *proxy.bucket.flags) as broker,
+        Reader(broker, "cold") as reader,
+    ):
         cold_topic.settle(broker)
-        reader, counts = Reader(broker, "cold"), []
+        counts = []
         for place in (SEGMENT_BYTES // 2, SEGMENT_BYTES // 4):
             before = proxy.gets
             reader.read(place // BATCH_BYTES * records, max_bytes=1)
             counts.append(float(proxy.gets - before))
-        reader.close()
-    proxy.close()
     for what, count, most in zip(
         ("one record, nothing cached", "one record, index loaded"), counts, (3, 1), strict=True
     ):
@@ -202,16 +203,13 @@ def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
     with cold_topic.broker(folder, *bucket.flags) as broker:
         cold_topic.settle(broker)
         before, most = _resident_mib(broker.pid), 0.0
-        totals, threads = [0] * READERS, []
         ends = time.monotonic() + READERS_S
-        for number in range(READERS):
-            threads.append(
-                threading.Thread(target=_read_until, args=(broker, number, totals, ends))
-            )
-            threads[-1].start()
-        while any(thread.is_alive() for thread in threads):
-            most = max(most, _resident_mib(broker.pid))
-            time.sleep(0.05)
+        with ThreadPoolExecutor(READERS) as pool:
+            readers = [pool.submit(_read_until, broker, n, ends=ends) for n in range(READERS)]
+            while not all(reader.done() for reader in readers):
+                most = max(most, _resident_mib(broker.pid))
+                time.sleep(0.05)
+        totals = [reader.result() for reader in readers]
     report.add(
         f"{READERS} readers, memory growth",
         "MiB",
@@ -226,15 +224,16 @@ def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
     )
 
 
-def _read_until(broker: Server, number: int, totals: list[int], ends: float) -> None:
+def _read_until(broker: Server, number: int, *, ends: float) -> int:
+    """The bytes that this reader has read."""
     records = parse_header(batch_of_size(BATCH_BYTES)).record_count
     batches = COLD_BYTES // BATCH_BYTES
-    offset = batches * number // READERS * records
-    reader = Reader(broker, "cold")
-    while time.monotonic() < ends:
-        offset, size = reader.read(offset % (batches * records), max_bytes=MIB)
-        totals[number] += size
-    reader.close()
+    offset, total = batches * number // READERS * records, 0
+    with Reader(broker, "cold") as reader:
+        while time.monotonic() < ends:
+            offset, size = reader.read(offset % (batches * records), max_bytes=MIB)
+            total += size
+    return total
 
 
 def _resident_mib(pid: int) -> float:
@@ -250,11 +249,12 @@ def _resident_mib(pid: int) -> float:
 def _distant_store(report: Report, folder: Path, bucket: Bucket, *, rounds: int) -> None:
     speeds = []
     for _ in range(rounds):
-        proxy = SlowProxy(bucket, lambda _: DELAY_S)
-        with cold_topic.broker(folder, *proxy.bucket.flags) as broker:
+        with (
+            SlowProxy(bucket, lambda _: DELAY_S) as proxy,
+            cold_topic.broker(folder, *proxy.bucket.flags) as broker,
+        ):
             cold_topic.settle(broker)
             speeds.append(cold_topic.read_all(broker, "cold").mb_per_s)
-        proxy.close()
     target = Target(value=100, of_ratio=False)
     report.add("first read, 50 ms more a request", "MB/s", speeds, target=target)
 
@@ -280,12 +280,14 @@ def _fetches(
     bucket: Bucket, key: str, delay_s: Callable[[int], float]
 ) -> tuple[list[float], float]:
     """Milliseconds of each fetch of a chunk, one after another, and the share of hedged ones."""
-    proxy = SlowProxy(bucket, delay_s)
-    store = open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)
     hedging, taken = Hedging(), []
-    reader = RangedReader(store, hedging=hedging)
-    chunks = [_chunk(store, key, number) for number in range(SEGMENT_BYTES // CHUNK_BYTES)]
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        SlowProxy(bucket, delay_s) as proxy,
+        closing(open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)) as store,
+        closing(RangedReader(store, hedging=hedging)) as reader,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        chunks = [_chunk(store, key, number) for number in range(SEGMENT_BYTES // CHUNK_BYTES)]
         for number in range(FETCHES):
             began = time.perf_counter()
             path = reader.fetch(
@@ -293,10 +295,7 @@ def _fetches(
             )
             taken.append((time.perf_counter() - began) * 1000)
             path.unlink()
-    hedged = hedging.spent / FETCHES
-    reader.close()
-    proxy.close()
-    return taken, hedged
+    return taken, hedging.spent / FETCHES
 
 
 def _chunk(store: Any, key: str, number: int) -> ChunkRef:

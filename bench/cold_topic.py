@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from contextlib import AbstractContextManager
@@ -105,33 +104,31 @@ def settle(server: Server) -> None:
 def read_all(server: Server, topic: str, *, times: int = 1, fetch_bytes: int = FETCH_BYTES) -> Pass:
     size, cpu_before = 0, cpu_seconds_of(server.pid)
     began = time.perf_counter()
-    reader = Reader(server, topic)
-    for number in range(1, times + 1):
-        offset = 0
-        while size < COLD_BYTES * number:
-            offset, got = reader.read(offset, max_bytes=fetch_bytes)
-            size += got
-    seconds = time.perf_counter() - began
-    reader.close()
+    with Reader(server, topic) as reader:
+        for number in range(1, times + 1):
+            offset = 0
+            while size < COLD_BYTES * number:
+                offset, got = reader.read(offset, max_bytes=fetch_bytes)
+                size += got
+        seconds = time.perf_counter() - began
     return Pass(size, seconds, cpu_seconds_of(server.pid) - cpu_before)
 
 
 class Reader:
-    """Reads raw batches over one connection and discards them."""
+    """Reads raw batches over one connection and discards them. A context manager."""
 
     def __init__(self, server: Server, topic: str) -> None:
         self._wire = Wire(server)
         self._line = f"GET /v1/topics/{topic}/partitions/0/records?offset=%d&max_bytes=%d"
         self._buffer = memoryview(bytearray(MIB))
 
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wire.sock.close()
+
     def read(self, offset: int, *, max_bytes: int = FETCH_BYTES) -> tuple[int, int]:
         """Return the next offset, and the bytes read."""
-        request = self._wire.request(self._line % (offset, max_bytes), Accept=RECORD_BATCHES)
-        head, size = self._wire.drain(request, self._buffer)
-        found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
-        if not size or found is None:
-            raise RuntimeError(f"offset {offset}: {head!r}")
-        return int(found[1]), size
-
-    def close(self) -> None:
-        self._wire.sock.close()
+        line = self._line % (offset, max_bytes)
+        return self._wire.fetch(line, self._buffer, Accept=RECORD_BATCHES)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from bench.records import START_MS, texts
 from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
 from bench.s2 import S2Log, s2
-from bench.wire import Wire, percentile
+from bench.wire import Append, Wire, percentile
 from record_format.encode import encode_batch
 from tierlog.client import Client
 from tierlog.client.wire import RECORD_BATCHES
@@ -72,9 +71,7 @@ class Appends(Protocol):
     """What can be appended to. Logs are named `append` and `read`."""
 
     def recreate(self, log: str, /) -> None: ...
-    def appender(
-        self, log: str, values: list[bytes], /
-    ) -> AbstractContextManager[Callable[[], None]]: ...
+    def appender(self, log: str, values: list[bytes], /) -> AbstractContextManager[Append]: ...
 
 
 class Log(Appends, Protocol):
@@ -158,7 +155,7 @@ def _appends(shape: Shape) -> Callable[[Appends], float]:
     return run
 
 
-def _repeat_together(appends: Sequence[Callable[[], None]], *, until: float) -> int:
+def _repeat_together(appends: Sequence[Append], *, until: float) -> int:
     """Repeat each in its own thread; returns how often in all. Raises what one of them raised."""
     counts, errors = [0] * len(appends), []
 
@@ -250,7 +247,7 @@ class BareDisk:
         self._files += 1
 
     @contextmanager
-    def appender(self, _: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
+    def appender(self, _: str, values: list[bytes]) -> Iterator[Append]:
         body = _batch_of(values)
         path = self._folder / f"bare-{self._files}"
         with path.open("ab", buffering=0) as file:
@@ -283,22 +280,18 @@ class OurLog:
             client.create_topic(self._topic(log), config={"retention.ms": -1})
 
     @contextmanager
-    def appender(self, log: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
+    def appender(self, log: str, values: list[bytes]) -> Iterator[Append]:
         with Wire(self._server) as wire:
             line = f"POST {self._records(log)}?acks={self._acks}"
             request = wire.request(line, self._body(values), Content_Type=self._form)
-            yield lambda: _ignore(wire.timed(request))
+            yield partial(wire.timed, request)
 
     def read(self, log: str, count: int) -> None:
         buffer, offset = memoryview(bytearray(_RECEIVE_BYTES)), 0
         with Wire(self._server) as wire:
             while offset < count:
                 line = f"GET {self._records(log)}?offset={offset}&max_bytes={FETCH_BYTES}"
-                head, _ = wire.drain(wire.request(line, Accept=self._form), buffer)
-                found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
-                if found is None or int(found[1]) == offset:
-                    raise RuntimeError(f"offset {offset}: {head!r}")
-                offset = int(found[1])
+                offset, _ = wire.fetch(line, buffer, Accept=self._form)
 
     def _topic(self, log: str) -> str:
         return f"{log}-{'raw' if self._form == RECORD_BATCHES else 'json'}-{self._acks}"
@@ -315,7 +308,3 @@ class OurLog:
 def _batch_of(values: list[bytes]) -> bytes:
     times = [START_MS + number for number in range(len(values))]
     return bytes(encode_batch(values, timestamps=times))
-
-
-def _ignore(_: object) -> None:
-    return None

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from bench.children import Server, await_port, free_port, peer_program, running
+from bench.wire import Append
 
 VERSION: Final = "2.15.2"
 _INSTALL: Final = f"go install github.com/nats-io/nats-server/v2@v{VERSION}"
@@ -56,7 +57,7 @@ class NatsLog:
             connection.request(f"$JS.API.STREAM.CREATE.{log}", settings)
 
     @contextmanager
-    def appender(self, log: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
+    def appender(self, log: str, values: list[bytes]) -> Iterator[Append]:
         with _Connection(self._server) as connection:
             lines = [connection.publish(log, value) for value in values]
             request = b"".join(lines)

@@ -12,14 +12,15 @@ import ctypes
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bench.children import MissingPeer, Server, peer_program, program, running
-from bench.wire import Wire
+from bench.wire import Append, Wire
 
 VERSION: Final = "0.43.4"
 _INSTALL: Final = f"cargo install s2-cli --version {VERSION} --locked"
@@ -97,12 +98,12 @@ class S2Log:
             wire.timed(wire.request("POST /v1/streams", body, **headers))
 
     @contextmanager
-    def appender(self, log: str, values: list[bytes]) -> Iterator[Callable[[], None]]:
+    def appender(self, log: str, values: list[bytes]) -> Iterator[Append]:
         with self._wires.open() as wire:
             line = f"POST /v1/streams/{self._stream(log)}/records"
             headers = {"Content_Type": self._form, "Accept": _JSON, "S2_Basin": _BASIN}
             request = wire.request(line, self._body(values), **headers)
-            yield lambda: _ignore(wire.timed(request))
+            yield partial(wire.timed, request)
 
     def read(self, log: str, count: int) -> None:
         with self._wires.open() as wire:
@@ -137,7 +138,3 @@ def _field(number: int, content: bytes) -> bytes:
         length += bytes([size & 0x7F | 0x80])
         size >>= 7
     return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
-def _ignore(_: object) -> None:
-    return None

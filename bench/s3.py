@@ -75,21 +75,24 @@ def client(bucket: Bucket) -> object:
 
 
 class SlowProxy:
-    """`delay_s(n)` says how long the nth request waits. Runs in threads until it is closed."""
+    """`delay_s(n)` says how long the nth request waits. A context manager."""
 
     def __init__(self, bucket: Bucket, delay_s: Callable[[int], float]) -> None:
         host, _, port = bucket.endpoint.removeprefix("http://").partition(":")
         self._bucket, self._upstream, self._delay_s = bucket, (host, int(port)), delay_s
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._lock, self.gets, self._requests = threading.Lock(), 0, 0
+
+    def __enter__(self) -> SlowProxy:
         threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
 
     @property
     def bucket(self) -> Bucket:
         return self._bucket._replace(endpoint=f"http://127.0.0.1:{self._listener.getsockname()[1]}")
-
-    def close(self) -> None:
-        self._listener.close()
 
     def _accept(self) -> None:
         while True:

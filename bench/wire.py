@@ -6,11 +6,16 @@ It understands only our own server's responses: `Content-Length`, and chunks of 
 
 from __future__ import annotations
 
+import re
 import socket
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bench.children import Server
+
+Append = Callable[[], object]
+"""Sends a prepared request to append, and waits for its response."""
 
 _RECEIVE_BYTES = 256 << 10
 
@@ -67,6 +72,14 @@ class Wire:
                 raise RuntimeError("the server closed the connection")
             left -= got
         return head, size
+
+    def fetch(self, line: str, buffer: memoryview, **headers: str) -> tuple[int, int]:
+        """As `drain`, of records. Returns the next offset, and the body's size, which is not 0."""
+        head, size = self.drain(self.request(line, b"", **headers), buffer)
+        found = re.search(rb"(?i)\r\nlog-next-offset: (\d+)", head)
+        if not size or found is None:
+            raise RuntimeError(f"{line}: {head!r}")
+        return int(found[1]), size
 
     def start_stream(self, request: bytes) -> None:
         """Send a request for an event stream, and read up to the start of the body."""
