@@ -15,7 +15,8 @@ from manifest.store import ManifestStore, StoreOptions
 from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
 from manifest.transitions import add_segments, trim
 from record_format.errors import ConfigurationError, FencedError
-from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
 
 
 @pytest.fixture

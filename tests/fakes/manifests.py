@@ -10,6 +10,7 @@ from manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
 from manifest.store import ManifestStore, StoreOptions
 from manifest.transitions import Claim, add_segments, create
 from manifest.versions import ObjectStore
+from tests.fakes.clock import Clock
 
 KEYS = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 3)
 SEGMENT_RECORDS = 100
@@ -64,16 +65,6 @@ def claim(
 def manifest(count: int = 0, *, log_start_offset: int = 0) -> Manifest:
     state = create(KEYS, claim=claim(), log_start_offset=log_start_offset)
     return add_segments(state, run_of(count, start=log_start_offset))
-
-
-class Clock:
-    """A wall and steady clock set by the test."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def names(prefix: str = "u") -> Callable[[], str]:

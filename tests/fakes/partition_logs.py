@@ -16,24 +16,14 @@ from record_format.decode import Record, decode_batch, min_timestamp_of
 from record_format.encode import encode_batch
 from record_format.file_slice import TierRead
 from record_format.produced import ProducedBatches, ProduceLimits, check_produced
+from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.faulty_disk import FaultyDisk
 
 TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"
-NOW_MS = 1_700_000_000_000
 REQUEST = fields(OpenRequest)
 
 
 Batches = list[tuple[BatchHeader, list[Record]]]
-
-
-class Clock:
-    """A clock set by the test."""
-
-    def __init__(self, now_ms: int = NOW_MS) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def produced(*batches: bytes) -> ProducedBatches:

@@ -13,7 +13,8 @@ from hot_tier.group_commit import FlushTimer, GroupCommit
 from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.recovery import OpenRequest
-from tests.fakes.partition_logs import TOPIC_ID, Clock, batch, produced
+from tests.fakes.clock import Clock
+from tests.fakes.partition_logs import TOPIC_ID, batch, produced
 
 log = PartitionLog.open(
     Path(sys.argv[1]),

@@ -29,7 +29,8 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, Clock, claim, entry, manifest_store
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, claim, entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStore
 from tests.simulation.steps import run, seeds
 

@@ -19,8 +19,9 @@ from hot_tier.log import PartitionLog
 from hot_tier.log_config import LogConfig
 from hot_tier.recovery import OpenRequest
 from record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
+from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.lossy_disk import LossyDisk
-from tests.fakes.partition_logs import NOW_MS, TOPIC_ID, Clock, batch, produced, records_of
+from tests.fakes.partition_logs import TOPIC_ID, batch, produced, records_of
 from tests.simulation.steps import run, seeds
 
 STEPS = 150

@@ -447,8 +447,6 @@ def test_a_segment_opened_before_is_returned_without_blocking(harness):
 
 
 def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
-    from broker.segment_listing import open_segment, try_open_segment
-
     harness.broker.create_topic("t", config={**SMALL, "local.retention.bytes": -2})
     harness.fill(400)
     log = harness.broker.partition("t", 0)

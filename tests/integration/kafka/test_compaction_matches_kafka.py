@@ -21,7 +21,8 @@ from record_format.decode import decode_batch
 from record_format.encode import encode_batch
 from record_format.key_table import make_key_table
 from record_format.produced import ProduceLimits, check_produced
-from tests.fakes.partition_logs import TOPIC_ID, Clock
+from tests.fakes.clock import Clock
+from tests.fakes.partition_logs import TOPIC_ID
 from tests.fakes.real_kafka import complaints
 
 pytestmark = pytest.mark.kafka

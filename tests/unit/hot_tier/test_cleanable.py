@@ -15,8 +15,9 @@ from record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
 from record_format.errors import CorruptBatch, LogOfflineError
 from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.clock import NOW_MS
 from tests.fakes.damage import flip
-from tests.fakes.partition_logs import NOW_MS, batch, produced
+from tests.fakes.partition_logs import batch, produced, unchecked
 
 COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
 
@@ -59,14 +60,8 @@ def test_an_open_transaction_blocks_compaction(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"))
     log.roll()
-    data = batch([b"x"], keys=[b"a"], producer_id=5, producer_epoch=0, base_sequence=0)
-    data[22] |= 0x10  # transactional; without a coordinator, produce validation rejects it
-    from record_format.batch import parse_header, set_max_timestamp
-    from record_format.produced import ProducedBatches
-
-    header = parse_header(data)
-    header = set_max_timestamp(data, header, timestamp=header.max_timestamp)
-    log.append([Append(ProducedBatches(data, [header], [NOW_MS]))])
+    producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+    log.append([Append(unchecked(batch([b"x"], keys=[b"a"], transactional=True, **producer)))])
     log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
     found = []

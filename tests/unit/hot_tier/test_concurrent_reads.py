@@ -8,8 +8,8 @@ import pytest
 from hot_tier.open_files import OpenFiles
 from hot_tier.segment_lookup import SegmentLookup
 from record_format.errors import OffsetTrimmed
+from tests.fakes.clock import NOW_MS
 from tests.fakes.faulty_disk import FaultyDisk
-from tests.fakes.partition_logs import NOW_MS
 
 
 class SeenBefore:

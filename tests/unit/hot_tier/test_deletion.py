@@ -3,7 +3,8 @@
 import pytest
 
 from record_format.errors import OffsetPastEnd, OffsetTrimmed
-from tests.fakes.partition_logs import Clock, first_offset
+from tests.fakes.clock import Clock
+from tests.fakes.partition_logs import first_offset
 
 CONFIG = {"segment.bytes": 1024, "file.delete.delay.ms": 1000}
 

@@ -21,7 +21,8 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from tests.fakes.manifests import KEYS, Clock, claim, entry, manifest_store, run_of
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
 
 

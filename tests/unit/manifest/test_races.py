@@ -22,7 +22,8 @@ from record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from tests.fakes.manifests import Clock, entry, manifest_store
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStat, PlainStore
 
 RETRIABLE = (OutcomeUnknownError, StoreUnavailable, ManifestConflict)

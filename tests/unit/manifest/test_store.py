@@ -19,8 +19,9 @@ from record_format.errors import (
     UnknownFormatVersion,
     UnknownManifestVersion,
 )
+from tests.fakes.clock import Clock
 from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
-from tests.fakes.manifests import KEYS, Clock, NoPages, claim, entry, manifest_store, names
+from tests.fakes.manifests import KEYS, NoPages, claim, entry, manifest_store, names
 from tests.fakes.plain_store import Fault, PlainStore
 
 
