@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hot_tier import segment_swap
 from hot_tier.append import Append
 from hot_tier.cleaner import Interrupted
 from hot_tier.disk import Disk
@@ -155,6 +156,7 @@ def test_a_failed_disk_call_during_a_round_loses_nothing(
         except (LogOfflineError, DiskFull, Interrupted, OSError):
             pass
         else:
+            assert after, "no call has failed"
             disk.heal()
             assert last_of(records_of(log)) == last
             log.close()
@@ -209,8 +211,6 @@ def test_the_crash_tests_catch_a_swap_that_renames_the_log_last(
     open_log, records_of, tmp_path, monkeypatch
 ):
     """Planted bug: old segments are deleted before the swap's point of no return."""
-    from hot_tier import segment_swap
-
     publish, rename = segment_swap._publish, segment_swap._rename
 
     def rename_old_first(state, reaper, old, cleaned, *, moved):

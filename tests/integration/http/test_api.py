@@ -273,10 +273,13 @@ def _references(node: object) -> list[str]:
 
 
 def test_one_connection_serves_many_requests(api: Api) -> None:
+    connections = set()
     with httpx.Client(base_url=api.base_url, limits=httpx.Limits(max_connections=1)) as client:
-        for _ in range(20):
-            assert client.get("/healthz").status_code == 200
-            assert client.get("/v1/topics/none").status_code == 404
+        for path, status in [("/healthz", 200), ("/v1/topics/none", 404)] * 20:
+            response = client.get(path)
+            assert response.status_code == status
+            connections.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(connections) == 1
 
 
 def test_a_large_control_body_is_decoded_beside_the_event_loop(
