@@ -1,6 +1,7 @@
 """Two data folders that both claim one partition: one wins, and neither loses data."""
 
 import errno
+import shutil
 import threading
 
 import pytest
@@ -67,12 +68,17 @@ def test_the_original_is_fenced_by_a_copy_that_came_first(harness, tmp_path):
     assert harness.broker.partition("t", 0).leadership_lost
 
 
-def test_an_empty_folder_on_a_prefix_in_use_refuses_and_names_restore(harness, tmp_path):
+@pytest.mark.parametrize("folder", ["empty", "of another cluster"])
+def test_another_folder_on_a_prefix_in_use_refuses_and_names_restore(harness, tmp_path, folder):
     offloaded(harness)
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "bucket").symlink_to(harness.root / "bucket")
-    with pytest.raises(ConfigurationError, match="tierlog storage restore"):
-        BrokerHarness(tmp_path / "new")
+    root = tmp_path / "new"
+    root.mkdir()
+    if folder != "empty":
+        BrokerHarness(root).broker.close()
+        shutil.rmtree(root / "bucket")
+    (root / "bucket").symlink_to(harness.root / "bucket")
+    with pytest.raises(ConfigurationError, match="tierlog storage restore --store file:"):
+        BrokerHarness(root)
 
 
 def test_a_folder_in_use_refuses_a_second_broker(harness):
