@@ -5,7 +5,7 @@ import pytest
 from record_format.batch import stamp
 from record_format.errors import DiskFull, UnknownSegment
 from record_format.index_layouts import OFFSET_ENTRY
-from tests.fakes.partition_logs import Clock
+from tests.fakes.clock import Clock
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -321,16 +321,3 @@ def test_preallocated_space_is_freed_at_the_seal(open_log, append_values, record
     assert [r.value for r in records_of(log)] == [b"a"]
     log.roll()
     assert path.stat().st_size == log.segments()[0].size_bytes < 1000
-
-
-def test_files_of_a_sealed_segment_are_refused_until_it_is_flushed(open_log, append_values):
-    log = open_log(config={"segment.bytes": 1024})
-    append_values(log, b"v" * 600)
-    log.flush()
-    append_values(log, b"small")
-    append_values(log, b"v" * 600)
-    assert bases(log) == [0, 2]
-    with pytest.raises(UnknownSegment, match="not flushed"):
-        log.sealed.files(0)
-    log.flush()
-    assert log.sealed.files(0).last_offset == 1
