@@ -115,7 +115,8 @@ class RunningBroker:
             for line in log.read_text().splitlines():
                 if "listens on http" in line:
                     server = line.split("listens on ")[1].split(",")[0].strip()
-                    if httpx.get(f"{server}/readyz", trust_env=False).status_code == 200:
+                    ready = httpx.get(f"{server}/readyz", trust_env=False, verify=False)
+                    if ready.status_code == 200:
                         return server
             assert self.process.poll() is None, log.read_text()
             time.sleep(0.02)

@@ -3,19 +3,16 @@
 import asyncio
 import json
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
-import time
 from contextlib import suppress
 
 import httpx
 import pytest
 
 import tierlog
-from tests.fakes.command_line import ENVIRONMENT, Program, RunningBroker
-from tests.fakes.forked import Forked
+from tests.fakes.command_line import Program, RunningBroker
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="needs openssl to make a certificate"
@@ -42,32 +39,16 @@ def secured(tmp_path_factory):
     """(URL of a broker under TLS, its certificate)."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = make_certificate(folder)
-    log = (folder / "log").open("wb")
-    process = Forked(
-        [
-            *("serve", "--listen", "127.0.0.1:0"),
-            *("--data-dir", folder / "data", "--store", (folder / "bucket").as_uri()),
-            *("--tls-cert", certificate, "--tls-key", key),
-        ],
-        stdout=log,
-        stderr=log,
-        env=ENVIRONMENT,
+    broker = RunningBroker(
+        *("serve", "--listen", "127.0.0.1:0"),
+        *("--data-dir", folder / "data", "--store", (folder / "bucket").as_uri()),
+        *("--tls-cert", certificate, "--tls-key", key),
+        cwd=folder,
     )
     try:
-        yield _wait_for_address(process, folder / "log"), certificate
+        yield broker.server, certificate
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        log.close()
-
-
-def _wait_for_address(process, log):
-    deadline = time.monotonic() + 60
-    while "listens on https://" not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    return log.read_text().split("listens on ")[1].split(",")[0]
+        assert broker.stop() == 0
 
 
 def test_the_wrong_scheme_is_explained(secured, tmp_path):
