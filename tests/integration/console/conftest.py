@@ -106,3 +106,10 @@ def browser(chromium: Chromium) -> Iterator[Chromium]:
         if not any(part in complaint for part in chromium.expected)
     ]
     assert unexpected == []
+
+
+def enter_token(browser: Chromium, token: str) -> None:
+    browser.until("document.querySelector('#ask-token')?.open")
+    browser.until("document.activeElement.name === 'token'")
+    browser.type(token)
+    browser.press("Enter")

@@ -22,7 +22,7 @@ from record_format.errors import StoreUnavailable
 from tests.fakes.damage import flip
 from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
-from tests.integration.console.conftest import PHONE, Console, open_console
+from tests.integration.console.conftest import PHONE, Console, enter_token, open_console
 
 TICK = "document.body.dispatchEvent(new CustomEvent('tick'))"
 RECORDS = "document.querySelectorAll('.list details').length"
@@ -833,13 +833,6 @@ def secured(tmp_path: Path) -> Iterator[tuple[Console, Path]]:
         console.topic("orders.eu")
         console.topic("private")
         yield console, file
-
-
-def enter_token(browser: Chromium, token: str) -> None:
-    browser.until("document.querySelector('#ask-token')?.open")
-    browser.until("document.activeElement.name === 'token'")
-    browser.type(token)
-    browser.press("Enter")
 
 
 def test_the_page_asks_for_a_token(browser: Chromium, secured: tuple[Console, Path]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from api.http.access.scopes import Scope
 from api.http.access.tokens import create_token
 from tests.integration.console.chromium import Chromium
-from tests.integration.console.conftest import Console, open_console
+from tests.integration.console.conftest import Console, enter_token, open_console
 
 CALLS_SHOWN = "document.querySelectorAll('.opblock').length > 25"
 LIST_TOPICS = "document.querySelector('.opblock-get:has([data-path=\"/v1/topics\"])')"
@@ -46,10 +46,3 @@ def test_the_page_asks_for_a_token_and_sends_it_with_calls(
         browser.until(f"{LIST_TOPICS}.innerText.includes('\"private\"')")
         browser.open(f"{console.url}/")  # the console in the same tab uses it too
         browser.until("document.querySelector('#topic-private')")
-
-
-def enter_token(browser: Chromium, token: str) -> None:
-    browser.until("document.querySelector('#ask-token')?.open")
-    browser.until("document.activeElement.name === 'token'")
-    browser.type(token)
-    browser.press("Enter")
