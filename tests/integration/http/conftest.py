@@ -76,9 +76,9 @@ def records_path(topic: str, partition: int = 0) -> str:
     return f"/v1/topics/{topic}/partitions/{partition}/records"
 
 
-@pytest.fixture(scope="module", params=["uvloop"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with api_of(tmp_path_factory.mktemp("broker"), loop=request.param) as client:
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with api_of(tmp_path_factory.mktemp("broker"), loop="uvloop") as client:
         yield client
 
 

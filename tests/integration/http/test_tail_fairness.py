@@ -20,6 +20,7 @@ from broker.partition import Fetched
 from broker.settings import BrokerSettings
 from hot_tier.append import Acks
 from record_format.produced import build_produced
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import records_path, served
 
 PAGES = 20
@@ -38,11 +39,13 @@ def test_a_tail_of_a_disconnected_client_stops_reading(tmp_path: Path, loop: str
             path = "/v1/topics/t/partitions/0/tail?offset=earliest"
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert sock.recv(12) == b"HTTP/1.1 200"
-        metrics = ""
-        while "tierlog_http_requests_in_progress 1.0" not in metrics:  # this request
-            metrics = httpx.get(f"{server.url}/metrics").text
+
+        def metrics() -> str:
+            return httpx.get(f"{server.url}/metrics").text
+
+        until(lambda: "tierlog_http_requests_in_progress 1.0" in metrics())  # this request
         name = 'tierlog_fetched_bytes_total{tier="hot"}'
-        fetched = next(line for line in metrics.splitlines() if line.startswith(name))
+        fetched = next(line for line in metrics().splitlines() if line.startswith(name))
         assert float(fetched.rpartition(" ")[2]) < 24_000_000
 
 

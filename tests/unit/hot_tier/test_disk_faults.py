@@ -11,7 +11,8 @@ import pytest
 
 from hot_tier.append import Append
 from record_format.errors import DiskFull, LogOfflineError
-from tests.fakes.partition_logs import NOW_MS, first_offset
+from tests.fakes.clock import NOW_MS
+from tests.fakes.partition_logs import first_offset
 
 
 def open_below(folder):
@@ -488,22 +489,22 @@ def test_closing_a_log_waits_for_a_flush_in_progress(open_log, append_values, mo
 
     def waiting_sync(target):
         flushing.set()
-        may_go_on.wait(10)
+        assert may_go_on.wait(10)
         target.active.sync_log()
 
     def one_more_flush():
         clean = close_clean()
         monkeypatch.setattr(log._flusher, "_sync", waiting_sync)
         flushes.append(pool.submit(log.flush))
-        flushing.wait(10)
+        assert flushing.wait(10)
         return clean
 
     flushes = []
     monkeypatch.setattr(log, "_close_clean", one_more_flush)
     with ThreadPoolExecutor(2) as pool:
         closing = pool.submit(log.close)
-        flushing.wait(10)
-        wait([closing], timeout=0.2)
+        assert flushing.wait(10)
+        assert not wait([closing], timeout=0.2).done
         may_go_on.set()
         assert flushes[0].result(10) == 1
         assert closing.result(10)
