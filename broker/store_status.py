@@ -114,11 +114,11 @@ class StoreStatus:
     @property
     def trouble(self) -> str | None:
         """For people: why nothing goes to the store at the moment."""
+        waits = "; it refused the clock: nothing expires by age" if self._clock_refusal else ""
         if refusal := self.refusal:
-            return f"store refused: {refusal}"
+            return f"store refused: {refusal}{waits}"
         if self.unavailable is None:
             return None
-        waits = "; it refused the clock: nothing expires by age" if self._clock_refusal else ""
         return f"store unavailable: {self.unavailable}{waits}"
 
     def recheck(self) -> bool:

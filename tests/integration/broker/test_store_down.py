@@ -368,6 +368,21 @@ def test_nothing_expires_while_a_store_that_rejected_the_clock_is_down(harness):
     assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
+def test_readiness_tells_of_a_rejected_clock_whatever_the_store_is_refused_for(
+    harness, monkeypatch
+):
+    monkeypatch.setattr(store_status, "RETRY_S", 0.0)
+    harness.restart(down=True, store_start_timeout_ms=200)
+    harness.stop_copying()
+    for refusal in (ClockSkewTooLarge("wrong clock"), ConfigurationError("no access")):
+        harness.set_down(False)
+        harness.store.fail("get", FailsBefore(lambda _, error=refusal: error), times=10**9)
+        assert not harness.broker.bucket.store_status.poll()
+    assert "store refused: no access; it refused the clock: nothing expires by age" in (
+        harness.broker.readiness().degraded
+    )
+
+
 def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, monkeypatch):
     """Another cluster's bucket is mounted in place of ours for a while."""
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
