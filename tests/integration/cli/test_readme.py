@@ -1,4 +1,4 @@
-"""Every block of README's tour runs, against a broker of its own."""
+"""Every block of the README and of the tour that follows it runs, against one broker."""
 
 import re
 import shutil
@@ -10,8 +10,11 @@ import pytest
 
 from tests.fakes.command_line import ENVIRONMENT, ROOT, RunningBroker
 
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "tour.md")
 BLOCKS = re.findall(
-    r"<!-- tour: (\w+) -->\n```(?:sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    r"<!-- tour: (\w+) -->\n```(?:sh|python)\n(.*?)```",
+    "".join(page.read_text() for page in PAGES),
+    re.S,
 )
 SPARK = 2  # index of its block
 
