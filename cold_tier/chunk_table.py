@@ -106,12 +106,12 @@ class ChunkTable:
 
     @property
     def min_timestamp(self) -> int | None:
-        """The minimum over all records; None if any chunk's is unknown."""
-        return _of_all(min, [chunk.min_timestamp for chunk in self.chunks])
+        """The minimum over all records; None if there are none, or if any chunk's is unknown."""
+        return _of_all(min, [chunk.min_timestamp for chunk in self.chunks if chunk.record_count])
 
     @property
     def max_timestamp(self) -> int | None:
-        return _of_all(max, [chunk.max_timestamp for chunk in self.chunks])
+        return _of_all(max, [chunk.max_timestamp for chunk in self.chunks if chunk.record_count])
 
     def index_of(self, offset: int) -> int:
         """The first chunk that ends at or after `offset`; the number of chunks if none does."""

@@ -8,6 +8,7 @@ from cold_tier.chunk_table import pack_chunk_table, parse_chunk_table
 from cold_tier.index_bundle import SectionKind, pack_bundle, parse_bundle, parse_directory
 from cold_tier.segment_scan import scan_segment
 from record_format.batch import iter_headers
+from record_format.batch_compaction import empty_batch
 from record_format.decode import decode_batch
 from record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
 from tests.fakes.cold_segments import FIXTURES, write_segment
@@ -78,6 +79,16 @@ def test_chunks_of_a_compacted_segment_have_gaps():
     path = FIXTURES / "compacted-keep-0" / f"{0:020d}.log"
     table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size)
     assert any(chunk.has_gap for chunk in table.chunks)
+
+
+def test_a_chunk_of_empty_batches_leaves_the_segments_time_range_known(tmp_path, written):
+    end = written.files.last_offset + 1
+    path = tmp_path / "compacted.log"
+    path.write_bytes(written.body + empty_batch(end, end + 5, leader_epoch=0).body)
+    table = scan_segment(path, base_offset=0, size_bytes=path.stat().st_size, chunk_bytes=1)
+    assert (table.chunks[-1].record_count, table.chunks[-1].max_timestamp) == (0, None)
+    whole = scan(written)
+    assert (table.min_timestamp, table.max_timestamp) == (whole.min_timestamp, whole.max_timestamp)
 
 
 def test_chunks_with_transactions_are_marked():
