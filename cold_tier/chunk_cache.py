@@ -12,7 +12,8 @@
   byte is served. The same holds for a file that a reader reports as corrupt
   (`OpenFile.report_corrupt`), since disks decay. A file that cannot be read is a miss.
 * No file is opened, verified or unlinked under the lock.
-* Files deleted by someone else are misses, even if the whole folder is gone.
+* Files deleted by someone else are misses, even if the whole folder is gone. A file that cannot be
+  unlinked, as on a disk that became read-only, stays cached.
 * The descriptors of the most recently read chunks stay open: opening and closing a file costs more
   than finding a batch in it.
 
@@ -28,10 +29,9 @@ import shutil
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from crc32c import crc32c as crc32c_of
@@ -90,6 +90,9 @@ class _ChunkFile(OpenFile):
     def __del__(self) -> None:
         # No lock here: this may run inside any allocation, under any lock.
         self._released.append(self._entry)
+
+
+Victims: TypeAlias = list[tuple[ChunkKey, _Entry]]
 
 
 class ChunkCache:
@@ -251,11 +254,8 @@ class ChunkCache:
         """Evict about `by_bytes` because the disk is nearly full. Returns the bytes evicted."""
         with self._space:
             self._count_released()
-            before = self._cached
             victims = self._evict(max(0, self._used() - by_bytes))
-            freed = before - self._cached
-        self._unlink(victims)
-        return freed
+        return self._unlink(victims)
 
     # --- called with the lock held, except for those that touch the disk --------------------------
 
@@ -305,21 +305,21 @@ class ChunkCache:
         self._cached += entry.size_bytes
         self._eviction.add(key, entry.size_bytes, is_new=is_new)
 
-    def _maybe_evict(self, target: int) -> list[ChunkKey]:
+    def _maybe_evict(self, target: int) -> Victims:
         """As `_evict`, but evicts nothing if evicting everything would not reach `target`."""
         self._count_released()
         return self._evict(target) if self._used() - self._cached <= target else []
 
-    def _evict(self, target: int) -> list[ChunkKey]:
+    def _evict(self, target: int) -> Victims:
         """Remove chunks that no reader has open until at most `target` bytes are used."""
-        victims: list[ChunkKey] = []
+        victims: Victims = []
         while self._used() > target:
             key = self._eviction.victim(self._is_evictable)
             if key is None:
                 break
+            victims.append((key, self._entries[key]))
             self._remove(key)
             self._evicted += 1
-            victims.append(key)
         return victims
 
     def _is_evictable(self, key: ChunkKey) -> bool:
@@ -352,15 +352,29 @@ class ChunkCache:
         """As `_path`, for lookups: building a Path costs more than opening the file."""
         return f"{self._folder}/{key[0]}/{key[1]}"
 
-    def _unlink(self, keys: Iterable[ChunkKey]) -> None:
-        """Called without the lock. If a chunk was cached again meanwhile, its file is unlinked too,
-        and its next lookup is a miss.
+    def _unlink(self, victims: Victims) -> int:
+        """Returns the bytes freed. Called without the lock. If a chunk was cached again meanwhile,
+        its file is unlinked too, and its next lookup is a miss.
         """
-        for key in keys:
+        freed_bytes = 0
+        for key, entry in victims:
             path = self._path(key)
-            maybe_unlink(path)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                self._put_back(key, entry)
+                continue
+            freed_bytes += entry.size_bytes
             with suppress(OSError):  # the folder holds other chunks
                 path.parent.rmdir()
+        return freed_bytes
+
+    def _put_back(self, key: ChunkKey, entry: _Entry) -> None:
+        with self._space:
+            if key not in self._entries:
+                entry.removed = False
+                self._insert(key, entry, is_new=False)
+                self._evicted -= 1
 
     def _load_existing(self) -> None:
         """Load the chunks of an earlier process, unverified, and evict any above the limit."""

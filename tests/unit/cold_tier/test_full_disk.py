@@ -94,12 +94,15 @@ def test_a_log_is_read_completely(disk, cache, reader, segment, written, full, m
 def test_a_log_is_read_completely_if_the_disk_becomes_read_only(
     disk, cache, reader, segment, written
 ):
-    reader.read(segment, 0, max_bytes=1)
-    assert cache.usage().chunks == 1
+    assert reader.read(segment, 0, max_bytes=1).slices
+    usage = cache.usage()
+    assert usage.chunks == 1
     disk.make_read_only()
     for _ in range(2):
         assert read_log(reader, segment, max_bytes=4096) == written.body
-    assert cache.usage().reserved_bytes == 0
+    after = cache.usage()
+    assert (after.chunks, after.evicted_chunks, after.reserved_bytes) == (1, 0, 0)
+    assert after.hits >= usage.hits + 2, "what is cached is still read from there"
 
 
 def test_cached_chunks_are_evicted_first_and_new_ones_cached_when_there_is_room(
