@@ -183,8 +183,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(server: Server, *, port: int, data: Path) -> Iterator[str]:
-    """The server's endpoint, once it answers; the server is stopped on the way out."""
+def running(
+    server: Server, *, port: int, data: Path
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The server's endpoint, once it answers, and its process, which is stopped on the way out.
+    Raises Failure if it ended before.
+    """
     if is_taken(port):
         raise Failure(f"port {port} of {HOST} is taken; choose another with --port")
     program = server.install(folder_of(server))
@@ -204,7 +208,9 @@ def running(server: Server, *, port: int, data: Path) -> Iterator[str]:
     endpoint = f"http://{HOST}:{port}"
     try:
         wait_until_it_answers(endpoint, process, log)
-        yield endpoint
+        yield endpoint, process
+        if process.poll() is not None:
+            raise Failure(f"the S3 server ended with {process.returncode}; {end_of(log)}")
     finally:
         stop(process)
 
@@ -226,8 +232,12 @@ def wait_until_it_answers(endpoint: str, process: subprocess.Popen[bytes], log: 
             return  # a refusal is an answer
         except OSError:
             time.sleep(0.05)
-    tail = log.read_text(errors="replace").strip().splitlines()[-5:]
-    raise Failure("the S3 server does not answer; the end of its log:\n  " + "\n  ".join(tail))
+    raise Failure(f"the S3 server does not answer; {end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()[-5:]
+    return "\n  ".join(["the end of its log:", *lines])
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -290,14 +300,17 @@ def describe(server: Server, endpoint: str, bucket: str) -> str:
 
 
 def serve(server: Server, arguments: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM."""
+    """Run until SIGINT or SIGTERM, or until the server ends."""
     data = (arguments.data_dir or CACHE / "data" / server.name).resolve()
-    with running(server, port=arguments.port or DEFAULT_PORT, data=data) as endpoint:
+    port = arguments.port or DEFAULT_PORT
+    with running(server, port=port, data=data) as (endpoint, process):
         make_bucket(endpoint, arguments.bucket)
         print(describe(server, endpoint, arguments.bucket), flush=True)
         # Blocked no sooner: what installs the server is ended by a Ctrl-C.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+        if process.poll() is None:
+            signal.sigwait(awaited)
     return 0
 
 
@@ -308,7 +321,7 @@ def execute(server: Server, arguments: argparse.Namespace) -> int:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="tierlog-s3-"))
         )
         port = arguments.port or free_port()
-        endpoint = stack.enter_context(running(server, port=port, data=data.resolve()))
+        endpoint, _ = stack.enter_context(running(server, port=port, data=data.resolve()))
         make_bucket(endpoint, arguments.bucket)
         environment = {**os.environ, **variables(server, endpoint, arguments.bucket)}
         command = subprocess.run(arguments.exec, env=environment, check=False)  # noqa: S603 - asked for

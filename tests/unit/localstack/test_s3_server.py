@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.broker_process import free_port
 from tests.fakes.waiting import until
 
@@ -63,29 +65,83 @@ HTTPServer((host, int(port)), Always200).serve_forever()
 """
 
 
-def test_a_server_on_loopback_is_not_reached_through_the_proxy(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def fake_server(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """The script with an installed server that only answers, and the environment to start it in.
+    The server's process id is in `server.pid`.
+    """
     script = Path(shutil.copytree(SCRIPT.parent, tmp_path / "localstack")) / SCRIPT.name
     (tmp_path / "always_200.py").write_text(ALWAYS_200)
+    start = f'exec "{sys.executable}" "{tmp_path}/always_200.py" "$@"'
     programs = {
         "go": f'#!/bin/sh\ncp "{tmp_path}/bin/versitygw" "$GOBIN"\n',
-        "versitygw": f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/always_200.py" "$@"\n',
+        "versitygw": f'#!/bin/sh\necho $$ > "{tmp_path}/server.pid"\n{start}\n',
     }
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
+    return script, os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+
+def test_a_server_on_loopback_is_not_reached_through_the_proxy(
+    fake_server: tuple[Path, dict[str, str]],
+) -> None:
+    script, environment = fake_server
     proxy = {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
     done = subprocess.run(
         [sys.executable, script, "--exec", "true"],
-        env=os.environ | proxy | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        env=environment | proxy,
         capture_output=True,
         text=True,
         timeout=100,  # longer than the server may take to start
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+KILL_SERVER = """
+import os, socket, urllib.parse
+
+server = urllib.parse.urlsplit(os.environ["TIERLOG_TEST_S3_ENDPOINT"])
+os.kill(int(open({pid_file!r}).read()), 9)
+while socket.socket().connect_ex((server.hostname, server.port)) == 0:
+    pass
+"""
+
+
+def test_the_end_of_the_server_is_reported_by_the_script_and_after_a_command(
+    fake_server: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    script, environment = fake_server
+    serving = subprocess.Popen(
+        [sys.executable, script, "--port", str(free_port())],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serving.stdout is not None
+        assert "listens on" in serving.stdout.readline()
+        os.kill(int((tmp_path / "server.pid").read_text()), signal.SIGTERM)
+        stderr = serving.communicate(timeout=30)[1]
+    finally:
+        serving.kill()
+    assert serving.returncode == 1
+    assert "s3_server: the S3 server ended with -15; the end of its log:" in stderr
+
+    killing = KILL_SERVER.format(pid_file=str(tmp_path / "server.pid"))
+    done = subprocess.run(
+        [sys.executable, script, "--exec", sys.executable, "-c", killing],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the S3 server ended with -9" in done.stderr
 
 
 def test_a_missing_command_is_a_one_line_error() -> None:
