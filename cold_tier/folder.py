@@ -5,7 +5,8 @@
 
 * An object appears atomically, with its final bytes: temp file, write, fsync, then link(2) (which
   fails if the name exists: the atomic create-if-absent) or rename(2), then fsync of the folder; if
-  that fails, the link is removed. No file is ever written under a key's own name.
+  that fails, the link is removed, and if that fails too, not read before the folder is synced. No
+  file is ever written under a key's own name.
 * A key is a path below the root; `check_key` rejects components that could lead elsewhere. Symbolic
   links that an operator put inside the folder are followed. Files whose names no key can have are
   not objects.
@@ -86,6 +87,7 @@ class FolderStore:
                     f"store {self.url}: the folder cannot be used: {error.strerror}"
                 ) from error
         self._sentinel = self._temp if self._temp.is_dir() else self._root
+        self._unsynced: set[Path] = set()  # links that may be gone after a crash of the system
 
     def full_key(self, key: str) -> str:
         return str(self._root / key)
@@ -270,8 +272,10 @@ class FolderStore:
             except OSError as error:
                 if not if_absent:
                     raise
-                with suppress(OSError):  # or whoever finds it would take it for durable
+                try:  # or whoever finds it would take it for durable
                     path.unlink()
+                except OSError:  # the disk became read-only
+                    self._unsynced.add(path)
                 raise OutcomeUnknownError(
                     f"{key}: put: could not fsync the folder: {error.strerror}"
                 ) from error
@@ -308,6 +312,9 @@ class FolderStore:
         """The object's descriptor and size."""
         path = self._path(key)
         with self._counted("get", key):
+            if path in self._unsynced:
+                _sync_folder(path.parent)
+                self._unsynced.discard(path)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):

@@ -15,6 +15,7 @@ from cold_tier.object_keys import name_of, new_unique, segment_keys
 from cold_tier.open import open_store
 from cold_tier.retry import RetryPolicy
 from cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
+from manifest.versions import CreateOutcome, VersionChain
 from record_format.errors import (
     ConfigurationError,
     MissingObject,
@@ -94,6 +95,26 @@ def test_an_object_whose_folder_cannot_be_synced_is_not_found_in_it(tmp_path, mo
         assert store.head("a/k") is None
     store.put("a/k", b"other", if_absent=True)
     assert store.get("a/k", max_bytes=9) == b"other"
+
+
+def test_a_version_that_is_neither_synced_nor_removed_is_not_taken_for_created(
+    tmp_path, monkeypatch
+):
+    """The disk turns read-only while the folder is synced."""
+    store = FolderStore(tmp_path)
+    versions = VersionChain(store, "a/", max_bytes=99)
+    versions.create(1, b"{}")
+
+    def read_only(_: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as bad:
+        no_folder_sync(bad)
+        bad.setattr(Path, "unlink", lambda path, **_: read_only(path) if path.suffix else None)
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            versions.create(2, b"{}")
+    assert versions.newest() == 2
+    assert versions.create(2, b"{}") is CreateOutcome.OURS
 
 
 def test_a_new_folder_whose_entry_could_not_be_synced_is_synced_by_the_next_put(
