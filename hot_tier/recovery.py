@@ -122,7 +122,6 @@ class Recovery:
             limit = None if is_last else items[number + 1].base_offset
             builder, truncated = self._check(segment, limit)
             if is_last or truncated:
-                self._drop(items[number + 1 :])
                 self._activate(segment, builder)
                 return
             write_indexes(self._state, segment, builder)
@@ -233,6 +232,7 @@ class Recovery:
                 position=position,
                 offset=next_offset,
             )
+        self._drop_after(segment)
         self._truncate(segment, position, reason=reason)
 
     def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
@@ -246,16 +246,22 @@ class Recovery:
         finally:
             os.close(fd)
 
-    def _drop(self, items: tuple[Segment, ...]) -> None:
-        """Remove the segments after a truncated one: the log cannot continue there."""
-        for segment in items:
-            self._report.removed_segments.append(segment.base_offset)
-            self._report.truncated_bytes += segment.end.size_bytes
-            self._folder.remove_segment(segment.base_offset)
-            self._state.files.invalidate(segment.name(LOG))  # a new segment may get the name
-        state = self._state
-        kept = tuple(segment for segment in state.segments.items if segment not in items)
-        state.segments = Segments.of(kept)
+    def _drop_after(self, segment: Segment) -> None:
+        """Remove the segments after one that is about to be truncated: the log cannot continue
+        there. Once it is truncated, nothing shows any more that they have to go: compaction too
+        leaves segments that end before the next begins.
+        """
+        state, report = self._state, self._report
+        kept = state.segments.number_of(segment.base_offset) + 1
+        dropped = state.segments.items[kept:]
+        for later in dropped:
+            report.removed_segments.append(later.base_offset)
+            report.truncated_bytes += later.end.size_bytes
+            self._folder.remove_segment(later.base_offset)
+            state.files.invalidate(later.name(LOG))  # a new segment may get the name
+        if dropped:
+            state.disk.sync_folder(state.folder)
+        state.segments = Segments.of(state.segments.items[:kept])
 
     def _activate(self, segment: Segment, builder: IndexBuilder) -> None:
         state = self._state

@@ -194,6 +194,28 @@ def test_segments_after_a_truncated_one_are_removed(open_log, records_of, writte
     ]
 
 
+def test_a_crash_while_they_are_removed_leaves_no_hole(
+    open_log, records_of, written, folder, tmp_path
+):
+    """Compaction would explain one, so it would stay."""
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    flip(file_of(folder, bases[-4], ".log"), -1)
+    config, disk, images = {**CONFIG, "cleanup.policy": "compact"}, LossyDisk(), []
+
+    def crash(_call):
+        for seed in range(3):
+            images.append(tmp_path / str(len(images)))
+            disk.crash_into(images[-1], random.Random(seed), of=folder)
+
+    disk.before_call = crash
+    open_log(config=config, clean=False, recovery_point=bases[-4], disk=disk)
+    disk.before_call = lambda _call: None
+    for image in images:
+        log = open_log(image, config=config, clean=False, recovery_point=bases[-4])
+        assert [record.value for record in records_of(log)] == written[: log.log_end_offset]
+    assert len(images) > 60
+
+
 @pytest.mark.parametrize(("policy", "flushed"), [("delete", 2), ("delete", 3), ("compact", 2)])
 def test_a_segment_that_lost_whole_batches_at_its_end_is_truncated_too(
     open_log, records_of, written, folder, policy, flushed
