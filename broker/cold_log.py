@@ -33,7 +33,7 @@ from manifest.paging import mergeable_pages
 from manifest.pins import Pins
 from manifest.state import Manifest, SegmentEntry
 from manifest.store import ManifestStore
-from record_format.errors import CorruptDataError, InvalidConfig
+from record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
 
 
 class Upload(Protocol):
@@ -226,11 +226,13 @@ class ColdLog(ColdReads):
         if manifest is None or not manifest.segment_count:
             return
         if now.remote_storage_enable and not changed.remote_storage_enable:
-            raise InvalidConfig(f"remote.storage.enable: {self} has segments in the bucket")
+            raise _refused("remote.storage.enable", f"{self} has segments in the bucket")
         oldest = manifest.find(log_start_offset)  # a trim may be ahead of the bucket
         is_cold = oldest and max(oldest.base_offset, log_start_offset) < first_local_offset
         if changed.compacts and not now.compacts and is_cold:
-            raise InvalidConfig(
-                f"cleanup.policy: {self} has segments that are only in the bucket; compaction "
-                "needs all segments on local disk"
-            )
+            why = "has segments that are only in the bucket; compaction needs all on local disk"
+            raise _refused("cleanup.policy", f"{self} {why}")
+
+
+def _refused(key: str, why: str) -> InvalidConfig:
+    return InvalidConfig(f"{key}: {why}", problems=(FieldProblem(f"config.{key}", why),))

@@ -316,8 +316,9 @@ def test_a_topic_trimmed_within_a_segment_can_become_compacted(harness):
     partition = harness.broker.partition("a", 0)
     partition.log.delete_local(partition.log.segments()[1].base_offset)
     harness.broker.alter_topic("a", config={"cleanup.policy": "delete"})
-    with pytest.raises(InvalidConfig, match="only in the bucket"):
+    with pytest.raises(InvalidConfig, match="only in the bucket") as refused:
         harness.broker.alter_topic("a", config={"cleanup.policy": "compact"})
+    assert [one.loc for one in refused.value.problems] == ["config.cleanup.policy"]
 
 
 def test_altering_a_configuration_is_one_write(harness, monkeypatch):
