@@ -37,10 +37,16 @@ _TRUNCATED_OR_SURROGATE: Final = "JSON ends too early, or an escape has half of 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises InvalidRequest with the path of the first problem."""
+    _check_not_empty(body)
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refuse(error, members=_members(decoder))
+
+
+def _check_not_empty(body: bytes | bytearray) -> None:
+    if not body:
+        refuse_field("", "the body is empty: a JSON object is expected")
 
 
 def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
@@ -51,6 +57,7 @@ def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
     """As `decode`, for small bodies: a repeated member is refused, since one of its values would be
     ignored, and an invalid value in a map is reported with its key.
     """
+    _check_not_empty(body)
     decoder: msgspec.json.Decoder[T] = _decoder_of(cast(Hashable, kind))
     with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
         repeated = _find_repeated(json.loads(body, object_pairs_hook=Members))

@@ -118,6 +118,12 @@ def test_an_invalid_value_in_a_map_of_malformed_json_is_located_too(
     assert error["loc"] == loc
 
 
+@pytest.mark.parametrize("path", ["/v1/topics", "/v1/topics/{}/records"])
+def test_a_missing_body_is_said_to_be_missing(api: Api, path: str) -> None:
+    refused = api.post(path.format(api.topic()), headers={"content-type": "application/json"})
+    assert "the body is empty" in problem(refused, 400, "invalid-request")["detail"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "loc"),
     [
