@@ -11,9 +11,11 @@ from functools import partial
 from record_format.errors import MissingObject
 from record_format.index_layouts import AbortedTxn
 from record_format.row_filter import RowFilter
+from spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import may_match
 from spark_reader.gaps import count_offsets
+from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions
 from spark_reader.parallel import parallel_map
 from spark_reader.plan import (
@@ -27,7 +29,7 @@ from spark_reader.plan import (
     pack_tasks,
     plan_splits,
 )
-from spark_reader.ranges import DataLoss, DataLossPolicy, OffsetRange, Warn, resolve
+from spark_reader.ranges import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
 
 
 class Planner:
@@ -46,21 +48,38 @@ class Planner:
         """The offset ranges that the options specify. Reports them."""
 
         def resolved(facts: PartitionFacts) -> OffsetRange:
-            return resolve(
-                facts,
-                self._options.starting,
-                self._options.ending,
-                first_at_time=self.first_at_time,
-                loss=self.loss,
-            )
+            start = self.start_of(facts)
+            end = self._offset(facts, self._options.ending.spec_for(facts.topic, facts.partition))
+            end = facts.end_offset if end is None else end
+            return OffsetRange(facts, *clamp(facts, start, end, loss=self.loss))
 
         ranges = parallel_map(resolved, self.catalog.partitions())
         self._report(describe(ranges))
         return ranges
 
-    def first_at_time(self, facts: PartitionFacts, timestamp: int) -> int | None:
-        """Offset of the first readable record at or after `timestamp`; None if all are older."""
-        return self.catalog.first_at_time(facts, timestamp, missing=partial(self._missing, facts))
+    def start_of(self, facts: PartitionFacts) -> int:
+        """The offset that the starting options specify, which may not exist in the log. Raises
+        InvalidOption.
+        """
+        starting = self._options.starting
+        spec = starting.spec_for(facts.topic, facts.partition)
+        start = self._offset(facts, spec)
+        if start is not None:
+            return start
+        if starting.no_match is NoMatch.ERROR:
+            assert isinstance(spec, AtTime)
+            raise InvalidOption(
+                f"{facts.topic}-{facts.partition} has no record at or after {spec.timestamp}; "
+                "option startingOffsetsByTimestampStrategy=latest starts at the end instead"
+            )
+        return facts.end_offset
+
+    def _offset(self, facts: PartitionFacts, spec: OffsetSpec) -> int | None:
+        """None if no record is at or after a time."""
+        if isinstance(spec, AtTime):
+            missing = partial(self._missing, facts)
+            return self.catalog.first_at_time(facts, spec.timestamp, missing=missing)
+        return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(spec, spec)
 
     def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
         """The splits that read the ranges. Reports the plan."""

@@ -1,4 +1,4 @@
-"""Resolves the options' bounds to existing offsets. Pure, except that timestamps are looked up.
+"""Which requested offsets exist, and what happens about those that do not. Pure.
 
 * A requested range of offsets that does not exist is data loss: an error, or a warning if
   `failOnDataLoss` is false. `earliest`, `latest` and timestamps never cause data loss.
@@ -13,12 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from record_format.errors import TierlogError
-from spark_reader.bounds import EARLIEST, LATEST, AtTime, Bounds, NoMatch, OffsetSpec
 from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import Gaps, first_lost, skip_gap
-from spark_reader.option_values import InvalidOption
 
-TimeLookup = Callable[[PartitionFacts, int], int | None]
 Warn = Callable[[str], None]
 
 
@@ -52,36 +49,6 @@ class DataLossPolicy(NamedTuple):
         self.warn(what)
 
 
-def resolve(
-    facts: PartitionFacts,
-    starting: Bounds,
-    ending: Bounds,
-    *,
-    first_at_time: TimeLookup,
-    loss: DataLossPolicy,
-) -> OffsetRange:
-    """The offsets to read of one partition. Raises DataLoss, InvalidOption."""
-    start = resolve_start(facts, starting, first_at_time=first_at_time)
-    end = _offset(facts, ending.spec_for(facts.topic, facts.partition), first_at_time)
-    end = facts.end_offset if end is None else end
-    return OffsetRange(facts, *clamp(facts, start, end, loss=loss))
-
-
-def resolve_start(facts: PartitionFacts, starting: Bounds, *, first_at_time: TimeLookup) -> int:
-    """The offset to start at, which may not exist in the log."""
-    spec = starting.spec_for(facts.topic, facts.partition)
-    start = _offset(facts, spec, first_at_time)
-    if start is not None:
-        return start
-    if starting.no_match is NoMatch.ERROR:
-        assert isinstance(spec, AtTime)
-        raise InvalidOption(
-            f"{facts.topic}-{facts.partition} has no record at or after {spec.timestamp}; option "
-            "startingOffsetsByTimestampStrategy=latest starts at the end instead"
-        )
-    return facts.end_offset
-
-
 def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) -> tuple[int, int]:
     """The part of [start, end) that exists; `loss` decides about the rest."""
     name = f"{facts.topic}-{facts.partition}"
@@ -99,10 +66,3 @@ def report_if_lost(name: str, start: int, end: int, gaps: Gaps, *, loss: DataLos
     """Report what of [start, end) is gone if it ends inside a gap."""
     if (lost := first_lost(start, end, gaps)) is not None:
         loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
-
-
-def _offset(facts: PartitionFacts, spec: OffsetSpec, first_at_time: TimeLookup) -> int | None:
-    """None if no record is at or after the timestamp."""
-    if isinstance(spec, AtTime):
-        return first_at_time(facts, spec.timestamp)
-    return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(spec, spec)

@@ -32,7 +32,7 @@ from spark_reader.options import ReadOptions
 from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.ranges import OffsetRange, clamp, log_to_stderr, resolve_start
+from spark_reader.ranges import OffsetRange, clamp, log_to_stderr
 from spark_reader.source_partition import SplitPartition
 from spark_reader.stream_offsets import (
     Backlog,
@@ -76,8 +76,7 @@ class TierlogStreamReader(
         facts = planner.catalog.partitions()
 
         def begin(one: PartitionFacts) -> int:
-            start = resolve_start(one, self._options.starting, first_at_time=planner.first_at_time)
-            return clamp(one, start, one.end_offset, loss=planner.loss)[0]
+            return clamp(one, planner.start_of(one), one.end_offset, loss=planner.loss)[0]
 
         by_name = _by_name(facts)
         starts = dict(zip(by_name, parallel_map(begin, facts), strict=True))
