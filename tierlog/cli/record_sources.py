@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -71,8 +72,11 @@ def ndjson(source: IO[bytes]) -> Iterator[NewRecord]:
 
 
 def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The non-blank lines, with their numbers in the input."""
-    return ((number, line) for number, line in _lines(source) if line.strip())
+    """The non-blank lines, with their numbers in the input. A byte order mark is skipped."""
+    for number, line in _lines(source):
+        text = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if text.strip():
+            yield number, text
 
 
 def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[NewRecord]:
@@ -82,9 +86,11 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
     A byte order mark, which spreadsheets write, is skipped.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
-    text = io.TextIOWrapper(source, "utf-8-sig", newline="")
+    # What is not UTF-8 is refused by the encoder of its row, since a decoder reads ahead.
+    text = io.TextIOWrapper(source, "utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.DictReader(text, strict=True)
     try:
+        msgspec.json.encode(rows.fieldnames)
         _check_names(rows.fieldnames or (), key_column)
         for row in rows:
             if None in row:
@@ -93,8 +99,10 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
                 )
             cells = {name: cell or None for name, cell in row.items()}
             yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise InvalidRequest(f"line {rows.line_num}: {error}") from error
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"line {rows.line_num}: not UTF-8") from error
 
 
 def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRecord]:

@@ -90,10 +90,11 @@ def test_keys_decide_the_partition(tierlog):
 
 def test_csv_ndjson_and_envelope_inputs_become_records(tierlog, tmp_path):
     tierlog.ok("topic", "create", "formats")
-    # With a byte order mark, as spreadsheets write.
+    # With byte order marks, as spreadsheets and Windows write.
     (tmp_path / "rows.csv").write_text("name,city\nanna,Köln\nben,\n", "utf-8-sig")
     tierlog.ok("produce", "formats", tmp_path / "rows.csv")
-    tierlog.ok("produce", "formats", "--format", "ndjson", stdin=b'{"a": 1.50}\n\n[1,\t2]\n')
+    ndjson = '\ufeff{"a": 1.50}\n\n[1,\t2]\n'.encode()
+    tierlog.ok("produce", "formats", "--format", "ndjson", stdin=ndjson)
     enveloped = {
         "key": "k",
         "value_base64": "/w==",
@@ -118,7 +119,8 @@ def test_csv_ndjson_and_envelope_inputs_become_records(tierlog, tmp_path):
 
 def test_csv_from_pandas_and_windows_is_accepted(tierlog):
     def produce(text: str):
-        return ("produce", "csv", "--format", "csv"), {"stdin": text.encode()}
+        encoded = text.encode(errors="surrogateescape")
+        return ("produce", "csv", "--format", "csv"), {"stdin": encoded}
 
     tierlog.ok("topic", "create", "csv")
     large = "x" * 200_000
@@ -129,6 +131,8 @@ def test_csv_from_pandas_and_windows_is_accepted(tierlog):
     for text, expected in (
         ("a,b,a\n1,2,3\n", "more than one column is named 'a'"),
         (",a\n1,2,3\n", "line 2: more cells than the first row has columns"),
+        ("\udce4,a\n1,2\n", "line 1: not UTF-8"),
+        ("a\n1\n" + "\udce4\n" * 2, "line 3: not UTF-8"),
     ):
         arguments, kwargs = produce(text)
         assert expected in tierlog.fails(1, *arguments, **kwargs)
