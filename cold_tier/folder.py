@@ -186,7 +186,8 @@ class FolderStore:
         found: ObjectStats = []
         with self._counted("list", prefix):
             self._check_mounted()
-            for key in _walk(self._root, "", prefix=prefix, start_after=start_after):
+            above = prefix[: prefix.rfind("/") + 1]  # its siblings may be thousands
+            for key in _walk(self._root / above, above, prefix=prefix, start_after=start_after):
                 if len(found) == limit:
                     break
                 try:

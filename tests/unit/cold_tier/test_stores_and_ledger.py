@@ -178,6 +178,17 @@ def test_the_name_of_a_folder_may_not_be_text(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has no such names")
+def test_a_listing_does_not_read_the_folders_beside_its_own(tmp_path, monkeypatch):
+    """A topic may have thousands of partitions."""
+    store, read, scandir = FolderStore(tmp_path / "bucket"), [], os.scandir
+    for key in ("t/1/a", "t/1/b/c", "t/10/d", "t/2/e"):
+        store.put(key, b"")
+    monkeypatch.setattr(os, "scandir", lambda folder: read.append(folder) or scandir(folder))
+    assert [one.key for one in store.list("t/1/", limit=9)] == ["t/1/a", "t/1/b/c"]
+    assert [one.key for one in store.list("t/1/b/", start_after="t/1/b", limit=9)] == ["t/1/b/c"]
+    assert {str(path.relative_to(tmp_path / "bucket")) for path in read} == {"t/1", "t/1/b"}
+
+
 def test_a_file_that_no_key_can_name_is_not_an_object(tmp_path):
     """Else the deletion of its topic would never end."""
     store = FolderStore(tmp_path)
