@@ -155,9 +155,9 @@ class LogFolder:
         self._disk.sync_folder(self.path)
 
     def remove_segment(self, base_offset: int, *, keep_snapshot: bool = False) -> None:
-        """Unlink all files of a segment."""
+        """Unlink all files of a segment, the `.log` last: the open after a crash repeats it."""
         suffixes = SEGMENT_SUFFIXES if keep_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT)
-        for suffix in suffixes:
+        for suffix in reversed(suffixes):
             self._disk.unlink(path_of(self.path, base_offset, suffix))
         self.log_sizes.pop(base_offset, None)
         if not keep_snapshot:

@@ -19,7 +19,7 @@ from record_format.errors import (
     LogOfflineError,
     OutOfOrderSequence,
 )
-from record_format.index_layouts import OFFSET_ENTRY
+from record_format.index_layouts import OFFSET_ENTRY, AbortedTxn, pack_txn_index
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.lossy_disk import LossyDisk
@@ -459,6 +459,30 @@ def test_an_interrupted_swap_is_finished(open_log, records_of, written, folder, 
     log = open_log(config=CONFIG, clean=False, recovery_point=0)
     assert [segment.base_offset for segment in log.segments()] == [0, *bases[2:]]
     assert [record.value for record in records_of(log)] == written
+
+
+def test_a_crash_while_a_swap_is_finished_leaves_nothing_of_the_old_segments(
+    open_log, written, folder, tmp_path
+):
+    """Planted bug: the `.log` goes first. The transaction index that outlives it would become that
+    of the new segment, and hide what its producers wrote later.
+    """
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    merged = b"".join(file_of(folder, base, ".log").read_bytes() for base in bases[:2])
+    for suffix, content in ((".log", merged), (".index", b""), (".timeindex", b"")):
+        file_of(folder, 0, f"{suffix}.swap").write_bytes(content)
+    file_of(folder, 0, ".txnindex").write_bytes(pack_txn_index([AbortedTxn(9, 0, 1, 2)]))
+    disk, copies = LossyDisk(), []
+    disk.before_call = lambda _call: copies.append(
+        shutil.copytree(folder, tmp_path / str(len(copies)))
+    )
+    at_crash = {"config": CONFIG, "clean": False, "recovery_point": 120}
+    opened = open_log(disk=disk, **at_crash)
+    disk.before_call = lambda _call: None
+    for log in (opened, *(open_log(copy, **at_crash) for copy in copies)):
+        assert log.base_offsets == (0, *bases[2:])
+        assert log.aborted_transactions(0, 120) == []
+    assert len(copies) > 10
 
 
 def test_a_folder_of_another_topic_is_rejected(open_log, written):
