@@ -24,7 +24,7 @@ from hot_tier.append import Append
 from hot_tier.appender import Outcome, append_all
 from hot_tier.disk import Disk
 from hot_tier.durable_file import REAL_DISK
-from hot_tier.file_names import LOG, SNAPSHOT, path_of
+from hot_tier.file_names import LOG
 from hot_tier.flusher import Flusher
 from hot_tier.log_config import LogConfig
 from hot_tier.log_folder import LogFolder
@@ -405,10 +405,9 @@ class PartitionLog:
             try:
                 state.active.seal()
                 # Synced before its rename: if the active segment is empty it replaces the only one.
-                snapshot = write_snapshot(state, state.log_end_offset, sync=True)
+                write_snapshot(state, state.log_end_offset, sync=True)
                 state.active.sync_all()
                 state.disk.sync_folder(state.folder)
             except OSError as error:
                 raise disk_error(state, error) from error
-        assert snapshot == path_of(state.folder, state.log_end_offset, SNAPSHOT)
         return True

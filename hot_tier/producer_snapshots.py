@@ -36,13 +36,13 @@ from record_format.producer_snapshot import ProducerEntry, format_snapshot, pars
 READ_BACK_BYTES: Final = 8 << 20
 
 
-def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> Path:
+def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> None:
     """Write the current producers, at `offset`. Raises OSError.
 
     The next flush syncs it together with the segment that ends there: once that segment is deleted,
     nothing else on disk has these producers.
     """
-    return _write(state, offset, state.producers, sync=sync)
+    _write(state, offset, state.producers, sync=sync)
 
 
 def ensure_snapshot(state: LogState, offset: int) -> Path:
