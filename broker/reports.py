@@ -30,11 +30,15 @@ class Readiness(NamedTuple):
 
 
 class TopicStorage(msgspec.Struct, frozen=True, kw_only=True):
-    """`offload_lag_ms`: the age of the oldest segment that waits for its upload."""
+    """`segments`: over both tiers, each once. `offload_lag_ms`: the age of the oldest segment that
+    waits for its upload.
+    """
 
     topic: str
     partitions: int
     segments: int
+    hot_segments: int
+    cold_segments: int
     hot_bytes: int
     cold_bytes: int
     offload_lag_bytes: int
@@ -65,6 +69,8 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True):
     """`store` and `cache` are null without a bucket."""
 
     store: str | None
+    hot_segments: int
+    cold_segments: int
     hot_bytes: int
     cold_bytes: int
     offload_lag_bytes: int
@@ -119,6 +125,8 @@ def storage_report(
     uses = _store_uses(bucket.store.ledger, prices) if bucket else []
     return StorageReport(
         store=bucket.store.url if bucket else None,
+        hot_segments=sum(one.hot_segments for one in stored),
+        cold_segments=sum(one.cold_segments for one in stored),
         hot_bytes=sum(one.hot_bytes for one in stored),
         cold_bytes=sum(one.cold_bytes for one in stored),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in stored),
@@ -147,6 +155,8 @@ def _topic_storage(topic: Topic, now_ms: int) -> TopicStorage:
         topic=topic.record.name,
         partitions=len(partitions) + len(topic.damaged),
         segments=sum(one.segments for one in sizes),
+        hot_segments=sum(one.hot_segments for one in sizes),
+        cold_segments=sum(one.cold_segments for one in sizes),
         hot_bytes=sum(one.hot_bytes for one in sizes),
         cold_bytes=sum(one.cold_bytes for one in sizes),
         offload_lag_bytes=sum(one.offload_lag_bytes for one in sizes),

@@ -10,11 +10,15 @@ from hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):
-    """`waiting`: the oldest local segment that is yet to be uploaded."""
+    """`segments`: over both tiers, each once. `waiting`: the oldest local segment that is yet to be
+    uploaded.
+    """
 
     hot_bytes: int
     cold_bytes: int
     segments: int
+    hot_segments: int
+    cold_segments: int
     offload_lag_bytes: int
     offload_lag_segments: int
     waiting: SegmentView | None
@@ -27,9 +31,10 @@ def tier_sizes(partition: Partition) -> TierSizes:
     # As in `segment_listing`: neither an empty segment nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
     if partition.cold is None:
-        return TierSizes(hot_bytes, 0, shown, 0, 0, None)
+        return TierSizes(hot_bytes, 0, shown, shown, 0, 0, 0, None)
     manifest = partition.cold.manifest
     end_offset = manifest.end_offset if manifest else 0
+    cold_segments = manifest.segment_count if manifest else 0
     both = [view for view in views if view.last_offset < end_offset and view.sealed]
     lag_bytes = lag_segments = 0
     waiting = None
@@ -40,9 +45,9 @@ def tier_sizes(partition: Partition) -> TierSizes:
     return TierSizes(
         hot_bytes,
         cold_bytes=partition.cold.size_bytes,
-        segments=(manifest.segment_count if manifest else 0)
-        + shown
-        - sum(view.last_offset >= log_start for view in both),
+        segments=cold_segments + shown - sum(view.last_offset >= log_start for view in both),
+        hot_segments=shown,
+        cold_segments=cold_segments,
         offload_lag_bytes=lag_bytes,
         offload_lag_segments=lag_segments,
         waiting=waiting,

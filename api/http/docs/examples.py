@@ -173,6 +173,8 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     },
     "StorageReport": {
         "store": "s3://bucket/prefix",
+        "hot_segments": 6,
+        "cold_segments": 4,
         "hot_bytes": 35860480,
         "cold_bytes": 16777180,
         "offload_lag_bytes": 2306048,
@@ -182,6 +184,8 @@ EXAMPLES: Final[Mapping[str, Any]] = {
                 "topic": "flights",
                 "partitions": 3,
                 "segments": 9,
+                "hot_segments": 6,
+                "cold_segments": 4,
                 "hot_bytes": 35860480,
                 "cold_bytes": 16777180,
                 "offload_lag_bytes": 2306048,

@@ -38,9 +38,15 @@ def test_the_segment_count_of_a_topic_matches_the_list(api: Api) -> None:
 
     def counted_and_listed() -> tuple[int, int]:
         (shown,) = api.get(f"/v1/topics/{topic}").json()["partitions"]
-        return shown["segments"], len(
-            api.get(partition_path(topic) + "/segments").json()["segments"]
-        )
+        listed = api.get(partition_path(topic) + "/segments").json()["segments"]
+        tiers = [segment["tier"] for segment in listed]
+        (report,) = [
+            one for one in api.get("/v1/storage").json()["topics"] if one["topic"] == topic
+        ]
+        assert report["segments"] == shown["segments"]
+        assert report["hot_segments"] == tiers.count("hot") + tiers.count("both")
+        assert report["cold_segments"] == tiers.count("cold") + tiers.count("both")
+        return shown["segments"], len(listed)
 
     topic = api.topic()
     assert counted_and_listed() == (0, 0)
