@@ -39,7 +39,6 @@ from spark_reader.sink_batches import (
     Batcher,
     TopicMetadata,
     TopicPartition,
-    rows_of,
 )
 
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
@@ -118,8 +117,8 @@ class Sink:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
-        rows = (row for batch in iterator for row in rows_of(batch))
-        first = next(rows, None)
+        batches = (batch for batch in iterator if batch.num_rows)
+        first = next(batches, None)
         if first is None:  # common for a small aggregation: then the broker is not contacted
             return WriterCommitMessage()
         producer = _Producer(self._options.access)
@@ -130,8 +129,8 @@ class Sink:
             now_ms=wall_clock_ms,
             first_sticky=random.randrange(1 << 16),
         )
-        for row in chain((first,), rows):
-            for batch in batcher.add(row):
+        for rows in chain((first,), batches):
+            for batch in batcher.add(rows):
                 producer.send(batch)
         for batch in batcher.flush():
             producer.send(batch)

@@ -1,21 +1,25 @@
-"""Turns rows into record batches for the sink. Uses neither Spark nor the network.
+"""Turns Arrow batches of rows into record batches for the sink. Uses neither Spark nor the network.
 
 * The columns are those of Spark's Kafka sink: `value`, and optionally `key`, `headers`, `topic` and
   `partition`; in addition, `timestamp`. Others are ignored.
 * A row goes to its `partition`, or by murmur2 of its key, as Kafka's clients do; rows with neither
-  stick to one partition per batch.
-* Memory is bounded: at most `FLUSH_BYTES` and one row are pending.
+  stick to one partition per batch. The rows of a partition keep their order.
+* Rows are routed by column: the only objects per row are its bytes.
+* Memory is bounded: at most `FLUSH_BYTES` and one of Spark's batches are pending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from record_format.encode import Headers, encode_batches
+from record_format.encode import NO_HEADERS, Headers, encode_batches
 from record_format.errors import InvalidRecord
 from record_format.murmur2 import partition_for_key
 
@@ -32,6 +36,8 @@ COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
 }
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
 
 
 class TopicPartition(NamedTuple):
@@ -57,6 +63,13 @@ class _Pending:
     headers: list[Headers] = field(default_factory=list)
     size_bytes: int = 0
 
+    def append(self, rows: pa.RecordBatch, *, size_bytes: int) -> None:
+        self.values += rows["value"].to_pylist()
+        self.keys += _column(rows, "key", pa.binary()).to_pylist()
+        self.timestamps += rows["timestamp"].to_pylist()
+        self.headers += map(_headers, _column(rows, "headers", pa.null()).to_pylist())
+        self.size_bytes += size_bytes
+
 
 class TopicMetadata(NamedTuple):
     """`available_partitions` are those that accept rows without a key or partition."""
@@ -64,45 +77,6 @@ class TopicMetadata(NamedTuple):
     partitions: int
     max_message_bytes: int
     available_partitions: Sequence[int]
-
-
-class Row(NamedTuple):
-    topic: str | None
-    partition: int | None
-    key: bytes | None
-    value: bytes | None
-    timestamp: int | None
-    headers: Headers
-
-
-def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """The rows of Spark's Arrow batch; strings become their UTF-8 bytes."""
-    empty = [None] * batch.num_rows
-    names = batch.schema.names
-
-    def column(name: str) -> Sequence[Any]:
-        if name not in names:
-            return empty
-        found = batch.column(name)
-        if name in {"key", "value"}:
-            found = found.cast(pa.binary())
-        if name == "timestamp":
-            found = found.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        listed: list[Any] = found.to_pylist()
-        return listed
-
-    columns = [column(name) for name in ("topic", "partition", "key", "value", "timestamp")]
-    for topic, partition, key, value, micros, headers in zip(
-        *columns, column("headers"), strict=True
-    ):
-        pairs = tuple(map(_header, headers or ()))
-        yield Row(topic, partition, key, value, None if micros is None else micros // 1000, pairs)
-
-
-def _header(given: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
-    if given is None or given["key"] is None:
-        raise InvalidRecord("a row has a header without a key")
-    return given["key"], given["value"]
 
 
 class Batcher:
@@ -117,68 +91,120 @@ class Batcher:
         now_ms: Callable[[], int],
         first_sticky: int = 0,
     ) -> None:
-        self._topic, self._metadata_of, self._codec, self._now_ms = (
-            topic,
-            metadata_of,
-            codec,
-            now_ms,
-        )
+        self._topic, self._metadata_of, self._codec = topic, metadata_of, codec
+        self._now_ms = now_ms
         self._pending: dict[TopicPartition, _Pending] = {}
         self._sticky = first_sticky
         self._size_bytes = 0
 
-    def add(self, row: Row) -> Iterator[Batch]:
-        """Add a row and yield the batches that are ready to be sent. Raises InvalidRecord."""
-        topic = self._topic if self._topic is not None else row.topic
-        if topic is None:
-            raise InvalidRecord("a row has no topic, and the option topic is not set")
-        target = TopicPartition(topic, self._partition(topic, row))
-        if (pending := self._pending.get(target)) is None:
-            pending = self._pending[target] = _Pending()
-        size = ROW_BYTES + len(row.key or b"") + len(row.value or b"")
-        if row.headers:
-            size += sum(len(name) + len(content or b"") + 8 for name, content in row.headers)
-        pending.values.append(row.value)
-        pending.keys.append(row.key)
-        pending.timestamps.append(self._now_ms() if row.timestamp is None else row.timestamp)
-        pending.headers.append(row.headers)
-        pending.size_bytes += size
-        self._size_bytes += size
-        if pending.size_bytes >= BATCH_BYTES:
-            yield from self._encode(target)
-            if row.key is None and row.partition is None:
-                self._sticky += 1
-        elif self._size_bytes >= FLUSH_BYTES:
-            yield from self.flush()
+    def add(self, batch: pa.RecordBatch) -> Iterator[Batch]:
+        """Add the rows of one of Spark's batches and yield what is ready to be sent. Raises
+        InvalidRecord.
+        """
+        rows = _columns(batch, now_ms=self._now_ms())
+        count = max(1, rows.num_rows * BATCH_BYTES // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, count):
+            for target, part in self._routed(rows.slice(start, count)):
+                yield from self._add(target, part)
+            if self._size_bytes >= FLUSH_BYTES:
+                yield from self.flush()
 
     def flush(self) -> Iterator[Batch]:
         """Yield batches of all pending rows."""
         for target in list(self._pending):
             yield from self._encode(target)
 
-    def _partition(self, topic: str, row: Row) -> int:
-        partitions, _, available_partitions = self._metadata_of(topic)
-        if row.partition is not None:
-            if not 0 <= row.partition < partitions:
+    def _add(self, target: TopicPartition, rows: pa.RecordBatch) -> Iterator[Batch]:
+        pending = self._pending.setdefault(target, _Pending())
+        size = rows.nbytes + ROW_BYTES * rows.num_rows
+        pending.append(rows, size_bytes=size)
+        self._size_bytes += size
+        if pending.size_bytes >= BATCH_BYTES:
+            yield from self._encode(target)
+            if target.partition == self._sticky_partition(target.topic):
+                self._sticky += 1
+
+    def _routed(self, rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        for topic, of_topic in self._by_topic(rows):
+            for partition, part in _grouped(of_topic, self._partitions(topic, of_topic)):
+                yield TopicPartition(topic, partition), part
+
+    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if self._topic is not None:
+            yield self._topic, rows
+            return
+        topics = rows["topic"].dictionary_encode()
+        if topics.null_count:
+            raise InvalidRecord("a row has no topic, and the option topic is not set")
+        for number, of_topic in _grouped(rows, topics.indices):
+            yield topics.dictionary[number].as_py(), of_topic
+
+    def _partitions(self, topic: str, rows: pa.RecordBatch) -> pa.Array:
+        """The partition of each row."""
+        count = self._metadata_of(topic).partitions
+        given = _column(rows, "partition", pa.int32())
+        for number in pc.min_max(given).as_py().values():
+            if number is not None and not 0 <= number < count:
                 raise InvalidRecord(
-                    f"a row is for {topic}-{row.partition}, but the topic has {partitions} "
-                    "partitions (without a column partition, rows are partitioned by key)"
+                    f"a row is for {topic}-{number}, but the topic has {count} partitions "
+                    "(without a column partition, rows are partitioned by key)"
                 )
-            return row.partition
-        if row.key is not None:
-            return partition_for_key(row.key, partitions)
-        return available_partitions[self._sticky % len(available_partitions)]
+        if not given.null_count:
+            return given
+        keys = _column(rows, "key", pa.binary()).dictionary_encode()
+        by_key = [partition_for_key(key, count) for key in keys.dictionary.to_pylist()]
+        chosen = pa.array(by_key, pa.int32()).take(keys.indices)
+        return pc.coalesce(given, chosen, pa.scalar(self._sticky_partition(topic), pa.int32()))
+
+    def _sticky_partition(self, topic: str) -> int:
+        """Where rows without a key and partition go now."""
+        available = self._metadata_of(topic).available_partitions
+        return available[self._sticky % len(available)]
 
     def _encode(self, target: TopicPartition) -> Iterator[Batch]:
         pending = self._pending.pop(target)
         self._size_bytes -= pending.size_bytes
-        has_headers = any(pending.headers)
         for one in encode_batches(
             pending.values,
-            keys=pending.keys,
+            keys=pending.keys if pending.keys.count(None) < len(pending.keys) else None,
             timestamps=pending.timestamps,
-            headers=pending.headers if has_headers else None,
+            headers=pending.headers if any(pending.headers) else None,
             codec=self._codec,
             max_bytes=self._metadata_of(target.topic).max_message_bytes,
         ):
             yield Batch(target, one.batch, one.end - one.start)
+
+
+def _columns(batch: pa.RecordBatch, *, now_ms: int) -> pa.RecordBatch:
+    """The columns that are written: strings as their UTF-8 bytes, timestamps in milliseconds."""
+    columns = {name: batch[name] for name in batch.schema.names if name in COLUMN_TYPES}
+    for name in columns.keys() & {"key", "value"}:
+        columns[name] = columns[name].cast(pa.binary())
+    times = _column(batch, "timestamp", _INSTANT).cast(_INSTANT).cast(pa.int64())
+    milliseconds = pa.array(
+        np.asarray(times.fill_null(0)) // 1000
+    )  # pc.divide would not round down
+    columns["timestamp"] = pc.if_else(times.is_null(), now_ms, milliseconds)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _column(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    """All null if the rows do not have it."""
+    return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
+
+
+def _grouped(rows: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each number, in their order."""
+    order = np.argsort(numbers, kind="stable")
+    rows, ordered = rows.take(pa.array(order)), np.asarray(numbers)[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    for start, end in pairwise((*starts.tolist(), len(ordered))):
+        yield int(ordered[start]), rows.slice(start, end - start)
+
+
+def _headers(given: Sequence[Mapping[str, Any] | None] | None) -> Headers:
+    if not given:
+        return NO_HEADERS
+    if any(one is None or one["key"] is None for one in given):
+        raise InvalidRecord("a row has a header without a key")
+    return tuple((one["key"], one["value"]) for one in given if one is not None)
