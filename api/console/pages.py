@@ -176,20 +176,18 @@ async def topics(context: Context, exchange: Exchange) -> Response:
 
 async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> dict[str, Any]:
     """A page of the topics visible to the token."""
-    live = [
-        topic
-        for topic in topic_pages.live_topics(context.broker)
-        if exchange.grant.sees_topic(topic.record.name)
-    ]
-    found = await context.read(
-        topic_pages.topic_page,
-        live,
-        wanted=query.filter.strip(),
-        sort=query.sort,
-        page=query.page,
-    )
-    chosen = {"filter": query.filter, "sort": query.sort}
-    return {"topics": found, "topic_count": len(live), **chosen}
+
+    def found() -> tuple[topic_pages.TopicPage, int]:
+        live = [
+            topic
+            for topic in topic_pages.live_topics(context.broker)
+            if exchange.grant.sees_topic(topic.record.name)
+        ]
+        wanted, sort = query.filter.strip(), query.sort
+        return topic_pages.topic_page(live, wanted=wanted, sort=sort, page=query.page), len(live)
+
+    shown, count = await context.read(found)
+    return {"topics": shown, "topic_count": count, "filter": query.filter, "sort": query.sort}
 
 
 def _server_flag(exchange: Exchange) -> dict[str, Any]:

@@ -58,7 +58,9 @@ async def create_topic(context: Context, exchange: Exchange) -> Response:
 
 async def list_topics(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(ListTopicsQuery)
-    topics = context.broker.list_topics(prefix=query.prefix, internal=query.internal)
+    topics = await context.read(  # there may be many
+        context.broker.list_topics, prefix=query.prefix, internal=query.internal
+    )
     return json_response(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
 
 

@@ -157,6 +157,23 @@ def test_health_metrics_and_storage_respond(api: Api) -> None:
     assert set(api.get("/v1/storage").json()) >= {"hot_bytes", "cold_bytes", "topics", "cache"}
 
 
+@pytest.mark.parametrize("path", ["/v1/topics", "/console/topics"])
+def test_topics_are_listed_off_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """With thousands of them it takes tens of milliseconds."""
+    listing, threads = api.broker.list_topics, []
+
+    def recording(**kwargs: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return listing(**kwargs)
+
+    monkeypatch.setattr(api.broker, "list_topics", recording)
+    assert api.get(path).status_code == 200
+    assert len(threads) == 1
+    assert "http-server" not in threads
+
+
 def test_readyz_is_200_while_the_store_is_down(api: Api, store_down: None) -> None:
     assert api.get("/readyz").status_code == 200
 
