@@ -20,7 +20,7 @@ MIB: Final = 1 << 20
 
 
 class Kind(Enum):
-    """How a value is written; `label` is what help shows."""
+    """How a value is written; help shows the value as its placeholder."""
 
     TEXT = "TEXT"
     PATH = "PATH"
