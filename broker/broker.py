@@ -48,7 +48,7 @@ from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 
-CLOSE_THREADS = 16  # closing a log waits for about five syncs, and a disk takes many at a time
+CLOSE_THREADS = 16  # closing a log waits for four syncs, and a disk takes many at a time
 
 
 class Broker:

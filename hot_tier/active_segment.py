@@ -75,7 +75,7 @@ class ActiveIndex:
 
 
 class ActiveSegment:
-    """The segment that receives appends."""
+    """The segment that receives appends. `is_shortened`: the log's length is not synced."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class ActiveSegment:
         segment.first_append_ms = now_ms if segment.end.size_bytes else None
         self.first_timestamp: int | None = None
         self._bytes_since_entry = bytes_since_entry
+        self.is_shortened = False
         with ExitStack() as on_failure:
             self._fd = disk.open(segment.path(LOG), os.O_RDWR | os.O_CREAT)
             on_failure.callback(os.close, self._fd)
@@ -207,7 +208,10 @@ class ActiveSegment:
         """Truncate what a failed write and preallocation left past the end: after a shorter write,
         recovery would take whole batches there for records. Raises OSError.
         """
-        self.disk.truncate(self._fd, self.segment.end.size_bytes)
+        size_bytes = self.segment.end.size_bytes
+        if os.fstat(self._fd).st_size != size_bytes:
+            self.disk.truncate(self._fd, size_bytes)
+            self.is_shortened = True
 
     # --- sealing ----------------------------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class ActiveSegment:
             self.times.columns.append(largest.timestamp, largest.offset - self.segment.base_offset)
         self.offsets.trim()
         self.times.trim()
-        self.disk.truncate(self._fd, self.segment.end.size_bytes)
+        self.drop_tail()
 
     def release_indexes(self) -> None:
         """Look-ups use the files from now on, so the descriptors are no longer needed."""
@@ -229,21 +233,22 @@ class ActiveSegment:
         self.segment.offsets = self.segment.times = None
 
     def sync_log(self) -> None:
+        self.is_shortened = False  # first: it may be shortened during the sync
         self.disk.sync_bytes(self._fd)
 
-    def sync_all(self) -> None:
-        """Sync the log, the indexes, the transaction index if there is one, and the snapshot at its
-        end.
-        """
-        self.sync_log()
-        for path in (
-            self.segment.path(OFFSET_INDEX),
-            self.segment.path(TIME_INDEX),
-            self.segment.path(TRANSACTION_INDEX),
-            path_of(self.segment.folder, self.segment.end.next_offset, SNAPSHOT),
-        ):
+    def sync_indexes(self) -> None:
+        """Sync the indexes, and the transaction index if there is one."""
+        for suffix in (OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX):
             with suppress(FileNotFoundError):
-                self.disk.sync_file(path)
+                self.disk.sync_file(self.segment.path(suffix))
+
+    def sync_all(self) -> None:
+        """Sync the log, the indexes, and the snapshot at its end."""
+        self.sync_log()
+        self.sync_indexes()
+        with suppress(FileNotFoundError):
+            snapshot = path_of(self.segment.folder, self.segment.end.next_offset, SNAPSHOT)
+            self.disk.sync_file(snapshot)
 
     def close(self) -> None:
         self.offsets.close()

@@ -406,7 +406,9 @@ class PartitionLog:
                 state.active.seal()
                 # Synced before its rename: if the active segment is empty it replaces the only one.
                 write_snapshot(state, state.log_end_offset, sync=True)
-                state.active.sync_all()
+                if state.active.is_shortened:  # otherwise the flush has synced it
+                    state.active.sync_log()
+                state.active.sync_indexes()
                 state.disk.sync_folder(state.folder)
             except OSError as error:
                 raise disk_error(state, error) from error

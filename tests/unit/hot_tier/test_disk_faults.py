@@ -460,6 +460,18 @@ def test_an_epoch_is_durable_before_its_first_record(open_log, append_values, di
     assert log.epochs == ((3, 0),)
 
 
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_a_clean_close_syncs_no_file_twice(open_log, append_values, disk, preallocate):
+    log = open_log(disk=disk, config={"preallocate": preallocate})
+    append_values(log, b"a")
+    log.flush()
+    disk.calls.clear()
+    assert log.close()
+    synced = sorted(call.suffix for call in disk.calls if call.name.startswith("sync"))
+    # The folder, the snapshot before its rename, and a log that got shorter after its last flush.
+    assert synced == ["", ".index", *[".log"] * preallocate, ".timeindex", ".tmp"]
+
+
 def test_a_failed_close_is_not_a_clean_shutdown(open_log, append_values, disk):
     log = open_log(disk=disk)
     append_values(log, b"a")
