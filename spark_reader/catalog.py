@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from record_format.row_filter import RowFilter
 from spark_reader import cold_index
 from spark_reader.access import Connections
 from spark_reader.bounds import AtTime
+from spark_reader.gaps import Gaps
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NO_LIMITS, ReadOptions
 from spark_reader.parallel import map_ahead, parallel_map
@@ -60,7 +61,7 @@ class PartitionFacts:
     cold_end_offset: int
     manifest: Manifest | None
     is_pinned: bool = False
-    gaps: tuple[tuple[int, int], ...] = ()
+    gaps: Gaps = ()
     tail_bytes: int | None = None
 
 
@@ -144,17 +145,29 @@ class Catalog:
 
     def _gaps(
         self, topic: TopicFacts, partition: int, manifest: Manifest | None, *, end: int
-    ) -> tuple[tuple[int, int], ...]:
-        """The gaps that restores left. Without a store they come from the broker, and only if
-        trigger limits need them, since that takes a request. It requests no segments: their list
-        may be long, and partly in the bucket.
+    ) -> Gaps:
+        """The gaps that restores left. Without a store they take a request, which is made here only
+        if trigger limits need them.
         """
         if manifest is not None:
             return tuple((gap.start_offset, gap.end_offset) for gap in manifest.gaps)
         if self._connections.has_store or self._options.trigger == NO_LIMITS:
             return ()
-        with suppress(UnknownManifestVersion):
-            return self._connections.broker.manifest(topic.name, partition, from_offset=end).gaps
+        return self._gaps_of_broker(topic.name, partition, end=end)
+
+    def with_gaps(self, facts: PartitionFacts) -> PartitionFacts:
+        """The same facts, with the gaps if they were not looked up."""
+        if facts.gaps or self._connections.has_store:
+            return facts
+        gaps = self._gaps_of_broker(facts.topic, facts.partition, end=facts.end_offset)
+        return replace(facts, gaps=gaps)
+
+    def _gaps_of_broker(self, topic: str, partition: int, *, end: int) -> Gaps:
+        """Requests no segments: their list may be long, and partly in the bucket. None of a topic
+        that is gone, which the task that reads it will report.
+        """
+        with suppress(UnknownManifestVersion, UnknownTopicOrPartition):
+            return self._connections.broker.manifest(topic, partition, from_offset=end).gaps
         return ()
 
     def _pinned_end(self, topic: TopicFacts, partition: int, cold_end: int) -> int:

@@ -6,9 +6,9 @@ that the lost disk alone had were among the first of them; only a range that end
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-Gaps = Iterable[tuple[int, int]]
+Gaps = tuple[tuple[int, int], ...]
 """Ranges [start, end), in order and disjoint."""
 
 

@@ -50,12 +50,17 @@ class Planner:
         def resolved(facts: PartitionFacts) -> OffsetRange:
             start = self.start_of(facts)
             end = self._offset(facts, self._options.ending.spec_for(facts.topic, facts.partition))
-            end = facts.end_offset if end is None else end
-            return OffsetRange(facts, *clamp(facts, start, end, loss=self.loss))
+            return self.existing(facts, start, facts.end_offset if end is None else end)
 
         ranges = parallel_map(resolved, self.catalog.partitions())
         self._report(describe(ranges))
         return ranges
+
+    def existing(self, facts: PartitionFacts, start: int, end: int) -> OffsetRange:
+        """The part of [start, end) that exists. Raises DataLoss."""
+        if start < facts.log_start_offset:
+            facts = self.catalog.with_gaps(facts)
+        return OffsetRange(facts, *clamp(facts, start, end, loss=self.loss))
 
     def start_of(self, facts: PartitionFacts) -> int:
         """The offset that the starting options specify, which may not exist in the log. Raises

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from record_format.errors import CorruptDataError
-from spark_reader.gaps import count_offsets, ranges_outside
+from spark_reader.gaps import Gaps, count_offsets, ranges_outside
 
 PartitionName = tuple[str, int]
 
@@ -102,7 +102,7 @@ class Backlog(NamedTuple):
     name: PartitionName
     start_offset: int
     end_offset: int
-    gaps: tuple[tuple[int, int], ...] = ()
+    gaps: Gaps = ()
 
     @property
     def offsets(self) -> int:

@@ -32,7 +32,7 @@ from spark_reader.options import ReadOptions
 from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.ranges import OffsetRange, clamp, log_to_stderr
+from spark_reader.ranges import OffsetRange, log_to_stderr
 from spark_reader.source_partition import SplitPartition
 from spark_reader.stream_offsets import (
     Backlog,
@@ -76,7 +76,7 @@ class TierlogStreamReader(
         facts = planner.catalog.partitions()
 
         def begin(one: PartitionFacts) -> int:
-            return clamp(one, planner.start_of(one), one.end_offset, loss=planner.loss)[0]
+            return planner.existing(one, planner.start_of(one), one.end_offset).start_offset
 
         by_name = _by_name(facts)
         starts = dict(zip(by_name, parallel_map(begin, facts), strict=True))
@@ -209,7 +209,7 @@ class TierlogStreamReader(
             # A partition that is new to the stream is read from offset 0, as with Kafka's source.
             first = begun.next_offset(one.topic_id, name) or 0
             if first < end_offset:
-                ranges.append(OffsetRange(one, *clamp(one, first, end_offset, loss=planner.loss)))
+                ranges.append(planner.existing(one, first, end_offset))
         return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:

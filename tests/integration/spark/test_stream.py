@@ -373,8 +373,9 @@ def test_a_stream_at_the_start_of_a_gap_loses_nothing_by_a_trim_to_its_end(tmp_p
         tiers.produce("t", 50)
         for before_offset in (700, 10**9 + 500):
             tiers.broker.trim("t", 0, before_offset)
-            stream = reader(tiers)
-            assert len(rows(stream, read, stream.latestOffset(read, ReadAllAvailable()))) == 50
+            for store in (tiers.store_url, None):
+                stream = reader(tiers, store=store)
+                assert len(rows(stream, read, stream.latestOffset(read, ReadAllAvailable()))) == 50
         tiers.broker.trim("t", 0, 10**9 + 501)
         with pytest.raises(DataLoss):
             stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
