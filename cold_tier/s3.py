@@ -95,7 +95,7 @@ class S3Store:
         self._is_closed = False
         try:
             self._client = make_client(options)
-            sign = url_signer(options)
+            sign, authorities = url_signer(options), ca_file(options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {self.url}: {error}") from error
         self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
@@ -103,7 +103,7 @@ class S3Store:
             lambda operation, key: sign(operation, bucket, self.full_key(key)),
             options,
             endpoint=self._client.meta.endpoint_url,
-            ca_file=ca_file(options),
+            ca_file=authorities,
         )
 
     def full_key(self, key: str) -> str:
@@ -327,11 +327,12 @@ class S3Store:
                 **wanted,
             )
             response: Any = self._retry("list", prefix, send)
+            is_truncated = member_of(response, "IsTruncated", key=prefix)
             yield response
             remaining -= len(response.get("Contents", []))
             remaining -= len(response.get("CommonPrefixes", []))
             token = response.get("NextContinuationToken")
-            if not response["IsTruncated"]:
+            if not is_truncated:
                 return
             if not token or token == wanted.get("ContinuationToken"):
                 raise StoreUnavailable(

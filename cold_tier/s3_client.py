@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3
@@ -112,9 +113,14 @@ def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
 
 
 def ca_file(options: S3Options) -> str:
-    """The CA bundle that boto3 uses, except for one that only AWS's config file names."""
+    """The CA bundle that boto3 uses, except for one that only AWS's config file names. Raises
+    ValueError if it does not exist.
+    """
     given = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
-    return str(given or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(True))
+    found = str(given or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(True))
+    if not Path(found).exists():
+        raise ValueError(f"there is no file of certificate authorities {found}")
+    return found
 
 
 def _boto3_session(options: S3Options) -> boto3.session.Session:

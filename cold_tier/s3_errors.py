@@ -57,6 +57,7 @@ _BY_CODE = {
     "TemporaryRedirect": Fault.REFUSED,  # a new bucket's DNS name has not propagated yet
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
+    "IncompleteBody": Fault.REFUSED,  # the connection broke, for S3 or a proxy before it
     "RequestTimeout": Fault.UNKNOWN,
     "408": Fault.UNKNOWN,  # a proxy's, or Google's
     CONNECT_FAILED: Fault.REFUSED,
@@ -71,6 +72,8 @@ _ADVICE = {
     "InvalidBucketName": "the bucket name is invalid; correct the URL",
     "AccessDenied": "no permission to {operation} {key}; grant {actions} to the credentials in use",
     "AllAccessDisabled": "all access to the bucket is disabled",
+    "400": "refused to {operation} {key}, without saying why: the credentials may have expired, or "
+    "the endpoint may need https",
     "403": "no permission to {operation} {key}, or credentials that the store does not accept",
     "InvalidAccessKeyId": "the store does not know the access key; correct the credentials",
     # versitygw's code, sent with status 404: no object is missing.
@@ -113,7 +116,7 @@ def classify(response: ErrorResponse, *, operation: str = "get") -> Fault:
         return Fault.MISCONFIGURED  # S3 would say what is missing: this is another server
     if response.code in _BY_CODE:
         return _BY_CODE[response.code]
-    if response.code in _ADVICE or response.code.startswith("KMS."):
+    if response.code in _ADVICE:
         return Fault.MISCONFIGURED
     if response.status >= 500 or response.status == 0:
         return Fault.UNKNOWN

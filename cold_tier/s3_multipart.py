@@ -29,6 +29,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import ChecksumRefused, IncompleteUpload, Resumable, UploadNotFound
 from cold_tier.retry import is_final
+from cold_tier.s3_responses import member_of
 from record_format.errors import (
     ConfigurationError,
     MissingObject,
@@ -149,7 +150,8 @@ class MultipartUpload:
                     and checksum
                 ):
                     found[index] = _Part(part["ETag"], checksum)
-            if not response["IsTruncated"] or response["NextPartNumberMarker"] <= after:
+            is_truncated = member_of(response, "IsTruncated", key=self._target["Key"])
+            if not is_truncated or response["NextPartNumberMarker"] <= after:
                 return found
             after = response["NextPartNumberMarker"]
 
@@ -162,7 +164,7 @@ class MultipartUpload:
                 **self._write_options,
             )
         )
-        return str(response["UploadId"])
+        return str(member_of(response, "UploadId", key=self._target["Key"]))
 
     def _send_all(
         self,
@@ -215,7 +217,8 @@ class MultipartUpload:
             ),
             sent_bytes=len(body),
         )
-        return {"PartNumber": index + 1, "ETag": response["ETag"], "ChecksumCRC32C": checksum}
+        etag = member_of(response, "ETag", key=self._target["Key"])
+        return {"PartNumber": index + 1, "ETag": etag, "ChecksumCRC32C": checksum}
 
     def _buffer(self, size_bytes: int) -> bytearray:
         """The worker thread's own buffer."""
@@ -260,7 +263,7 @@ def list_uploads(
             "KeyMarker": response.get("NextKeyMarker", ""),
             "UploadIdMarker": response.get("NextUploadIdMarker", ""),
         }
-        if not response["IsTruncated"] or markers == after:
+        if not member_of(response, "IsTruncated", key=wanted["Prefix"]) or markers == after:
             break
         after = markers
     return found[:limit]

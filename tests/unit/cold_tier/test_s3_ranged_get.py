@@ -240,6 +240,18 @@ def test_a_response_without_a_length_falls_back_to_boto3():
         store.close()
 
 
+def test_a_throttled_store_is_not_asked_once_more_by_boto3():
+    """S3's errors have no length."""
+    body = b"2b\r\n<Error><Code>SlowDown</Code></Error>\r\n0\r\n\r\n"
+    chunked = b"HTTP/1.1 503 Slow Down\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    with raw_server([chunked]) as (endpoint, requests):
+        store = open_store(endpoint)
+        with pytest.raises(StoreUnavailable, match="k: get: 503"):
+            read(store, 0, 10)
+        assert requests == [0]
+        store.close()
+
+
 @pytest.mark.parametrize(
     ("call", "requests_sent", "body"),
     [

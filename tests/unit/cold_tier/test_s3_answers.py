@@ -1,0 +1,156 @@
+"""What every kind of request makes of every kind of answer: who tries again, and what is named."""
+
+from contextlib import closing
+
+import pytest
+from crc32c import crc32c
+
+from cold_tier.object_store import IncompleteUpload
+from cold_tier.ranged_reader import read_range
+from cold_tier.retry import RetryPolicy
+from cold_tier.s3 import S3Store
+from cold_tier.s3_multipart import MULTIPART_FROM_BYTES
+from cold_tier.s3_options import S3Options
+from record_format.errors import (
+    ClockSkewTooLarge,
+    ConfigurationError,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
+from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
+
+TWICE = RetryPolicy(attempts=2, sleep=lambda _: None)
+BODY = bytes(MULTIPART_FROM_BYTES + 1)
+CUT_XML = b"<ListBucketResult><IsTr"
+
+REFUSED = {
+    "expired": (Reply(400, "ExpiredToken"), "the credentials have expired"),
+    "forbidden": (Reply(403, "AccessDenied"), "no permission to"),
+    "archived": (Reply(403, "InvalidObjectState"), "InvalidObjectState"),
+    "no bucket": (Reply(404, "NoSuchBucket"), "there is no such bucket"),
+    "no S3 server": (Reply(404), "no S3 server at this endpoint"),
+    "plain HTTP to a TLS port": (Reply(400, body=b"HTTPS, please"), "may need https"),
+    "another region": (
+        Reply(301, "PermanentRedirect", headers={"x-amz-bucket-region": "eu-west-9"}),
+        "the bucket is in another region (eu-west-9)",
+    ),
+}
+"""Final: an operator has to mend it."""
+
+NOT_DONE = {
+    "throttled": (Reply(503, "SlowDown"), "503 SlowDown"),
+    "throttled without XML": (Reply(429), "429"),
+    "conflict": (Reply(409, "ConditionalRequestConflict"), "409 ConditionalRequestConflict"),
+    "half a body": (Reply(400, "IncompleteBody"), "400 IncompleteBody"),
+}
+"""Nothing was done: also a create may be sent again."""
+
+UNKNOWN = {
+    "failed": (Reply(500, "InternalError"), "500 InternalError"),
+    "failed without XML": (Reply(503), "503"),
+    "given up by a proxy": (Reply(504), "504"),
+    "timed out by a proxy": (Reply(408), "408"),
+    "failed encryption": (Reply(500, "KMS.InternalException"), "500 KMS.InternalException"),
+    "timed out": (Reply(400, "RequestTimeout"), "400 RequestTimeout"),
+    "closed": (HangUp(), "connection-broken"),
+}
+"""Something may have been done: a create has to be read back."""
+
+UNKNOWN_WITH_200 = {
+    "an error": (Reply(200, "InternalError"), "500 InternalError"),
+    "half an XML document": (Reply(200, body=CUT_XML), "500"),
+    "half a body": (Reply(200, body=CUT_XML, claims_bytes=99), "500"),
+}
+"""The same, for requests whose response is not an object's bytes."""
+
+
+def upload(store, path):
+    path.write_bytes(BODY)
+    store.put_file("k", path, size_bytes=len(BODY), crc32c=crc32c(BODY), part_bytes=1)
+
+
+CALLS = {
+    "put": lambda store, _: store.put("k", b"x"),
+    "create": lambda store, _: store.put("k", b"x", if_absent=True),
+    "start upload": upload,
+    "part": upload,
+    "complete": upload,
+    "abort": lambda store, _: store.abort_upload(IncompleteUpload("k", "u", 0)),
+    "get": lambda store, _: store.get("k", max_bytes=100),
+    "range": lambda store, _: read_range(store, "k", 0, 10),
+    "list": lambda store, _: store.list("", limit=1),
+    "delete": lambda store, _: store.delete(["k", "l"]),
+}
+
+_STARTED = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+GOOD = {"start upload": Reply(200, body=_STARTED), "part": Reply(200, headers={"ETag": '"e"'})}
+
+
+def kind_of(request):
+    if "partNumber=" in request.path:
+        return "part"
+    if request.method == "POST" and "delete" not in request.path:
+        return "start upload" if "uploads" in request.path else "complete"
+    return request.method
+
+
+@pytest.fixture
+def outcome(call, tmp_path):
+    """A function: the error of the call if each of its requests gets this reply, and how many
+    requests there were.
+    """
+    reply = None
+
+    def respond(request):
+        is_other = call in {"part", "complete"} and kind_of(request) != call
+        return GOOD.get(kind_of(request), Reply(204)) if is_other else reply
+
+    def outcome_of(given):
+        nonlocal reply
+        reply, before = given, len(requests)
+        with pytest.raises(Exception) as raised:
+            CALLS[call](store, tmp_path / "file")
+        return raised.value, len(requests) - before
+
+    with scripted_s3(respond) as (endpoint, requests):
+        options = S3Options(
+            endpoint=endpoint, region="us-east-1", access_key_id="ak", secret_access_key="sk"
+        )
+        with closing(S3Store("bucket", "", options, policy=TWICE)) as store:
+            yield outcome_of
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_an_operator_must_mend_is_named(outcome):
+    assert type(outcome(Reply(403, "RequestTimeTooSkewed"))[0]) is ClockSkewTooLarge
+    for answer, (reply, text) in REFUSED.items():
+        error, _ = outcome(reply)
+        assert type(error) is ConfigurationError, (answer, error)
+        assert text in str(error), (answer, error)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_request_that_did_nothing_is_sent_again(outcome):
+    for answer, (reply, text) in NOT_DONE.items():
+        error, requests = outcome(reply)
+        assert type(error) is StoreUnavailable, (answer, error)
+        assert text in str(error), (answer, error)
+        assert requests >= 2, answer
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_only_a_create_that_may_have_succeeded_is_not_sent_again(call, outcome):
+    answers = UNKNOWN if call in {"get", "range"} else UNKNOWN | UNKNOWN_WITH_200
+    for answer, (reply, text) in answers.items():
+        error, requests = outcome(reply)
+        assert type(error) is (OutcomeUnknownError if call == "create" else StoreUnavailable)
+        assert text in str(error), (answer, error)
+        assert (requests == 1) is (call == "create"), answer
+
+
+@pytest.mark.parametrize("call", ["list", "start upload", "part"])
+@pytest.mark.parametrize("body", [b"", b"<html><body>Welcome to the hotel</body></html>"])
+def test_a_response_without_what_was_asked_for_is_no_success(outcome, body):
+    error, _ = outcome(Reply(200, body=body))
+    assert type(error) is StoreUnavailable
+    assert "the response has no " in str(error)
