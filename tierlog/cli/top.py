@@ -6,6 +6,7 @@ counter that fell was reset by a restart, and counts from zero.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -215,6 +216,7 @@ def _loads(client: Client, *, every: float, looks: int | None) -> Any:
 def _print_as_json(client: Client, *, every: float, looks: int | None, rows: int) -> None:
     for load in _loads(client, every=every, looks=looks or 1):
         print_json(msgspec.structs.replace(load, topics=load.topics[:rows]))
+        sys.stdout.flush()
 
 
 def _draw(client: Client, *, every: float, looks: int | None, rows: int) -> None:

@@ -1,10 +1,12 @@
 """`tierlog top`: rates from two samples of /metrics."""
 
+import sys
+
 import httpx
 import pytest
 from rich.console import Console
 
-from tierlog.cli.top import _loads, load_between, picture, read
+from tierlog.cli.top import _loads, _print_as_json, load_between, picture, read
 from tierlog.client import Client, UnexpectedAnswer
 from tierlog.client.exchange import NO_RETRIES
 
@@ -77,6 +79,23 @@ def test_problems_are_shown():
 def test_a_page_of_another_server_is_refused():
     with pytest.raises(UnexpectedAnswer, match="is that a tierlog broker"):
         read("<html>{not even} close</html>", at_s=0.0)
+
+
+def test_each_load_is_written_before_the_next_sample(tmp_path, monkeypatch):
+    out, lines = tmp_path / "out", []
+
+    def metrics(_request: httpx.Request) -> httpx.Response:
+        lines.append(out.read_text().count("\n"))
+        return httpx.Response(200, text=NOW)
+
+    with (
+        out.open("w") as stdout,
+        Client(transport=httpx.MockTransport(metrics)) as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdout", stdout)
+        _print_as_json(client, every=0, looks=2, rows=9)
+    assert lines == [0, 0, 1]
 
 
 def test_top_waits_for_a_restarting_broker():
