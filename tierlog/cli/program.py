@@ -10,7 +10,6 @@ interrupted.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -182,8 +181,7 @@ def main() -> NoReturn:
             "WSL 2 runs it as Linux does"
         )
     _open_closed_standard_files()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # escape what the encoding cannot represent
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _buffer_output()
     try:
         sys.exit(run(sys.argv[1:]))
     finally:
@@ -200,7 +198,15 @@ def _open_closed_standard_files() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _buffer_output() -> None:
+    """Also with PYTHONUNBUFFERED: what is written to a full disk, or to a pipe that does not block,
+    may then be cut short without an error. What the encoding cannot represent is escaped.
+    """
+    encoding = sys.stdout.encoding
+    sys.stdout = open(1, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def run(arguments: list[str]) -> int:

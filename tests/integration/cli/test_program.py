@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -184,11 +186,28 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(arguments):
             [sys.executable, "-m", "tierlog.cli.main", *arguments],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
             check=False,
         )
     message = b"tierlog: standard output: No space left on device\n"
     assert (result.returncode, result.stderr) == (1, message)
+
+
+def test_output_that_is_cut_short_is_a_failure(tmp_path):
+    """Linux writes what fits, and refuses only the next write."""
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4, 4))
+    with (tmp_path / "out").open("wb") as out:
+        result = subprocess.run(
+            [sys.executable, "-m", "tierlog.cli.main", "--version"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=limit,
+            check=False,
+        )
+    message = b"tierlog: standard output: File too large\n"
+    assert (result.returncode, result.stderr) == (1, message)
+    assert (tmp_path / "out").read_bytes() == b"tier"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -203,7 +222,7 @@ def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
             ],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
             check=False,
         )
     assert (result.returncode, result.stderr) == (130, b"")
