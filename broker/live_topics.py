@@ -217,11 +217,13 @@ class LiveTopics:
         try:
             return self._open_partitions(record, new)
         except (TierlogError, OSError):
+            before, topic.record = topic.record, record
             with suppress(OSError):  # the next start opens them, as the registry says
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
-                self.registry.put(msgspec.structs.replace(topic.record, dirty=True))
+                self.registry.put(msgspec.structs.replace(before, dirty=True))
+                topic.record = before
             raise
 
     def delete(self, name: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker import segment_listing, topic_deletion
+from broker import deleted_folders, segment_listing, topic_deletion
 from broker.background import background_tasks
 from broker.data_folder import LOG_STARTS
 from broker.groups.requests import NewOffset
@@ -238,6 +238,31 @@ def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
     assert len(harness.broker.topic("t").describe().partitions) == 1
     assert len(harness.broker.alter_topic("t", partitions=3).partitions) == 3
     harness.broker.delete_topic("t")
+    harness.restart()
+    assert harness.broker.list_topics() == []
+
+
+def test_partitions_that_were_neither_added_nor_removed_go_with_the_topic(
+    harness, monkeypatch
+) -> None:
+    harness.broker.create_topic("t")
+    opened = PartitionLog.open
+
+    def refused(*_):
+        raise OSError(errno.EACCES, "refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            PartitionLog,
+            "open",
+            lambda folder, **at: refused() if folder.name == "t-2" else opened(folder, **at),
+        )
+        patched.setattr(deleted_folders, "remove", refused)
+        with pytest.raises(OSError, match="refused"):
+            harness.broker.alter_topic("t", partitions=3)
+    assert (harness.root / "data" / "t-1").exists()
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: not harness.broker.registry.ids())
     harness.restart()
     assert harness.broker.list_topics() == []
 
