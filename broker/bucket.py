@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -35,6 +36,8 @@ from manifest.topic_objects import TopicObjects
 from record_format.errors import FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
+
+MARKED_TOGETHER: Final = 100  # published topics, in one write of `topics.json`
 
 
 class Bucket:
@@ -140,35 +143,49 @@ class Bucket:
         are checked one by one.
         """
         self.store_status.require_store()
+        dirty = [one.topic_id for one in registry.live() if one.dirty]
+        due = [topic_id for topic_id in dirty if topic_id not in self._foreign_topics]
         failures: list[TierlogError] = []
-        for record in registry.live():
-            if record.dirty and record.topic_id not in self._foreign_topics:
+        for start in range(0, len(due), MARKED_TOGETHER):
+            ids = due[start : start + MARKED_TOGETHER]
+            failures += self._publish_and_mark(ids, registry, meanwhile)
+        if failures:
+            raise failures[0]
+
+    def _publish_and_mark(
+        self, topic_ids: Sequence[str], registry: TopicRegistry, meanwhile: Callable[[], None]
+    ) -> list[TierlogError]:
+        published: list[TopicRecord] = []
+        failures: list[TierlogError] = []
+        try:
+            for topic_id in topic_ids:
                 try:
-                    self._publish_if_due(record.topic_id, registry, meanwhile)
+                    published += self._publish_if_due(topic_id, registry, meanwhile)
                 except StoreUnavailable:
                     raise
                 except TierlogError as error:
                     failures.append(error)
-        if failures:
-            raise failures[0]
+        finally:
+            registry.mark_published(published)
+        return failures
 
     def _publish_if_due(
         self, topic_id: str, registry: TopicRegistry, meanwhile: Callable[[], None]
-    ) -> None:
+    ) -> list[TopicRecord]:
         """Publish the topic as it is now, unless it was deleted or published meanwhile, or another
-        folder owns it now.
+        folder owns it now. What was published: one record, or none.
         """
         with self._publishing:
             record = registry.unpublished(topic_id)
             if record is None:
-                return
+                return []
             try:
                 self._publish(record, meanwhile)
             except FencedError as error:
                 self._foreign_topics.add(topic_id)  # until a take-over: it needs a restart
                 log.error("topic not published to the bucket", topic=record.name, reason=str(error))
-            else:
-                registry.mark_published(record)
+                return []
+            return [record]
 
     def delete_topic(self, record: TopicRecord) -> None:
         """Delete all of the topic's objects. May be repeated.

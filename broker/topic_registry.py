@@ -12,7 +12,7 @@ fsynced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -104,12 +104,16 @@ class TopicRegistry:
         with self._lock:
             self._save({key: value for key, value in self._by_id.items() if key != topic_id})
 
-    def mark_published(self, record: TopicRecord) -> None:
-        """The bucket has this state of the topic. A newer state stays dirty."""
+    def mark_published(self, records: Iterable[TopicRecord]) -> None:
+        """The bucket has these states of topics. A newer state stays dirty."""
         with self._lock:
-            if self._by_id.get(record.topic_id) == record:
-                clean = msgspec.structs.replace(record, dirty=False)
-                self._save(self._by_id | {record.topic_id: clean})
+            clean = {
+                record.topic_id: msgspec.structs.replace(record, dirty=False)
+                for record in records
+                if self._by_id.get(record.topic_id) == record
+            }
+            if clean:
+                self._save(self._by_id | clean)
 
     def mark_unpublished(self, topic_id: str) -> None:
         """The bucket no longer has the topic's state."""
