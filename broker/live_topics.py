@@ -162,9 +162,10 @@ class LiveTopics:
 
     def _check_letter_case(self, name: str) -> None:
         """On a Mac's disk, names that differ in letter case alone would be one folder."""
+        if not self._folder.ignores_letter_case:
+            return
         for other in (*self.registry.live(), *self.registry.deleted()):
-            is_twin = other.name != name and other.name.lower() == name.lower()
-            if is_twin and self._folder.ignores_letter_case:
+            if other.name != name and other.name.lower() == name.lower():
                 state = "is being deleted" if other.deleted else "already exists"
                 raise TopicExists(
                     f"topic {name!r}: topic {other.name!r} {state}, and the disk of the data "
@@ -286,7 +287,7 @@ class LiveTopics:
         self, record: TopicRecord, numbers: Iterable[int]
     ) -> dict[int, Partition | DamagedPartition]:
         wanted = list(numbers)
-        opened = self._opener.open_partitions(Wanted(record, number) for number in wanted)
+        opened = self._opener.open_partitions([Wanted(record, number) for number in wanted])
         return dict(zip(wanted, opened, strict=True))
 
     @contextmanager

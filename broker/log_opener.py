@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager
 
@@ -94,7 +94,7 @@ class LogOpener:
     def close_timer(self) -> None:
         self._timer.close()
 
-    def open_partitions(self, wanted: Iterable[Wanted]) -> list[Partition | DamagedPartition]:
+    def open_partitions(self, wanted: Sequence[Wanted]) -> list[Partition | DamagedPartition]:
         """Open or create the logs in parallel and allocate an epoch to each; in the order of
         `wanted`.
 
@@ -111,8 +111,9 @@ class LogOpener:
             one if isinstance(one, DamagedPartition) else self._partition(one) for one in opened
         ]
 
-    def _open_in_parallel(self, wanted: Iterable[Wanted]) -> list[OpenedLog | DamagedPartition]:
-        with started_threads(OPEN_THREADS, name="open") as threads:
+    def _open_in_parallel(self, wanted: Sequence[Wanted]) -> list[OpenedLog | DamagedPartition]:
+        count = max(1, min(OPEN_THREADS, len(wanted)))
+        with started_threads(count, name="open") as threads:
             try:
                 opening = [threads.submit(self._open, one) for one in wanted]
                 wait(opening)

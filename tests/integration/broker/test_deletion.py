@@ -279,7 +279,7 @@ def test_no_partition_is_opened_unless_all_threads_for_it_start(harness, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", limited)
         with pytest.raises(TooManyThreads):
-            harness.broker.alter_topic("t", partitions=2)
+            harness.broker.alter_topic("t", partitions=3)
         with pytest.raises(TooManyThreads):
             harness.broker.create_topic("new")
     assert [path.name for path in (harness.root / "data").glob("*-[01]")] == ["t-0"]
@@ -553,6 +553,24 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeyp
     assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
     assert all(partition.cold.ownership.claimed for partition in harness.broker.partitions())
     assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
+
+
+def test_topics_published_together_are_marked_in_one_write(harness, monkeypatch) -> None:
+    """The file has all topics: one write for each of them is quadratic."""
+    harness.stop_copying()
+    registry, writes = harness.broker.registry, []
+    for name in ("a", "b", "fails"):
+        harness.broker.create_topic(name)
+    write = registry._write_file
+    monkeypatch.setattr(
+        registry, "_write_file", lambda path, data: writes.append(path) or write(path, data)
+    )
+    down = FailsBefore(lambda key: StoreUnavailable("down"))
+    harness.store.fail("put", down, when=lambda key: "/fails/" in key, times=10**9)
+    with pytest.raises(StoreUnavailable):
+        harness.broker.bucket.publish_topics(registry)
+    assert [one.name for one in registry.live() if one.dirty] == ["fails"]
+    assert len(writes) == 1
 
 
 def test_a_topic_is_published_as_it_is_when_its_turn_comes(harness, monkeypatch) -> None:
