@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,7 +106,6 @@ def demo(
     flights = load_flights()
     folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))
     stage = Stage(folder, _environment())
-    signal.signal(signal.SIGTERM, _stop)
     try:
         with ExitStack() as stack:
             stack.callback(_stop_all, stage)
@@ -406,10 +404,6 @@ def _stop_all(stage: Stage) -> None:
         for child in (stage.broker, stage.kernel, stage.s3_server):
             if child is not None:
                 child.stop()
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(143)
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The program `tierlog`: finds a command, runs it, and turns its failure into an exit code.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 3 a verification found problems, 130
-interrupted.
+interrupted, by Ctrl-C or SIGTERM.
 
 * A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
 * A command's module is imported when the command is called: `tierlog --help` and the completion of
@@ -11,6 +11,7 @@ interrupted.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -180,6 +181,9 @@ def main() -> NoReturn:
             "tierlog does not run on Windows: it needs POSIX files and sockets. "
             "WSL 2 runs it as Linux does"
         )
+    # As Ctrl-C, which lets a command commit its offsets, or say what it appended. Brokers have
+    # handlers of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _open_closed_standard_files()
     _buffer_output()
     try:

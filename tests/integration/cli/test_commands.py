@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -367,6 +368,23 @@ def test_produce_survives_a_broker_restart(tmp_path):
         assert b'"records":2' in finish().stdout
     assert lines_of(tierlog.ok("consume", "followed")) == [b"before", b"while it is down"]
     assert process.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_follower_that_is_stopped_commits_for_its_group(tierlog, number):
+    topic = f"stopped-{number}"
+    tierlog.ok("topic", "create", topic)
+    tierlog.ok("produce", topic, stdin=b"a\nb\nc\n")
+    read, write = os.pipe()
+    arguments = ("consume", topic, "--follow", "--group", topic)
+    program = Forked(arguments, stdout=write, stderr=write, env=tierlog.environment)
+    os.close(write)
+    with open(read, "rb") as shown:
+        assert [shown.readline() for _ in range(3)] == [b"a\n", b"b\n", b"c\n"]
+        program.send_signal(number)
+        assert program.wait(30) == 0
+    (offset,) = json.loads(tierlog.ok("group", "describe", topic))["offsets"]
+    assert offset["offset"] in (2, 3), "the last one may not have been finished"
 
 
 def test_a_produce_that_fails_in_one_partition_reports_what_another_appended(tmp_path):
