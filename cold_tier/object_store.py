@@ -76,13 +76,13 @@ class InvalidKey(RequestError):
 class ChecksumRefused(StoreUnavailable):
     """The body does not match the checksum that was sent with it; nothing was stored."""
 
-    final = True  # the store does not retry it; the caller may read its bytes again
+    is_final = True  # the caller may read its bytes again
 
 
 class UploadNotFound(StoreUnavailable):
     """The upload to resume no longer exists: start over under another name."""
 
-    final = True
+    is_final = True
 
 
 class ObjectStore(Protocol):

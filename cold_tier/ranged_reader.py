@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -148,10 +147,8 @@ class RangedReader:
         *,
         requests_max: int = 32,
         hedging: Hedging | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._monotonic = store, monotonic
-        self._policy = store.read_policy
+        self._store, self._policy = store, store.read_policy
         self._hedging = hedging or Hedging()
         self._requests = started_threads(requests_max, name="cold-get")
         self._thread_local = threading.local()
@@ -161,7 +158,7 @@ class RangedReader:
 
         Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError, DiskFull.
         """
-        deadline = self._monotonic() + self._policy.deadline_s
+        deadline = self._policy.monotonic() + self._policy.deadline_s
 
         def one_round() -> Path:
             return self._round(chunk, new_temp_path, deadline=deadline)
@@ -182,7 +179,7 @@ class RangedReader:
     ) -> Path:
         """One GET, or two if the first is late; the first to succeed wins."""
         self._hedging.refill()
-        began = self._monotonic()
+        began = self._policy.monotonic()
         stop = threading.Event()
         winner, temps = None, list[Path]()
 
@@ -199,7 +196,7 @@ class RangedReader:
                 gets.append(self._requests.submit(get))
             winner = _first_success(gets)
             if len(gets) == 1:
-                self._hedging.record(self._monotonic() - began)
+                self._hedging.record(self._policy.monotonic() - began)
             return winner
         finally:
             stop.set()  # a GET that is still running removes its file itself
@@ -249,7 +246,7 @@ class RangedReader:
                 for piece in pieces:
                     if stop.is_set():
                         raise _Cancelled
-                    if self._monotonic() > deadline:
+                    if self._policy.monotonic() > deadline:
                         raise StoreUnavailable(f"{chunk.log_key}: the response is too slow")
                     crc = crc32c_of(piece, crc)
                     received += len(piece)

@@ -40,7 +40,7 @@ class RetryPolicy:
     jitter: Callable[[], float] = field(default=random.random, repr=False)
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it succeeds. Retries StoreUnavailable, unless it is marked final."""
+        """Call `attempt` until it succeeds. Retries StoreUnavailable, unless it is final."""
         first = self.monotonic()
         deadline, warn_at = first + self.deadline_s, first + WARN_AFTER_S
         for number in range(1, self.attempts + 1):
@@ -48,7 +48,7 @@ class RetryPolicy:
             try:
                 return attempt()
             except StoreUnavailable as error:
-                if number == self.attempts or is_final(error):
+                if number == self.attempts or error.is_final:
                     raise
                 delay_s, now = self.delay_s(number), self.monotonic()
                 if now + delay_s + (now - began) >= deadline:
@@ -76,7 +76,7 @@ OUTAGE_POLICY: Final = RetryPolicy(attempts=UNLIMITED, deadline_s=30.0)
 class ChecksumMismatch(StoreUnavailable):
     """All bytes arrived, but they do not match their checksum."""
 
-    final = True  # `retry_on_checksum_mismatch` retries it, not a policy
+    is_final = True  # `retry_on_checksum_mismatch` retries it, not a policy
 
 
 def retry_on_checksum_mismatch(
@@ -91,8 +91,3 @@ def retry_on_checksum_mismatch(
         return fetch()
     except ChecksumMismatch as error:
         raise CorruptObject(str(error), file=file, position=position) from error
-
-
-def is_final(error: StoreUnavailable) -> bool:
-    """Whether a policy must not retry the error: the same request would fail again."""
-    return getattr(error, "final", False)

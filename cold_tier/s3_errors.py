@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 class Fault(Enum):
     EXISTS = auto()  # the condition failed: the key exists
-    CONFLICT = auto()  # a concurrent request for the key: nothing was written
     MISSING = auto()
     RANGE = auto()  # the object ends before the range
     CHECKSUM = auto()
     MISCONFIGURED = auto()
-    REFUSED = auto()  # nothing was done, and a retry may succeed: throttled, or not connected
+    REFUSED = auto()  # nothing was done, and a retry may succeed: throttled, a concurrent request
     UNKNOWN = auto()  # no response, or one that does not say whether anything was done
 
 
@@ -38,9 +37,9 @@ CONNECT_FAILED = "connect-failed"
 _BY_CODE = {
     "PreconditionFailed": Fault.EXISTS,
     "412": Fault.EXISTS,
-    "ConditionalRequestConflict": Fault.CONFLICT,
-    "OperationAborted": Fault.CONFLICT,
-    "409": Fault.CONFLICT,
+    "ConditionalRequestConflict": Fault.REFUSED,
+    "OperationAborted": Fault.REFUSED,
+    "409": Fault.REFUSED,
     "NoSuchKey": Fault.MISSING,
     "NotFound": Fault.MISSING,
     "404": Fault.MISSING,

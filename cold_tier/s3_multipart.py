@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from crc32c import crc32c as crc32c_of
 
 from cold_tier.object_store import ChecksumRefused, IncompleteUpload, Resumable, UploadNotFound
-from cold_tier.retry import is_final
 from cold_tier.s3_responses import member_of
 from record_format.errors import (
     ConfigurationError,
@@ -271,7 +270,7 @@ def list_uploads(
 
 def _is_resumable(error: BaseException) -> bool:
     if isinstance(error, StoreUnavailable):
-        return not is_final(error)
+        return not error.is_final
     return isinstance(error, ShuttingDown)
 
 

@@ -212,7 +212,11 @@ class RetriableError(TierlogError):
 
 
 class StoreUnavailable(RetriableError):
-    """The object store does not respond, throttles, or responds with a 5xx."""
+    """The object store does not respond, throttles, or responds with a 5xx. `is_final`: sending the
+    same request again would fail again.
+    """
+
+    is_final = False
 
 
 class StoreUnreachable(StoreUnavailable):

@@ -138,7 +138,7 @@ def test_the_deadline_covers_all_attempts(store, tmp_path):
         jitter=lambda: 1.0,
     )
     store.fail("get_range", FailsBefore(), times=1000)
-    reader = RangedReader(store, requests_max=1, monotonic=lambda: now[0])
+    reader = RangedReader(store, requests_max=1)
     with pytest.raises(StoreUnavailable):
         reader.fetch(ref(), lambda: tmp_path / "t")
     reader.close()
@@ -147,8 +147,8 @@ def test_the_deadline_covers_all_attempts(store, tmp_path):
 
 def test_a_response_slower_than_the_deadline_is_abandoned(store, tmp_path):
     ticks = itertools.count(step=20)
-    store.read_policy = RetryPolicy(attempts=1, deadline_s=30)
-    reader = RangedReader(store, requests_max=1, monotonic=lambda: next(ticks))
+    store.read_policy = RetryPolicy(attempts=1, deadline_s=30, monotonic=lambda: next(ticks))
+    reader = RangedReader(store, requests_max=1)
     with pytest.raises(StoreUnavailable, match="too slow"):
         reader.fetch(ref(), lambda: tmp_path / "t")
     reader.close()
