@@ -1,13 +1,15 @@
 """Waits until the high watermark advances, the deadline passes, or the client disconnects.
 
-Without a thread or polling: a waiting request is an entry in `watermarks`, a timer, and a task that
-waits for the disconnect.
+Without a thread or polling: a waiting request is an entry in `watermarks` for each partition, a
+timer, and a task that waits for the disconnect. Entries stay from one wait to the next: a topic's
+tail has many, and each record wakes few.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from api.http.context import Context
@@ -32,6 +34,8 @@ class LongPoll:
         self._over = wait_ms <= 0
         self.cancelled = False  # the client has disconnected, or the server is stopping
         self._woken = asyncio.Event()
+        self._cancels: dict[Partition, Callable[[], None]] = {}  # of the entries in `watermarks`
+        self._advanced: set[Partition] = set()  # those whose entries have ended
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -47,19 +51,27 @@ class LongPoll:
             self._context.add_waiting(self.cancel)
 
     async def wait(self, awaited: Iterable[AwaitedOffset]) -> None:
-        """Return when one of the high watermarks is above its offset, or when `over`."""
+        """Return when one of the high watermarks is above its offset, or when `over`. It may return
+        early for a partition that was awaited before, at a lower offset.
+        """
         self.listen()
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._end)
+        for partition in self._advanced:
+            self._cancels.pop(partition)()
+        self._advanced.clear()
         self._woken.clear()
-        watermarks = self._context.watermarks
-        cancels = [watermarks.wait_beyond(*one, self._woken.set) for one in awaited]
-        try:
-            if not self._over:
-                await self._woken.wait()
-        finally:
-            for cancel in cancels:
-                cancel()
+        for partition, offset in awaited:
+            if partition not in self._cancels:
+                self._cancels[partition] = self._context.watermarks.wait_beyond(
+                    partition, offset, partial(self._wake, partition)
+                )
+        if not self._over:
+            await self._woken.wait()
+
+    def _wake(self, partition: Partition) -> None:
+        self._advanced.add(partition)
+        self._woken.set()
 
     def restart(self, *, wait_ms: int) -> None:
         """Set a new deadline, unless the wait was cancelled."""
@@ -88,6 +100,8 @@ class LongPoll:
             self._context.remove_waiting(self.cancel)
         if self._timer is not None:
             self._timer.cancel()
+        for cancel in self._cancels.values():
+            cancel()
 
     def __enter__(self) -> LongPoll:
         return self

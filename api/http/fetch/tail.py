@@ -106,6 +106,8 @@ class Tail:
         """
         self.at_end = True
         for partition, offset in list(self.next_offsets.items()):
+            if self._has_nothing_new(partition, offset):
+                continue
             fetched = await read(self._context, partition, offset, self._query)
             self._high_watermarks[partition] = fetched.high_watermark
             if fetched.slices:
@@ -117,6 +119,11 @@ class Tail:
             else:  # there may be a gap up to the end
                 self.next_offsets[partition] = max(offset, fetched.next_offset)
             self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
+
+    def _has_nothing_new(self, partition: Partition, offset: int) -> bool:
+        """Cheaper than to read nothing: a topic has many partitions, and few have new records."""
+        seen = self._high_watermarks.get(partition)
+        return seen == partition.log.high_watermark <= offset and not partition.is_defunct
 
     async def _page(self, partition: Partition, fetched: Fetched, offset: int) -> RenderedPage:
         query = self._query

@@ -4,9 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
+from api.http.context import Context
+from api.http.fetch import tail as tail_module
+from broker.partition import Fetched, Partition
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 
@@ -100,6 +105,25 @@ def test_a_topic_tail_includes_added_partitions(api: Api) -> None:
         (event,) = events.take(1)
         assert event["id"] == "0:0,1:0"
         assert json.loads(event["data"])["value"] == "b"
+
+
+def test_a_topic_tail_reads_only_the_partitions_with_new_records(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(partitions=3)
+    reading, read_from = tail_module.read, []
+
+    async def recording(context: Context, partition: Partition, *args: Any) -> Fetched:
+        read_from.append(partition.number)
+        return await reading(context, partition, *args)
+
+    monkeypatch.setattr(tail_module, "read", recording)
+    with tail(api, f"/v1/topics/{topic}/tail") as events:
+        until(lambda: read_from == [0, 1, 2])
+        for value in "abc":
+            api.values(topic, value, partition=1)
+            assert json.loads(events.take(1)[0]["data"])["value"] == value
+    assert set(read_from[3:]) == {1}
 
 
 def test_an_invalid_start_position_is_refused_before_the_stream(api: Api) -> None:

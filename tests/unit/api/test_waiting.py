@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, RenderedPage, SharedPages
 from api.http.fetch.watermarks import Watermarks
 from api.http.metrics.registry import HttpMetrics
@@ -103,6 +104,36 @@ def test_a_cancelled_waiter_leaves_nothing_behind_even_during_a_callback():
         await asyncio.sleep(0)
         assert woken == ["stays"]
         assert not partition.asked
+
+    run(case)
+
+
+def test_a_long_poll_asks_again_only_about_the_partitions_that_advanced():
+    async def case() -> None:
+        partitions: Any = [FakePartition() for _ in range(100)]
+        context: Any = SimpleNamespace(
+            watermarks=Watermarks(), add_waiting=lambda _: None, remove_waiting=lambda _: None
+        )
+        exchange: Any = SimpleNamespace(wait_for_disconnect=asyncio.Event().wait)
+
+        async def wait(*, risen_before: Any = (), risen_meanwhile: Any = ()) -> None:
+            seen = [AwaitedOffset(one, one.log.high_watermark) for one in partitions]
+            for one in risen_before:
+                one.rise_to(one.log.high_watermark + 1)
+            waiting = asyncio.create_task(poll.wait(seen))
+            await asyncio.sleep(0)
+            for one in risen_meanwhile:
+                one.rise_to(one.log.high_watermark + 1)
+            await asyncio.wait_for(waiting, 10)
+
+        with LongPoll(context, exchange, wait_ms=60_000) as poll:
+            await wait(risen_meanwhile=partitions[7:9])
+            await wait(risen_meanwhile=partitions[7:8])
+            await wait(risen_before=partitions[9:10])
+            await wait(risen_meanwhile=partitions[9:10])
+            asked = {7: 3, 8: 2, 9: 2}
+            assert [one.times_asked for one in partitions] == [asked.get(n, 1) for n in range(100)]
+        assert not any(one.asked for one in partitions)
 
     run(case)
 
