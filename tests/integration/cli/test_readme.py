@@ -1,4 +1,6 @@
-"""Every block of the README and of the tour that follows it runs, against one broker."""
+"""Every block of the README and of the tour that follows it runs, against one broker. The block for
+Spark runs in `spark/test_guides.py`.
+"""
 
 import re
 import shutil
@@ -80,15 +82,3 @@ def test_the_tour_runs_as_printed(outputs):
     assert "Dumping " in shown
     assert "RecordMetadata(topic='orders', partition=1, offset=9989)" in python
     assert "\n5000 b'customer-" in python
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("outputs")
-def test_the_spark_block_of_the_tour_runs(tour):
-    kind, script = BLOCKS[SPARK]
-    shown = run_block(tour, kind, script)
-    assert re.findall(r"\|\s+(\d+)\|\s+(\d+)\|", shown) == [
-        ("997", "998"),
-        ("998", "999"),
-        ("999", "1000"),
-    ]

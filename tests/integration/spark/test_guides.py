@@ -1,4 +1,4 @@
-"""Every Python block of the guides runs as printed, except for the addresses."""
+"""Every Python block of the guides, and the first of README, runs as printed but for addresses."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from pyspark_tierlog import DefaultSource
 from tests.fakes.two_tiers import two_tiers
+from tierlog.client import Client
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 
@@ -15,14 +16,14 @@ def code_of(page):
     return re.findall(r"^```python\n(.*?)^```$", (GUIDES / page).read_text(), re.MULTILINE | re.S)
 
 
-def run(page, tiers, folder, **namespace):
-    """Run the blocks in order, in one namespace."""
+def run(page, tiers, folder, *, count=None, **namespace):
+    """Run the blocks in order, or the first `count`, in one namespace."""
     addresses = {
         "s3://bucket/prefix": tiers.store_url,
         "http://127.0.0.1:8640": tiers.url,
         "/data/": f"{folder}/",
     }
-    for code in code_of(page):
+    for code in code_of(page)[:count]:
         for printed, real in addresses.items():
             code = code.replace(printed, real)
         try:
@@ -47,6 +48,22 @@ def test_the_guide_from_kafkas_source_runs(spark, tmp_path):
             tiers.broker.partition("copy", number).offsets().log_end_offset for number in range(3)
         )
         assert copied == 900
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_the_spark_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with two_tiers(tmp_path / ".tierlog") as tiers, Client(tiers.url) as client:
+        tiers.create("hello", partitions=1)
+        client.produce_encoded("hello", [b"%d" % n for n in range(1, 1001)], partition=0)
+        tiers.offload("hello")
+        run("../../README.md", tiers, tmp_path, count=1)
+    assert re.findall(r"\|\s+(\d+)\|\s+(\d+)\|", capsys.readouterr().out) == [
+        ("997", "998"),
+        ("998", "999"),
+        ("999", "1000"),
+    ]
 
 
 @pytest.mark.spark
