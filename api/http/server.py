@@ -60,12 +60,17 @@ def serve(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything else is started. Raises OSError."""
+    """A socket bound to the address, before anything else is started. No other process can bind
+    it from then on. Raises OSError.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # While it is on, a predecessor's closed connections do not count, but another process may
+        # bind the address too, until one of the two listens.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except BaseException:
         sock.close()
         raise
@@ -106,6 +111,8 @@ class _Server(uvicorn.Server):
     async def _listen(self, sock: socket.socket) -> asyncio.Server | TlsServer:
         config, settings = self.config, self._context.settings
         _set_tcp_timeouts(sock, settings)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for this one's successor
+        sock.listen(config.backlog)  # uvloop would not raise the error
 
         def new_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
@@ -115,7 +122,6 @@ class _Server(uvicorn.Server):
         if config.ssl is None:
             loop = asyncio.get_running_loop()
             return await loop.create_server(new_protocol, sock=sock, backlog=config.backlog)
-        sock.listen(config.backlog)
         sock.setblocking(False)
         return TlsServer(
             sock,

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api.http.server import bind
 from tests.fakes.command_line import ENVIRONMENT, ROOT, Program, RunningBroker
 from tests.fakes.forked import Forked
 from tests.fakes.waiting import until
@@ -298,10 +299,11 @@ def test_an_incomplete_offload_is_a_failure(tmp_path):
     assert broker.stop() == 0
 
 
-def test_a_port_in_use_is_reported_before_the_data_folder_is_opened(tmp_path):
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_port_in_use_is_reported_before_the_data_folder_is_opened(tmp_path, is_started):
+    with bind("127.0.0.1", 0) as sock:
+        if is_started:
+            sock.listen()
         port = sock.getsockname()[1]
         result = Program().run("dev", "--port", port, cwd=tmp_path)
     assert result.returncode == 1

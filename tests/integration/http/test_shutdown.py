@@ -1,10 +1,17 @@
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
+import pytest
 
+from api.app import create_app
+from api.http.server import bind, serve
+from api.http.settings import HttpSettings
+from broker.broker import Broker
+from broker.settings import BrokerSettings
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import records_path
@@ -68,3 +75,18 @@ def test_a_second_ctrl_c_ends_the_wait_for_clients_without_an_error(tmp_path: Pa
         until(lambda: '"stopping"' in log.read_text())
         assert broker.stop(signal.SIGINT) == 0
     assert '"level": "error"' not in log.read_text()
+
+
+def test_an_address_that_another_process_took_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """uvloop reports it to a handler of its own, and serves nothing."""
+    with (
+        closing(Broker.open(BrokerSettings(data_dir=tmp_path / "data"), store=None)) as broker,
+        bind("127.0.0.1", 0) as sock,
+        socket.socket() as other,
+    ):
+        for one in (sock, other):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(sock.getsockname())
+        other.listen()
+        with pytest.raises(OSError, match="in use"):
+            serve(create_app(broker, HttpSettings()), sock=sock)
