@@ -24,6 +24,9 @@ class AtTime(NamedTuple):
 
     timestamp: int
 
+    def __str__(self) -> str:
+        return f"time {self.timestamp}"
+
 
 OffsetSpec = int | AtTime
 """An offset, EARLIEST, LATEST, or a time."""

@@ -238,18 +238,26 @@ def _check_together(options: ReadOptions) -> None:
     if options.pin and options.manifest_versions:
         raise InvalidOption("options pin and manifestVersion exclude each other")
     if trigger.max_offsets and trigger.min_offsets and trigger.min_offsets > trigger.max_offsets:
-        raise InvalidOption("option minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
+        raise InvalidOption(
+            f"option minOffsetsPerTrigger: {trigger.min_offsets} exceeds maxOffsetsPerTrigger, "
+            f"which is {trigger.max_offsets}"
+        )
     _check_order(options.starting, options.ending)
 
 
 def _check_order(starting: Bounds, ending: Bounds) -> None:
     """Swapped bounds are an error, not an empty read, as in Spark's Kafka source."""
-    if None not in (starting.timestamp, ending.timestamp):
-        if is_backwards(starting.spec_for("", 0), ending.spec_for("", 0)):
-            raise InvalidOption("option startingTimestamp is later than endingTimestamp")
+    if starting.timestamp is not None and ending.timestamp is not None:
+        if starting.timestamp > ending.timestamp:
+            raise InvalidOption(
+                f"option startingTimestamp: {starting.timestamp} is later than endingTimestamp, "
+                f"which is {ending.timestamp}"
+            )
         return
     for topic, partition in (*starting.named(), *ending.named()):
-        if is_backwards(starting.spec_for(topic, partition), ending.spec_for(topic, partition)):
+        start, end = starting.spec_for(topic, partition), ending.spec_for(topic, partition)
+        if is_backwards(start, end):
             raise InvalidOption(
-                f"the starting options place {topic}-{partition} after the ending options"
+                f"the starting options place {topic}-{partition} at {start}, after the ending "
+                f"options, which place it at {end}"
             )
