@@ -113,8 +113,10 @@ class Catalog:
         if self._connections.has_store:
             manifests = self._manifests(topic.name, topic.topic_id, partition)
             manifest, is_pinned = self._manifest(manifests)
-            if manifest is None:
+            if manifest is None and self._with_broker:
                 self._check_store(topic, partition)
+            elif manifest is None:
+                manifests.check_never_existed()  # or it would read as empty
         start, cold_end = 0, 0
         if manifest is not None:
             start, cold_end = manifest.log_start_offset, manifest.end_offset

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import pytest
 
@@ -10,7 +11,12 @@ from cold_tier.open import open_store
 from manifest.pins import Pins
 from manifest.transitions import record_gap, trim
 from record_format.arrow_columns import COLUMNS
-from record_format.errors import CorruptManifest, UnknownManifestVersion, UnknownTopic
+from record_format.errors import (
+    CorruptManifest,
+    MissingObject,
+    UnknownManifestVersion,
+    UnknownTopic,
+)
 from record_format.row_filter import RowFilter
 from spark_reader import access
 from spark_reader.cold_index import may_match
@@ -115,6 +121,15 @@ def test_a_pattern_does_not_read_topics_that_it_does_not_match(tmp_path):
     damaged.unlink()  # which does not make it a deleted topic
     with pytest.raises(CorruptManifest, match=r"the topic object, .* is missing"):
         Read(url, subscribePattern="a|b")
+
+
+def test_a_partition_whose_manifest_is_lost_is_not_an_empty_one(tmp_path):
+    store = open_store(url := f"file://{tmp_path}")
+    put_topic(store, "t", {0: "codec-lz4-0", 1: "empty-0"})
+    assert Read(url, subscribe="t").offsets(1) == []
+    shutil.rmtree(tmp_path / manifests_of(store, "t", 0).keys.versions)
+    with pytest.raises(MissingObject, match="manifest"):
+        Read(url, subscribe="t")
 
 
 def test_offsets_may_be_given_for_some_partitions_only(url):
