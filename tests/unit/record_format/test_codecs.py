@@ -8,6 +8,7 @@ import struct
 import threading
 import tracemalloc
 import zlib
+from functools import cache
 
 import cramjam
 import lz4.frame
@@ -207,6 +208,7 @@ def test_the_limit_is_exact_for_zstd_frames_without_a_content_size() -> None:
                 expand(ZSTD, data, too_few)
 
 
+@cache
 def bombs() -> dict[str, tuple[int, bytes]]:
     zeros = b"\0" * (1 << 20)
     streamed = zstandard.ZstdCompressor().compressobj()
