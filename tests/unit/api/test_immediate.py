@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from api.protocol.zerocopy import SEND_FILE
 from record_format import page_cache
 from record_format.file_slice import FileSlice, OpenFile
 from tests.fakes.protocol_server import serving_protocol
+from tests.fakes.waiting import until
 
 SIZE = 9_000_001
 
@@ -157,10 +157,7 @@ def test_a_small_response_needs_no_task(running):
 def test_a_task_sends_what_the_socket_did_not_accept(running):
     with running.connect() as sock, sock.makefile("rb") as answers:
         sock.sendall(get(f"/now?0-{SIZE},3-4"))
-        deadline = time.monotonic() + 10
-        while not running.app.tasks:  # reading meanwhile makes room for all of it
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: running.app.tasks)  # reading meanwhile makes room for all of it
         assert body_of(answers) == running.data + running.data[3:7]
     running.settle()
     assert (running.app.immediate, running.app.tasks) == (1, ["/now"])

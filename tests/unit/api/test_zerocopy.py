@@ -494,16 +494,22 @@ def test_above_the_connection_limit_the_busy_application_responds(running: Runni
 def test_bytes_that_are_not_in_memory_are_loaded_by_a_thread(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    loop, loaders, prefetch = set(), set(), page_cache.prefetch
 
-    def never(fd: int, position: int, size_bytes: int) -> bool:
-        asked.append(threading.get_ident())
+    def never(*_: int) -> bool:
+        loop.add(threading.get_ident())
         return False
 
+    def loading(*args: Any) -> None:
+        loaders.add(threading.get_ident())
+        prefetch(*args)
+
     monkeypatch.setattr(page_cache, "is_resident", never)
+    monkeypatch.setattr(page_cache, "prefetch", loading)
     with httpx.Client(base_url=running.url) as client:
         assert client.get(f"/file?0-{SIZE}").content == running.data
-    assert asked
+    assert loaders
+    assert not loaders & loop
 
 
 def test_a_file_is_sent_without_a_file_descriptor_left(

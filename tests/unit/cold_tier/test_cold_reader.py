@@ -284,9 +284,11 @@ def test_a_large_read_fetches_its_chunks_concurrently(store, cache, written):
         store.fail("get_range", Slow(gate := threading.Event()), times=99)
         with ThreadPoolExecutor(1) as pool:
             read = pool.submit(reader.read, segment, 0, max_bytes=len(written.body))
-            while len(gets(store, ".log")) < len(chunks) // 2:
+            try:
+                until(lambda: len(gets(store, ".log")) >= len(chunks) // 2)
                 assert not read.done()
-            gate.set()
+            finally:
+                gate.set()
             assert written.body.startswith(bytes_of(read.result()))
 
 

@@ -174,15 +174,19 @@ def test_a_late_response_is_hedged_and_the_loser_leaves_no_file(store, tmp_path)
 
 
 def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
-    slow = Slow()
+    slow, names = Slow(), itertools.count()
+
+    def fails(key):
+        slow.gate.set()
+        return StoreUnavailable(key)
+
     store.fail("get_range", slow)
+    store.fail("get_range", FailsBefore(fails))
     reader = RangedReader(store, requests_max=2, hedging=QuickToHedge())
-    names = itertools.count()
-    threading.Timer(0.2, slow.gate.set).start()
-    store.fail("get_range", FailsBefore())
     path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
     reader.close()
     assert path.read_bytes() == BODY[1000:700_000]
+    assert gets(store) == 2
 
 
 def test_of_two_requests_that_both_succeed_one_leaves_no_file(store, tmp_path, monkeypatch):

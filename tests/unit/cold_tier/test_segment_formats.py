@@ -12,6 +12,7 @@ from record_format.batch_compaction import empty_batch
 from record_format.decode import decode_batch
 from record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
 from tests.fakes.cold_segments import FIXTURES, write_segment
+from tests.unit.record_format import golden
 
 
 def scan(written, chunk_bytes=4096):
@@ -58,7 +59,7 @@ def test_an_empty_segment_has_no_chunks(tmp_path):
 
 
 def test_every_segment_of_kafka_can_be_scanned():
-    for path in sorted(FIXTURES.glob("*/*.log")):
+    for path in golden.files("*.log"):
         body = path.read_bytes()
         table = scan_segment(
             path, base_offset=int(path.stem), size_bytes=len(body), chunk_bytes=2048
