@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import socket
 import ssl
 import subprocess
@@ -12,26 +11,10 @@ import httpx
 import pytest
 
 import tierlog
+from tests.fakes.certificate import make_certificate, needs_openssl
 from tests.fakes.command_line import Program, RunningBroker
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="needs openssl to make a certificate"
-)
-
-
-def make_certificate(folder, name="localhost"):
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2"),
-            *("-keyout", key, "-out", certificate, "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+pytestmark = needs_openssl
 
 
 @pytest.fixture(scope="module")

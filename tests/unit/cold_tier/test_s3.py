@@ -32,6 +32,10 @@ from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
 
 QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
 OK = Reply(200, headers={"ETag": '"0"'})
+BEGUN = Reply(
+    200,
+    body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>",
+)
 
 
 def options(endpoint, **more):
@@ -327,12 +331,7 @@ def test_a_failed_part_aborts_the_multipart_upload(tmp_path):
     path = tmp_path / "f"
     body = b"x" * (6 << 20)
     path.write_bytes(body)
-    begun = Reply(
-        200,
-        body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
-        b"</InitiateMultipartUploadResult>",
-    )
-    with s3(begun, Reply(403, "AccessDenied")) as (store, requests):
+    with s3(BEGUN, Reply(403, "AccessDenied")) as (store, requests):
         with pytest.raises(ConfigurationError):
             store.put_file("k.log", path, size_bytes=len(body), crc32c=1, part_bytes=5 << 20)
         assert requests[-1][0] == "DELETE"
@@ -343,10 +342,7 @@ def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
     """Not even until the next garbage collection."""
     path, size = tmp_path / "f", 6 << 20
     path.write_bytes(bytes(size))
-    begun = (
-        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    )
-    with s3(Reply(200, body=begun), Reply(403, "AccessDenied")) as (store, _):
+    with s3(BEGUN, Reply(403, "AccessDenied")) as (store, _):
         gc.disable()
         try:
             with pytest.raises(ConfigurationError) as refused:
@@ -361,15 +357,12 @@ def test_a_failed_upload_keeps_none_of_its_parts_in_memory(tmp_path):
 def test_an_upload_interrupted_by_a_shutdown_is_not_aborted(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"x" * (6 << 20))
-    begun = (
-        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    )
 
     def stopped(_):
         raise ShuttingDown("now")
 
     ids = []
-    with s3(Reply(200, body=begun)) as (store, requests), pytest.raises(ShuttingDown):
+    with s3(BEGUN) as (store, requests), pytest.raises(ShuttingDown):
         store.put_file(
             "k.log",
             path,
@@ -404,11 +397,8 @@ def test_an_upload_that_is_aborted_while_its_parts_are_sent_is_lost(tmp_path):
     """By the store's lifecycle rule, say. Nothing is missing that a manifest names."""
     path = tmp_path / "f"
     path.write_bytes(bytes(6 << 20))
-    begun = (
-        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    )
     with (
-        s3(Reply(200, body=begun), Reply(404, "NoSuchUpload")) as (store, _),
+        s3(BEGUN, Reply(404, "NoSuchUpload")) as (store, _),
         pytest.raises(UploadNotFound),
     ):
         store.put_file("k.log", path, size_bytes=6 << 20, crc32c=1, part_bytes=5 << 20)

@@ -1,8 +1,6 @@
 """Ranged GETs and HEADs without boto3 on a kept connection, and the fallback to boto3."""
 
-import shutil
 import socket
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -14,6 +12,7 @@ from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_options import S3Options
 from record_format.errors import ConfigurationError, StoreUnavailable
+from tests.fakes.certificate import make_certificate, needs_openssl
 from tests.fakes.scripted_s3 import Reply, scripted_s3
 
 BODY = bytes(range(256)) * 4096
@@ -348,13 +347,9 @@ def test_only_consecutive_fallbacks_leave_all_requests_to_boto3():
         assert by_boto3 == [False, True] * 2 + [False] + [False, True] * 3 + [True]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+@needs_openssl
 def test_tls_certificates_are_verified(tmp_path):
-    pair = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-out", pair[0], "-keyout", pair[1], "-subj", "/CN=store"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
+    pair = make_certificate(tmp_path)
     with scripted_s3([ranged(0, 600_000)], tls=pair) as (endpoint, requests):
         store = open_store(endpoint, ca_bundle=str(pair[0]))
         assert read(store, 0, 600_000) == BODY[:600_000]
