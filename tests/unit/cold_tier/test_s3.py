@@ -5,6 +5,7 @@ import socket
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
@@ -402,6 +403,25 @@ def test_an_upload_that_is_aborted_while_its_parts_are_sent_is_lost(tmp_path):
         pytest.raises(UploadNotFound),
     ):
         store.put_file("k.log", path, size_bytes=6 << 20, crc32c=1, part_bytes=5 << 20)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_completion_whose_response_was_lost_is_decided_by_what_the_store_has(tmp_path, is_there):
+    path = tmp_path / "f"
+    path.write_bytes(bytes(6 << 20))
+    stored = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 1970 00:00:09 GMT"}
+    there = Reply(200, body=bytes(6 << 20), headers=stored) if is_there else Reply(404)
+    with s3(BEGUN, OK, OK, HangUp(), Reply(404, "NoSuchUpload"), there) as (
+        store,
+        requests,
+    ):
+        upload = partial(store.put_file, "k.log", path, size_bytes=6 << 20, crc32c=1)
+        if is_there:
+            assert upload(part_bytes=5 << 20).size_bytes == 6 << 20
+        else:
+            with pytest.raises(StoreUnavailable, match="accepted it but does not have it"):
+                upload(part_bytes=5 << 20)
+        assert requests[-1][0] == "HEAD"
 
 
 def test_a_store_that_may_not_list_uploads_has_none():
