@@ -217,7 +217,7 @@ class ColdReads:
 
     def history(self, *, after: int, limit: int) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first. One LIST."""
-        return self._manifests.list_versions(after=after, limit=limit)
+        return self._manifests.versions.stats(after=after, limit=limit)
 
     def full_key(self, key: str) -> str:
         return self.store_status.store.full_key(key)

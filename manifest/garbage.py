@@ -227,7 +227,7 @@ class Collector:
 
     def _all_versions(self) -> Iterator[VersionStat]:
         after = 0
-        while page := self._manifests.list_versions(after=after, limit=LIST_LIMIT):
+        while page := self._manifests.versions.stats(after=after, limit=LIST_LIMIT):
             yield from page
             after = page[-1].version
 

@@ -144,7 +144,7 @@ class Pins:
     def _check_recent(self, pin: Pin) -> None:
         """Compares only times of the store: the pinning process may have been suspended."""
         there = self._objects.head(self._keys.pin(pin.name))
-        successor = next(iter(self._manifests.list_versions(after=pin.version, limit=1)), None)
+        successor = next(iter(self._manifests.versions.stats(after=pin.version, limit=1)), None)
         if there and successor and there.modified_ms - successor.modified_ms > PINNED_WITHIN_MS:
             raise UnknownManifestVersion(
                 f"version {pin.version} is about to be garbage-collected: pin a newer one"

@@ -55,7 +55,6 @@ from manifest.versions import (
     CreateOutcome,
     ObjectStore,
     VersionChain,
-    VersionStat,
     boottime_ms,
     get_object,
 )
@@ -184,10 +183,6 @@ class ManifestStore:
             raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
         return decode_manifest(data, keys=self.keys, version=version)
 
-    def list_versions(self, *, after: int = 0, limit: int = 1000) -> list[VersionStat]:
-        """Versions above `after` that still exist, oldest first."""
-        return self.versions.stats(after=after, limit=limit)
-
     def entries(self, page: PageRef | RemovedPage, /) -> tuple[SegmentEntry, ...]:
         """All entries of a page, through the cache. Raises MissingObject, CorruptManifest."""
         if (cached := self._cache.get(page.key)) is not None:
@@ -197,16 +192,11 @@ class ManifestStore:
         self._cache.put(page.key, entries)
         return entries
 
-    def removed_objects(self, page: RemovedPage) -> tuple[RemovedObject, ...]:
-        """The content of a page of removed objects. Not cached: it is read rarely."""
-        return decode_removed_page(
-            self._page_bytes(page.key, page.crc32c), keys=self.keys, file=page.key
-        )
-
     def objects_removed_with(self, page: RemovedPage) -> list[RemovedObject]:
         """All objects that a removed page lists, followed by the page's own."""
         if page.kind is RemovedPageKind.REMOVED:
-            inside = list(self.removed_objects(page))
+            data = self._page_bytes(page.key, page.crc32c)  # not cached: it is read rarely
+            inside = list(decode_removed_page(data, keys=self.keys, file=page.key))
         else:
             inside = [
                 RemovedObject(key, page.removed_ms, page.reason)

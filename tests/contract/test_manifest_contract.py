@@ -39,7 +39,7 @@ def test_a_committed_manifest_is_loaded_unchanged(store) -> None:
     assert state.pages
     assert opened(store).load() == state
     manifests.confirm(state)
-    assert [stat.version for stat in manifests.list_versions()] == [1, 2, 3]
+    assert [stat.version for stat in manifests.versions.stats()] == [1, 2, 3]
     found = opened(store).find(state, 1_060)
     assert found is not None
     assert found.base_offset == 1_000
@@ -144,4 +144,4 @@ def test_collection_deletes_objects_and_keeps_pinned_versions(store) -> None:
     left = [stat.key for stat in store.list(KEYS.segments, limit=10)]
     assert left == sorted(key for segment in run_of(3)[1:] for key in segment.keys)
     assert state.removed == ()
-    assert 4 in [stat.version for stat in manifests.list_versions()]
+    assert 4 in [stat.version for stat in manifests.versions.stats()]

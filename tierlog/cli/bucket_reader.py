@@ -90,7 +90,7 @@ class BucketReader:
         return found
 
     def history(self, topic: TopicObject, partition: int) -> list[VersionStat]:
-        return self._manifests(topic, partition).list_versions()
+        return self._manifests(topic, partition).versions.stats()
 
     def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
         """All segment entries, including those in pages, oldest first."""

@@ -93,7 +93,7 @@ def test_a_pin_keeps_the_objects_and_the_version() -> None:
     bucket.collect()
     assert bucket.segments() == [0, 100, 200, 300]
     assert list(bucket.pins.missing_objects(pinned)) == []
-    assert pinned in [stat.version for stat in bucket.manifests.list_versions()]
+    assert pinned in [stat.version for stat in bucket.manifests.versions.stats()]
     bucket.clock.now_ms += 2 * DAY_MS
     bucket.collect()
     assert bucket.segments() == [200, 300]
@@ -230,7 +230,7 @@ def test_old_versions_are_deleted_but_never_the_newest() -> None:
     bucket = Bucket(8)
     bucket.clock.now_ms += 2 * DAY_MS
     bucket.collect()
-    versions = [stat.version for stat in bucket.manifests.list_versions()]
+    versions = [stat.version for stat in bucket.manifests.versions.stats()]
     assert versions == [7, 8, 9]
     assert bucket.manifests.load() == bucket.state
 
@@ -322,7 +322,7 @@ def test_a_version_pinned_after_the_plan_is_kept() -> None:
     assert 2 in plan.versions
     bucket.pins.create("backfill", 2)
     bucket.state = bucket.collector.apply(bucket.state, plan)
-    assert [stat.version for stat in bucket.manifests.list_versions()] == [2, 7, 8, 9]
+    assert [stat.version for stat in bucket.manifests.versions.stats()] == [2, 7, 8, 9]
 
 
 def test_pinning_a_version_that_is_being_deleted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_pinning_a_version_that_is_being_deleted_fails(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
     bucket.collect()
-    assert [stat.version for stat in bucket.manifests.list_versions()] == [7, 8, 9]
+    assert [stat.version for stat in bucket.manifests.versions.stats()] == [7, 8, 9]
     assert bucket.pins.all() == []
 
 

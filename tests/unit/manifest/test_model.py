@@ -7,7 +7,7 @@ import random
 import pytest
 
 from manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
-from manifest.state import RemovedPageKind, SegmentEntry
+from manifest.state import SegmentEntry
 from manifest.transitions import add_segments, drop_expired, record_gap, replace_segments, trim
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStore
@@ -86,10 +86,8 @@ class Model:
     def listed_as_removed(self) -> set[str]:
         listed = {r.key for r in self.state.removed}
         for page in self.state.removed_pages:
-            if page.kind is RemovedPageKind.REMOVED:
-                listed.update(r.key for r in self.manifests.removed_objects(page))
-            else:
-                listed.update(key for e in self.manifests.entries(page) for key in e.keys)
+            *inside, _own = self.manifests.objects_removed_with(page)
+            listed.update(r.key for r in inside)
         return listed
 
 

@@ -210,7 +210,7 @@ def test_a_page_of_removed_objects_has_the_time_of_its_newest(store: PlainStore)
             lambda s, before=before, now_ms=now_ms: trim(s, before, pages=manifests, now_ms=now_ms),
         )
     pages = [page for page in state.removed_pages if page.kind is RemovedPageKind.REMOVED]
-    assert {r.removed_ms for r in manifests.removed_objects(pages[0])} == {7, 8, 9}
+    assert {r.removed_ms for r in manifests.objects_removed_with(pages[0])} == {7, 8, 9}
     assert pages[0].removed_ms == 9
 
 
@@ -222,7 +222,7 @@ def test_many_removed_objects_move_to_a_page(store: PlainStore) -> None:
         r
         for p in state.removed_pages
         if p.kind is RemovedPageKind.REMOVED
-        for r in manifests.removed_objects(p)
+        for r in manifests.objects_removed_with(p)[:-1]
     ]
     dropped = [
         e

@@ -129,7 +129,7 @@ def test_a_commit_whose_response_is_lost_is_not_repeated(store: PlainStore) -> N
     manifests, state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
     assert manifests.commit(state, adding(0)).version == 2
-    assert len(manifests.list_versions()) == 2
+    assert len(manifests.versions.stats()) == 2
 
 
 def test_readers_and_writers_skip_a_truncated_version(store: PlainStore) -> None:
@@ -301,7 +301,7 @@ def test_a_writer_paused_during_a_commit_checks_for_a_new_owner(store: PlainStor
     before_ms = clock.now_ms
     with pytest.raises(FencedError):
         owner.commit(base, pause_in_transition)
-    assert [stat.version for stat in other.list_versions()] == [3]
+    assert [stat.version for stat in other.versions.stats()] == [3]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_first_claim_that_paused_checks_for_another_owner(
     store.faults = another_claims_first
     with pytest.raises(FencedError):
         manifest_store(store).claim(claim(), log_start_offset=0)
-    assert [stat.version for stat in other.list_versions()] == [2]
+    assert [stat.version for stat in other.versions.stats()] == [2]
 
 
 def test_a_writer_that_never_paused_makes_no_extra_request(store: PlainStore) -> None:
