@@ -39,6 +39,7 @@ from api.http.fetch.reading import (
     MinBytes,
     WaitMs,
     compute_text,
+    is_still_at_end,
     work_bytes,
 )
 from api.http.fetch.record_json import Page
@@ -153,7 +154,7 @@ async def _read_all(context: Context, fetches: Sequence[Fetch], request: FetchMa
     store_error: TierlogError | None = None
     done: list[Fetch] = []
     for fetch in fetches:
-        if isinstance(fetch, FailedFetch):
+        if isinstance(fetch, FailedFetch) or _has_nothing_new(fetch):
             done.append(fetch)
             continue
         began_s = time.monotonic()
@@ -167,6 +168,16 @@ async def _read_all(context: Context, fetches: Sequence[Fetch], request: FetchMa
             if store_wait_s > STORE_WAIT_MAX_S:
                 store_error = _not_tried(read.error)
     return done
+
+
+def _has_nothing_new(fetch: PartitionFetch) -> bool:
+    """Whether to read again, after a wait, would find what was found before: nothing."""
+    partition, found = fetch.partition, fetch.fetched
+    return (
+        found is not None
+        and found.log_start_offset == partition.log.log_start_offset
+        and is_still_at_end(partition, fetch.offset, high_watermark=found.high_watermark)
+    )
 
 
 def _not_tried(error: Exception) -> TierlogError:

@@ -35,7 +35,14 @@ from api.http.fetch.positions import (
     parse_position,
     resolve,
 )
-from api.http.fetch.reading import Isolation, compute_text, log_headers, read, work_bytes
+from api.http.fetch.reading import (
+    Isolation,
+    compute_text,
+    is_still_at_end,
+    log_headers,
+    read,
+    work_bytes,
+)
 from api.http.fetch.shared_pages import RenderedPage, page_key
 from api.http.problems import HeaderList
 from api.http.request import media_types
@@ -106,7 +113,8 @@ class Tail:
         """
         self.at_end = True
         for partition, offset in list(self.next_offsets.items()):
-            if self._has_nothing_new(partition, offset):
+            seen = self._high_watermarks.get(partition, -1)
+            if is_still_at_end(partition, offset, high_watermark=seen):
                 continue
             fetched = await read(self._context, partition, offset, self._query)
             self._high_watermarks[partition] = fetched.high_watermark
@@ -119,11 +127,6 @@ class Tail:
             else:  # there may be a gap up to the end
                 self.next_offsets[partition] = max(offset, fetched.next_offset)
             self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
-
-    def _has_nothing_new(self, partition: Partition, offset: int) -> bool:
-        """Cheaper than to read nothing: a topic has many partitions, and few have new records."""
-        seen = self._high_watermarks.get(partition)
-        return seen == partition.log.high_watermark <= offset and not partition.is_defunct
 
     async def _page(self, partition: Partition, fetched: Fetched, offset: int) -> RenderedPage:
         query = self._query

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 import tierlog
-from api.http.fetch import record_json
+from api.http.context import Context
+from api.http.fetch import many, record_json
+from broker.partition import Partition
 from record_format.batch import iter_headers
 from tests.fakes.faulty_object_store import FailsBefore
 from tests.fakes.records import iter_records
@@ -394,6 +396,31 @@ def test_a_multi_partition_long_poll_is_woken_by_any_partition(api: Api) -> None
     got = during_long_poll(api, poll, lambda: api.values(topic, "a", partition=1))
     assert [len(one["records"]) for one in got.json()["partitions"]] == [0, 1]
     assert api.post("/v1/fetch", json={"partitions": wanted, "wait_ms": 100}).status_code == 200
+
+
+def test_a_multi_partition_long_poll_reads_again_only_what_changed(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(partitions=3)
+    api.values(topic, "trimmed", partition=2)
+    reading, read_from = many.read_again, []
+
+    async def recording(context: Context, partition: Partition, *args: Any) -> Any:
+        read_from.append(partition.number)
+        return await reading(context, partition, *args)
+
+    def trim_and_produce() -> None:
+        api.post(f"/v1/topics/{topic}/partitions/2/trim", json={"before_offset": 1})
+        api.values(topic, "a", partition=1)
+
+    monkeypatch.setattr(many, "read_again", recording)
+    wanted = [{"topic": topic, "partition": p, "offset": "latest"} for p in range(3)]
+    poll = partial(api.post, "/v1/fetch", json={"partitions": wanted, "wait_ms": 60_000})
+    got = during_long_poll(api, poll, trim_and_produce).json()["partitions"]
+    assert [len(one["records"]) for one in got] == [0, 1, 0]
+    assert [one["log_start_offset"] for one in got] == [0, 0, 1]
+    assert read_from[:3] == [0, 1, 2]
+    assert set(read_from[3:]) == {1, 2}
 
 
 def test_a_multi_partition_long_poll_continues_past_a_trim_unless_the_offset_is_explicit(
