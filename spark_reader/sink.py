@@ -1,7 +1,9 @@
 """The `format("tierlog")` sink, for batches and streams.
 
-* At-least-once, as Spark's Kafka sink: every task attempt is its own idempotent producer, so that a
-  retried request is appended once; rows of a failed attempt may remain.
+* At-least-once, as Spark's Kafka sink: an idempotent producer serves one task attempt at a time, so
+  that a retried request is appended once; rows of a failed attempt may remain.
+* A producer serves the worker's next attempt too, unless its own failed: the broker remembers each
+  producer for a day, and a stream has thousands of tasks in an hour.
 * A task ends when everything it sent is flushed at the broker (acks=all); nothing is left to commit
   or roll back afterwards.
 * Only mode append is supported; overwriting a log is an error.
@@ -10,10 +12,12 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -40,6 +44,9 @@ from spark_reader.sink_batches import (
     TopicMetadata,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
 
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
 
@@ -121,10 +128,13 @@ class Sink:
         first = next(batches, None)
         if first is None:  # common for a small aggregation: then the broker is not contacted
             return WriterCommitMessage()
-        producer = _Producer(self._options.access)
+        access = self._options.access
+        broker = Connections(access).broker_over_restarts()
+        idle = _idle_producers[access]
+        producer = idle.pop() if idle else _Producer(broker)
         batcher = Batcher(
             topic=self._options.topic,
-            metadata_of=producer.metadata_of,
+            metadata_of=cache(partial(_metadata, broker)),
             codec=self._options.codec,
             now_ms=wall_clock_ms,
             first_sticky=random.randrange(1 << 16),
@@ -134,26 +144,23 @@ class Sink:
                 producer.send(batch)
         for batch in batcher.flush():
             producer.send(batch)
+        idle.append(producer)  # not after an error: what was appended is unknown
         return WriterCommitMessage()
 
 
+def _metadata(broker: Client, topic: str) -> TopicMetadata:
+    found = broker.describe_topic(topic)
+    limit = int(found.effective_config["max.message.bytes"])
+    return TopicMetadata(found.partition_count, limit, found.available_partitions)
+
+
 class _Producer:
-    """The idempotent producer of one task attempt. Waits for a broker that restarts. Not shared."""
+    """An idempotent producer, for one attempt at a time."""
 
-    def __init__(self, access: Access) -> None:
-        self._broker = Connections(access).broker_over_restarts()
-        self._identity = self._broker.init_producer()
+    def __init__(self, broker: Client) -> None:
+        self._broker = broker
+        self._identity = broker.init_producer()
         self._sequences: dict[TopicPartition, int] = {}
-        self._metadata: dict[str, TopicMetadata] = {}
-
-    def metadata_of(self, topic: str) -> TopicMetadata:
-        if topic not in self._metadata:
-            found = self._broker.describe_topic(topic)
-            limit = found.effective_config["max.message.bytes"]
-            self._metadata[topic] = TopicMetadata(
-                found.partition_count, int(limit), found.available_partitions
-            )
-        return self._metadata[topic]
 
     def send(self, batch: Batch) -> None:
         """Append one batch and wait until it is flushed. The broker deduplicates the client's
@@ -172,6 +179,10 @@ class _Producer:
             partition=batch.topic_partition.partition,
         )
         self._sequences[batch.topic_partition] = (sequence + batch.records) & MAX_SEQUENCE
+
+
+# Per process: a worker runs one task after the other.
+_idle_producers: Final = defaultdict[Access, list[_Producer]](list)
 
 
 class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]

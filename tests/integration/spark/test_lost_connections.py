@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import tierlog.client
-from record_format.errors import UnknownTopic
+from record_format.errors import InvalidRecord, UnknownTopic
 from spark_reader.options import parse_options
 from spark_reader.sink import Sink, TierlogWriter, parse_write_options
 from tests.fakes.two_tiers import two_tiers
@@ -46,6 +46,32 @@ def test_a_request_whose_response_is_lost_is_retried_and_appended_once(tmp_path,
             assert sorted(record.value for record in client.consume("out")) == sorted(values)
     transport.close()
     assert transport.appends == 2 * 3
+
+
+def test_the_tasks_of_a_worker_share_a_producer_until_one_fails(tmp_path, monkeypatch):
+    init, identities = Client.init_producer, []
+
+    def recording(client):
+        identities.append(init(client))
+        return identities[-1]
+
+    monkeypatch.setattr(Client, "init_producer", recording)
+    rows = pa.RecordBatch.from_pydict({"value": [b"v"] * 100})
+    wrong = rows.append_column("partition", pa.array([7] * 100, pa.int32()))
+    with two_tiers(tmp_path) as tiers:
+        options = parse_write_options({"server": tiers.url, "topic": "out"})
+        for number in (1, 2):  # the second topic is another of the same name
+            tiers.create("out", partitions=1)
+            for _ in range(3):
+                Sink(options).write(iter([rows, rows]))
+            assert len(identities) == number
+            with pytest.raises(InvalidRecord):
+                Sink(options).write(iter([rows, wrong]))
+            Sink(options).write(iter([rows]))
+            assert len(identities) == number + 1
+            with Client(tiers.url) as client:
+                assert len(list(client.consume("out"))) == 700
+            tiers.broker.delete_topic("out")
 
 
 def test_a_task_without_rows_makes_no_request():
