@@ -80,10 +80,9 @@ def _start_empty(state: LogState, folder: LogFolder, request: OpenRequest) -> No
     state.active = create_segment(state, start)
     state.segments = Segments.of((state.active.segment,))
     state.epochs.truncate_from_end(start)
-    state.epochs.save()
+    state.epochs.save()  # syncs the folder, with the segment's files
     state.log_start_offset = start if request.log_start_offset is None else request.log_start_offset
     state.leader_epoch = state.epochs.latest or 0
-    state.disk.sync_folder(state.folder)
     state.folder_changed = False
     state.flushed = Flushed(start, start, 0)
 
