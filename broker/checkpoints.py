@@ -83,7 +83,7 @@ class Checkpoints:
             start = max(log.log_start_offset, moved.get(partition, 0))
             if start > 0 or log.local_log_start_offset > 0:
                 starts[_place(partition)] = start
-                self._written |= {partition.topic}
+        self._written |= {topic for topic, _ in starts}
         damaged = self._damaged()
         starts |= {_place(d): at for d in damaged if (at := d.log_start_offset) is not None}
         self._write(LOG_STARTS, starts)

@@ -48,7 +48,6 @@ from typing import Final, Generic, TypeVar
 from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_folder import has_segments
 from record_format import checkpoint_files, sealed_json
-from record_format.checkpoint_files import TopicPartitionOffset
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
 
 T = TypeVar("T")
@@ -300,7 +299,7 @@ def write_checkpoint(
     *,
     write: Callable[[Path, bytes], None] = write_durably,
 ) -> None:
-    entries = [TopicPartitionOffset(*place, offset) for place, offset in offsets.items()]
+    entries = ((*place, offset) for place, offset in offsets.items())
     write(path, checkpoint_files.format_offset_checkpoint(entries))
 
 

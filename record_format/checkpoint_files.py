@@ -44,7 +44,8 @@ class EpochEntry(NamedTuple):
     start_offset: int
 
 
-def format_offset_checkpoint(entries: Iterable[TopicPartitionOffset]) -> bytes:
+def format_offset_checkpoint(entries: Iterable[tuple[str, int, int]]) -> bytes:
+    """The file with these topics, partitions and offsets."""
     return _format_lines(f"{topic} {partition} {offset}" for topic, partition, offset in entries)
 
 
