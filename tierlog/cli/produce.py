@@ -186,7 +186,7 @@ def _read_items(
     if kind is Format.LINES:
         return enumerate(lines(source, key_separator=key), 1)
     if kind is Format.PARQUET:
-        if file is None:
+        if file is None or not file.is_file():
             raise typer.BadParameter(
                 "--format parquet needs a FILE: a pipe cannot be read from its end"
             )

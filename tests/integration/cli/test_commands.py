@@ -172,7 +172,7 @@ def test_parquet_rows_become_json(tierlog, tmp_path):
 
 
 def test_parquet_from_standard_input_is_refused_under_each_of_its_names(tierlog):
-    for names in ((), ("-",)):
+    for names in ((), ("-",), ("/dev/stdin",)):
         error = tierlog.fails(2, "produce", "any", *names, "--format", "parquet")
         assert "--format parquet needs a FILE" in error
 
