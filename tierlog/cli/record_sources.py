@@ -95,14 +95,14 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
         for row in rows:
             if None in row:
                 raise InvalidRequest(
-                    f"line {rows.line_num}: more cells than the first row has columns"
+                    f"line {rows.reader.line_num}: more cells than the first row has columns"
                 )
             cells = {name: cell or None for name, cell in row.items()}
             yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
     except csv.Error as error:
-        raise InvalidRequest(f"line {rows.line_num}: {error}") from error
+        raise InvalidRequest(f"line {rows.reader.line_num}: {error}") from error
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"line {rows.line_num}: not UTF-8") from error
+        raise InvalidRequest(f"line {rows.reader.line_num}: not UTF-8") from error
 
 
 def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRecord]:

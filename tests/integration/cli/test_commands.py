@@ -132,6 +132,7 @@ def test_csv_from_pandas_and_windows_is_accepted(tierlog):
     for text, expected in (
         ("a,b,a\n1,2,3\n", "more than one column is named 'a'"),
         (",a\n1,2,3\n", "line 2: more cells than the first row has columns"),
+        ('a,b\n1,2\n"1"x,2\n', "line 3: ',' expected after"),
         ("\udce4,a\n1,2\n", "line 1: not UTF-8"),
         ("a\n1\n" + "\udce4\n" * 2, "line 3: not UTF-8"),
     ):
