@@ -30,43 +30,40 @@ from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 log = structlog.get_logger(__name__)
 
 
-def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> int:
-    """Replace entries that differ; how many segments. Raises what uploads and commits raise."""
-    cold, sealed, replaced = partition.cold, partition.log.sealed, 0
+def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> None:
+    """Replace entries that differ. Raises what uploads and commits raise."""
+    cold, sealed = partition.cold, partition.log.sealed
     assert cold is not None, "there is no bucket to follow"
     swap_sequence = sealed.swap_sequence
     for view in partition.log.segments():
         if stopping():
-            return replaced
+            return
         if view.sealed and view.last_offset < cold.end_offset:
-            replaced += _follow(partition, view, swap_sequence=swap_sequence)
+            _follow(partition, view, swap_sequence=swap_sequence)
     sealed.mark_mirrored(swap_sequence=swap_sequence)
-    return replaced
 
 
-def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> bool:
-    """Returns whether the segment replaced entries."""
+def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> None:
     sealed = partition.log.sealed
     with sealed.lock:  # nothing is replaced within
         if sealed.swap_sequence != swap_sequence:
-            return False  # the segment may be newer than this pass
+            return  # the segment may be newer than this pass
         try:
-            return _replace(partition, view)
+            _maybe_replace(partition, view)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             if view.base_offset in partition.log.base_offsets:
-                raise
-            return False  # deleted by retention just now
+                raise  # otherwise retention has deleted it just now
 
 
-def _replace(partition: Partition, view: SegmentView) -> bool:
+def _maybe_replace(partition: Partition, view: SegmentView) -> None:
     cold, files = partition.cold, partition.log.sealed.files(view.base_offset)
     assert cold is not None
     if files.last_offset >= cold.end_offset:
-        return False
+        return
     reached = cold.entries(files.base_offset)
     old = list(takewhile(lambda entry: entry.base_offset <= files.last_offset, reached))
     if not old or (len(old) == 1 and _same(partition, old[0], view)):
-        return False
+        return
     if old[0].base_offset < files.base_offset or old[-1].last_offset > files.last_offset:
         raise CorruptDataError(
             f"has offsets {files.base_offset} to {files.last_offset}, but the bucket has segments "
@@ -83,7 +80,6 @@ def _replace(partition: Partition, view: SegmentView) -> bool:
         replaced=len(old),
         size_bytes=entry.size_bytes,
     )
-    return True
 
 
 def _same(partition: Partition, entry: SegmentEntry, view: SegmentView) -> bool:
