@@ -141,7 +141,7 @@ def advice(response: ErrorResponse, *, operation: str, key: str) -> str:
 
 
 def reason(response: ErrorResponse) -> str:
-    status = (
-        f"{response.status} " if response.code != str(response.status) and response.status else ""
-    )
-    return f"{status}{response.code}: {response.detail}".replace("\n", " ")
+    status = str(response.status or "")
+    given = status if response.code == status else f"{status} {response.code}".lstrip()
+    detail = f": {response.detail}" if response.detail else ""
+    return f"{given}{detail}".replace("\n", " ")

@@ -247,7 +247,7 @@ def _receive_head(connection: Connection, request: bytes) -> ResponseHead:
 def _error(connection: Connection, head: ResponseHead) -> Exception:
     if head.status >= 500 and "content-length" not in head.headers:
         # boto3 could say more, but would ask a store that is throttled once more.
-        return ErrorStatus(ErrorResponse(head.status, str(head.status), "no details"))
+        return ErrorStatus(ErrorResponse(head.status, str(head.status)))
     body = b""
     if head.size_bytes <= ERROR_BODY_MAX_BYTES:
         pieces = connection.receive(head, memoryview(bytearray(ERROR_BODY_MAX_BYTES)))
