@@ -100,10 +100,21 @@ class Catalog:
             return self._facts(self._topics.chosen(may_be_gone=may_be_gone))
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
+            described = _described(*pair)
             next_offset = begun.next_offset(pair[0].topic_id, (pair[0].name, pair[1]))
-            return _read_to_its_end(*pair, next_offset=next_offset) or self._partition(*pair)
+            if described is None or next_offset is None or next_offset < described.end_offset:
+                return self._partition(*pair)
+            return described  # no transaction is open there: both isolation levels end there
 
         return parallel_map(look, self._topics.chosen(may_be_gone=begun.topic_ids))
+
+    def described_partitions_of_stream(self, begun: StreamOffsets) -> list[PartitionFacts] | None:
+        """The same by the topic descriptions alone, which do not tell gaps and open transactions;
+        None if they do not tell all else.
+        """
+        chosen = self._topics.chosen(may_be_gone=begun.topic_ids)
+        found = [facts for pair in chosen if (facts := _described(*pair)) is not None]
+        return found if len(found) == len(chosen) else None
 
     def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
         return parallel_map(lambda pair: self._partition(*pair), chosen)
@@ -342,18 +353,14 @@ def _last_offset(manifest: Manifest) -> int:
     return manifest.pages[-1].last_offset if manifest.pages else manifest.end_offset
 
 
-def _read_to_its_end(
-    topic: TopicFacts, partition: int, *, next_offset: int | None
-) -> PartitionFacts | None:
-    """The facts of a partition that was read to its end, from the topic description alone; else
-    None.
-
-    No transaction is open there, so both isolation levels end at the high watermark.
+def _described(topic: TopicFacts, partition: int) -> PartitionFacts | None:
+    """A partition by the topic's description alone, all of it in the bucket as far as that tells;
+    None if that lacks it.
     """
     described = topic.described.get(partition)
-    end = 0 if described is None else max(described.log_start_offset, described.high_watermark)
-    if described is None or next_offset is None or next_offset < end:
+    if described is None:
         return None
+    end = max(described.log_start_offset, described.high_watermark)
     return PartitionFacts(
         topic=topic.name,
         topic_id=topic.topic_id,

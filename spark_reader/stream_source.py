@@ -97,22 +97,24 @@ class TierlogStreamReader(
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = from_document(start)
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        may_wait = is_limited and self._may_wait()
+        if may_wait:
+            described = self._planner().catalog.described_partitions_of_stream(begun)
+            if described is not None and self._should_wait(_by_name(described), begun):
+                # For the stream's progress. No batch can be planned from it.
+                self._facts, self._looked_from = _by_name(described), None
+                return start
         planner, facts = self._look(begun)
-        losses = [*_replaced(begun, facts), *_gone(begun, facts), *_truncated(begun, facts)]
-        for one in losses:
-            planner.loss.report(one)
-        backlogs = [
-            self._backlog(one, begun)
-            for name, one in facts.items()
-            # With availableNow, partitions that were created meanwhile are left to the next run.
-            if self._target is None or name in self._target or name in begun.offsets
-        ]
-        if isinstance(limit, ReadAllAvailable):
-            ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
-        elif not losses and self._should_wait(backlogs):
+        if may_wait and self._should_wait(facts, begun):
             return start
-        else:
+        for one in _losses(begun, facts):
+            planner.loss.report(one)
+        backlogs = self._backlogs(facts, begun)
+        if is_limited:
             ends = self._limited(backlogs, planner)
+        else:
+            ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
         self._last_batch_ms = boottime_ms()
         reached = _offsets(facts, ends, named=self._named(begun))
         if reached.is_at(begun):
@@ -130,6 +132,14 @@ class TierlogStreamReader(
         """The ids of topics that options name, which are kept if the topic is gone."""
         choice, ids = self._options.choice, begun.topic_ids
         return {name: ids[name] for name in choice.topics or choice.partitions or () if name in ids}
+
+    def _backlogs(self, facts: Facts, begun: StreamOffsets) -> list[Backlog]:
+        return [
+            self._backlog(one, begun)
+            for name, one in facts.items()
+            # With availableNow, partitions that were created meanwhile are left to the next run.
+            if self._target is None or name in self._target or name in begun.offsets
+        ]
 
     def _backlog(self, facts: PartitionFacts, begun: StreamOffsets) -> Backlog:
         """The unread offsets of a partition. One that is new to the stream starts at its first
@@ -149,16 +159,23 @@ class TierlogStreamReader(
         start = min(skip_gap(start, facts.gaps), max(start, end))
         return Backlog(name, start, end, facts.gaps)
 
-    def _should_wait(self, backlogs: list[Backlog]) -> bool:
-        """Whether to wait for `minOffsetsPerTrigger`; never with availableNow."""
+    def _may_wait(self) -> bool:
+        """Whether to wait if there are fewer offsets than `minOffsetsPerTrigger`; never with
+        availableNow.
+        """
         trigger = self._options.trigger
-        if trigger.min_offsets is None or self._target is not None:
+        if trigger.min_offsets is None or self._target is not None or self._last_batch_ms is None:
             return False
-        if self._last_batch_ms is None:
-            return False
-        waited_ms = boottime_ms() - self._last_batch_ms
-        enough = sum(one.offsets for one in backlogs) >= trigger.min_offsets
-        return not enough and waited_ms < trigger.max_delay_ms
+        return boottime_ms() - self._last_batch_ms < trigger.max_delay_ms
+
+    def _should_wait(self, facts: Facts, begun: StreamOffsets) -> bool:
+        """Whether there are fewer offsets than `minOffsetsPerTrigger`, and no loss to report.
+
+        A stream that waits polls as often as an idle one. So the topic descriptions are asked
+        first: without the gaps there can only be fewer.
+        """
+        found = sum(one.offsets for one in self._backlogs(facts, begun))
+        return found < (self._options.trigger.min_offsets or 0) and not _losses(begun, facts)
 
     def _limited(self, backlogs: list[Backlog], planner: Planner) -> dict[PartitionName, int]:
         max_bytes = self._options.trigger.max_bytes
@@ -239,6 +256,10 @@ class TierlogStreamReader(
 
 # Messages about what is lost to a stream that has read to `begun`. Each is reported once, since the
 # end of the next batch no longer includes it; so `minOffsetsPerTrigger` does not delay that batch.
+
+
+def _losses(begun: StreamOffsets, facts: Facts) -> list[str]:
+    return [*_replaced(begun, facts), *_gone(begun, facts), *_truncated(begun, facts)]
 
 
 def _replaced(begun: StreamOffsets, facts: Facts) -> Iterator[str]:

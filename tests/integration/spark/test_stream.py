@@ -223,6 +223,15 @@ def test_an_idle_stream_makes_no_requests_to_the_bucket(tiers, monkeypatch):
     tiers.produce("t", 50)
     after = stream.latestOffset(end, limit)
     assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
+    stream = reader(tiers, minOffsetsPerTrigger="200", maxTriggerDelay="1h")
+    after = stream.latestOffset(end, limit)
+    tiers.produce("t", 50)
+    with monkeypatch.context() as patch:  # nor does one that waits for more
+        patch.setattr(catalog, "ManifestStore", None)
+        assert stream.latestOffset(after, limit) == after
+        assert offsets_of(stream.reportLatestOffset()) == {0: 600, 1: 600}
+    tiers.produce("t", 50)
+    assert offsets_of(stream.latestOffset(after, limit)) == {0: 650, 1: 650}
 
 
 @pytest.mark.parametrize("store", [True, False])
