@@ -83,9 +83,10 @@ def topic(name, count):
     return msgspec.convert(description(*range(count), name=name), responses.TopicDescription)
 
 
-def refused(status: int, code: str) -> httpx.Response:
+def refused(status: int, code: str, **members: object) -> httpx.Response:
     """A problem document, or without a `code` a gateway's response."""
-    return httpx.Response(status, json={"code": code, "detail": code} if code else {})
+    document = {"code": code, "detail": code, **members} if code else {}
+    return httpx.Response(status, json=document)
 
 
 def client(broker: TinyBroker) -> tierlog.Client:

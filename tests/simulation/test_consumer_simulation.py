@@ -26,9 +26,9 @@ import pytest
 import tierlog
 from record_format.encode import encode_batch
 from record_format.errors import TierlogError
+from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
 from tierlog.client import ConsumedRecord, Limits, RetryPolicy
-from tierlog.client.responses import PartitionDescription
 
 PARTITIONS = 3
 RUNS = 60
@@ -89,7 +89,7 @@ class Log:
         offset = int(query["offset"]) if offset is None else offset
         if not self.start <= offset <= self.end:
             code = "offset-trimmed" if offset < self.start else "offset-past-end"
-            return _problem(410, code, log_start_offset=self.start, high_watermark=self.end)
+            return refused(410, code, log_start_offset=self.start, high_watermark=self.end)
         after = [batch for batch in self.batches if batch.next_offset > offset]
         sent = after[: random.randint(1, 4)]
         next_offset = self.end if len(sent) == len(after) else sent[-1].next_offset
@@ -126,7 +126,7 @@ class FlakyBroker:
             if self.random.random() < 0.5:
                 raise httpx.ReadError("gone", request=request)
             code = self.random.choice(list(REFUSALS))
-            return _problem(REFUSALS[code], code)
+            return refused(REFUSALS[code], code)
         return self._respond(request)
 
     def _respond(self, request: httpx.Request) -> httpx.Response:
@@ -144,7 +144,7 @@ class FlakyBroker:
             return httpx.Response(204)
         if path[2] == "groups":
             if not self.committed:
-                return _problem(404, "unknown-group")
+                return refused(404, "unknown-group")
             ends = {"log_end_offset": 0, "lag": 0}
             rows = [
                 {"topic": "t", "partition": partition, "offset": offset, **ends}
@@ -160,17 +160,10 @@ class FlakyBroker:
         return {"partition": wanted["partition"], "high_watermark": log.end}
 
     def _description(self) -> dict[str, object]:
-        zeros = dict.fromkeys(PartitionDescription.__struct_fields__, 0)
-        partitions = [
-            {**zeros, "partition": number, "log_start_offset": log.start}
-            for number, log in enumerate(self.logs)
-        ]
-        ours = {"name": "t", "topic_id": "x", "config": {}, "effective_config": {}}
-        return ours | {"partitions": partitions}
-
-
-def _problem(status: int, code: str, **members: object) -> httpx.Response:
-    return httpx.Response(status, json={"code": code, "detail": code, **members} if code else {})
+        found = description(*range(PARTITIONS))
+        for row, log in zip(found["partitions"], self.logs, strict=True):
+            row["log_start_offset"] = log.start
+        return found
 
 
 class LeftTheLoop(Exception):

@@ -29,10 +29,10 @@ from hot_tier.producer_state import Producer, after_batch, check_sequence
 from record_format.batch import iter_headers
 from record_format.decode import decode_batch
 from record_format.errors import OutOfOrderSequence, ProducerFenced, RequestError, RetriableError
+from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
 from tierlog.client import AsyncProducer, Batching, RetryPolicy
 from tierlog.client import Producer as SyncProducer
-from tierlog.client.responses import PartitionDescription
 
 PARTITIONS = 3
 STEPS = 120
@@ -72,7 +72,7 @@ class FlakyBroker:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
-            return httpx.Response(200, json=_description())
+            return httpx.Response(200, json=description(*range(PARTITIONS)))
         if self.random.random() < self.fault_rate / 4:
             self._handle_delayed()
         if request.url.path == "/v1/producers":
@@ -88,7 +88,7 @@ class FlakyBroker:
     def _fail(self, request: httpx.Request, how: str, code: str) -> httpx.Response:
         match how:
             case "refused":
-                return _problem(REFUSALS[code], code)
+                return refused(REFUSALS[code], code)
             case "not sent":
                 raise httpx.ConnectError("refused", request=request)
             case "delayed":
@@ -99,7 +99,7 @@ class FlakyBroker:
         if how.startswith("lost"):
             raise httpx.ReadError("gone", request=request)
         members = {} if code == "internal" else {"outcome": "unknown"}
-        return _problem(UNKNOWN[code], code, **members)
+        return refused(UNKNOWN[code], code, **members)
 
     def _handle_delayed(self) -> None:
         self.random.shuffle(self._delayed)
@@ -120,12 +120,12 @@ class FlakyBroker:
         log, known = self.logs[partition], self._producers[partition].get(header.producer_id)
         if len(batch) > self.limit_bytes:
             sizes = {"limit_bytes": self.limit_bytes, "size_bytes": len(batch)}
-            return _problem(413, "record-too-large", **sizes)
+            return refused(413, "record-too-large", **sizes)
         try:
             copy = check_sequence(known, header)
         except (OutOfOrderSequence, ProducerFenced):
             self.gaps += 1
-            return _problem(409, "out-of-order-sequence")
+            return refused(409, "out-of-order-sequence")
         base = len(log) if copy is None else copy.first_offset
         if copy is None:
             stored = header._replace(base_offset=base)
@@ -139,17 +139,6 @@ class FlakyBroker:
 
 def _batch(request: httpx.Request) -> tuple[int, bytes]:
     return int(request.url.path.split("/")[5]), request.content
-
-
-def _problem(status: int, code: str, **members: object) -> httpx.Response:
-    return httpx.Response(status, json={"code": code, "detail": code, **members} if code else {})
-
-
-def _description() -> dict[str, object]:
-    zeros = dict.fromkeys(PartitionDescription.__struct_fields__, 0)
-    partitions = [{**zeros, "partition": number} for number in range(PARTITIONS)]
-    ours = {"name": "t", "topic_id": "x", "config": {}, "effective_config": {}}
-    return ours | {"partitions": partitions}
 
 
 class Sent:
