@@ -82,6 +82,7 @@ class RealKafka:
         version = re.search(r"<kafka.version>(.+)</", (HERE / "pom.xml").read_text())
         assert version
         self._home = cache / f"kafka-{version[1]}"
+        self.formatted: dict[str, bytes] = {}
         if not (self._home / "ready").exists():
             self._fetch()
 
@@ -132,7 +133,7 @@ class RealKafka:
         `topics`: settings by topic. `top_level`: a data folder whose identity the broker gets.
         """
         broker = _Broker(self, data)
-        broker.format(cluster_id=_cluster_id(top_level))
+        broker.format()
         if top_level is not None:
             shutil.copy(top_level / "meta.properties", data)
         with broker.running():
@@ -143,7 +144,7 @@ class RealKafka:
     def broker(self, data: Path, topics: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
         """A broker on an empty folder with these topics, of one partition each: its address."""
         broker = _Broker(self, data)
-        broker.format(cluster_id=_cluster_id(None))
+        broker.format()
         with broker.running():
             broker.create_topics([f"{topic}-0" for topic in topics], topics)
             yield broker.server
@@ -206,11 +207,16 @@ class _Broker:
         lines = [f"{name}={value}\n" for name, value in settings.items()]
         self._settings.write_text("".join(lines))
 
-    def format(self, *, cluster_id: str) -> None:
-        done = self._kafka.run(
-            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._settings)
-        )
-        assert done.returncode == 0, done.stderr
+    def format(self) -> None:
+        """By Kafka's tool once: every broker gets the same cluster and the same files."""
+        formatted = self._kafka.formatted
+        for name, content in formatted.items():
+            (self._data / name).write_bytes(content)
+        if not formatted:
+            arguments = ("format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(self._settings))
+            done = self._kafka.run("kafka.tools.StorageTool", *arguments)
+            assert done.returncode == 0, done.stderr
+            formatted |= {path.name: path.read_bytes() for path in self._data.iterdir()}
 
     def create_topics(
         self, names: Sequence[str], topics: Mapping[str, Mapping[str, object]]
@@ -289,14 +295,6 @@ def _put_in_place(folders: Mapping[str, Path], data: Path) -> None:
         shutil.rmtree(target)
         shutil.copytree(folder, target)
         (target / "partition.metadata").write_bytes(format_partition_metadata(topic_id))
-
-
-def _cluster_id(top_level: Path | None) -> str:
-    if top_level is None:
-        return "MkU3OEVBNTcwNTJENDM2Qg"
-    found = re.search(r"^cluster.id=(.+)$", (top_level / "meta.properties").read_text(), re.M)
-    assert found
-    return found[1]
 
 
 def _wait_for_cleaner(data: Path, cleaned_to: Mapping[str, int]) -> None:
