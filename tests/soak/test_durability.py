@@ -146,6 +146,7 @@ class World:
         self.reading.clear()
         for thread in self.readers:
             thread.join(60)
+            assert not thread.is_alive(), "a reader did not end"
 
     def check(self, url: str) -> None:
         """Compare everything known about the log with a full read from the broker at `url`."""

@@ -70,7 +70,7 @@ def test_a_producer_refuses_to_work_after_a_fork_even_with_its_lock_held():
         sent = producer.send("t", "of the parent", partition=0)
         holder = threading.Thread(target=hold)
         holder.start()
-        locked.wait(10)
+        assert locked.wait(10)
         child = os.fork()
         if not child:
             signal.alarm(10)
