@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,17 +42,20 @@ def cpu_seconds_of(pid: int) -> float:
 
 def cpu_seconds_of_tree(pid: int) -> float:
     """As `cpu_seconds_of`, of a process and all its descendants, including those that ended."""
-    parents, spent = {}, {}
+    spent = [sum(map(int, fields[11:15])) for fields in process_tree(pid).values()]
+    return sum(spent) / os.sysconf("SC_CLK_TCK")
+
+
+def process_tree(pid: int) -> dict[int, list[bytes]]:
+    """A process and all its descendants: by id, what its `/proc/ID/stat` says after its name."""
+    every = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            try:
+            with suppress(OSError):  # it ended meanwhile; whoever waited for it has its time
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile; whoever waited for it has its time
-            parents[int(folder.name)] = int(fields[1])
-            spent[int(folder.name)] = sum(map(int, fields[11:15]))
+                every[int(folder.name)] = fields
     tree, found = {pid}, 0
     while len(tree) > found:
         found = len(tree)
-        tree |= {child for child, parent in parents.items() if parent in tree}
-    return sum(spent.get(one, 0) for one in tree) / os.sysconf("SC_CLK_TCK")
+        tree |= {child for child, fields in every.items() if int(fields[1]) in tree}
+    return {one: every[one] for one in tree & every.keys()}

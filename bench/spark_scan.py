@@ -89,32 +89,13 @@ def measure(folder: Path, *, rounds: int) -> Report:
     return report
 
 
-def fill(folder: Path, topics: Mapping[str, int]) -> None:
-    """Create topics with these numbers of partitions and RECORDS each, all only in the bucket."""
-    settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
-    try:
-        config = {"segment.bytes": 64 << 20, "retention.ms": -1, "local.retention.bytes": 0}
-        for topic, partitions in topics.items():
-            broker.create_topic(topic, partitions=partitions, config=config)
-            for partition in range(partitions):
-                log = broker.partition(topic, partition)
-                for values, keys, times in _requests(RECORDS // partitions, seed=partition):
-                    batches = build_produced(
-                        values,
-                        keys=keys,
-                        timestamps=times,
-                        codec=codecs.LZ4,
-                        max_message_bytes=1 << 20,
-                    )
-                    log.append(batches, acks=Acks.LEADER).result(60)
-            offloaded = broker.offload(topic, wait_ms=120_000)
-            assert not offloaded.remaining_segments, offloaded
-    finally:
-        broker.close()
+class Request(NamedTuple):
+    values: list[bytes]
+    keys: list[bytes] | None
+    timestamps: list[int]
 
 
-def _requests(records: int, *, seed: int) -> Iterator[tuple[list[bytes], list[bytes], list[int]]]:
+def _requests(records: int, seed: int) -> Iterator[Request]:
     rng = random.Random(seed)
     for first in range(0, records, RECORDS_PER_REQUEST):
         offsets = range(first, first + RECORDS_PER_REQUEST)
@@ -131,7 +112,34 @@ def _requests(records: int, *, seed: int) -> Iterator[tuple[list[bytes], list[by
             for offset in offsets
         ]
         keys = [b"%016d" % rng.randrange(1_000_000) for _ in offsets]
-        yield values, keys, [START_MS + offset * 10 for offset in offsets]
+        yield Request(values, keys, [START_MS + offset * 10 for offset in offsets])
+
+
+def fill(
+    folder: Path,
+    topics: Mapping[str, int],
+    requests: Callable[[int, int], Iterator[Request]] = _requests,
+) -> None:
+    """Create topics with these numbers of partitions and RECORDS each, all only in the bucket.
+
+    `requests`: those for a number of records, from a seed.
+    """
+    settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
+    broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
+    try:
+        config = {"segment.bytes": 64 << 20, "retention.ms": -1, "local.retention.bytes": 0}
+        for topic, partitions in topics.items():
+            broker.create_topic(topic, partitions=partitions, config=config)
+            for partition in range(partitions):
+                log = broker.partition(topic, partition)
+                for request in requests(RECORDS // partitions, partition):
+                    columns = request._asdict()
+                    batches = build_produced(**columns, codec=codecs.LZ4, max_message_bytes=1 << 20)
+                    log.append(batches, acks=Acks.LEADER).result(60)
+            offloaded = broker.offload(topic, wait_ms=120_000)
+            assert not offloaded.remaining_segments, offloaded
+    finally:
+        broker.close()
 
 
 _CITIES: Final = (b"Aarhus", b"Bergen", b"Coimbra", b"Dresden", b"Evora", b"Fukuoka", b"Ghent")

@@ -18,29 +18,21 @@ import importlib.util
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bench.children import MissingPeer
 from bench.records import START_MS
 from bench.report import Report, Target
-from bench.rounds import cpu_seconds_of, wall_seconds
-from bench.spark_scan import session
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format import codecs
-from record_format.produced import build_produced
+from bench.rounds import cpu_seconds_of, process_tree, wall_seconds
+from bench.spark_scan import RECORDS, RECORDS_PER_REQUEST, Request, fill, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROUNDS: Final = 3
 MIB: Final = 1 << 20
-RECORDS: Final = 4_000_000
-RECORDS_PER_REQUEST: Final = 10_000
 DAYS: Final = 30
 HOUR_MS: Final = 3_600_000
 STEP_MS: Final = DAYS * 24 * HOUR_MS // RECORDS
@@ -52,7 +44,8 @@ def measure(folder: Path, *, rounds: int) -> Report:
     if importlib.util.find_spec("pyspark") is None:
         raise MissingPeer("pyspark is not installed: the extra `spark` has it")
     report = Report(name="spark_source", title="One partition, 30 days, in the bucket", peer="")
-    stored_bytes = _fill(folder)
+    fill(folder, {"t": 1}, _requests)
+    stored_bytes = sum(path.stat().st_size for path in (folder / "bucket").rglob("*.log"))
     walls: dict[int, list[float]] = {}
     for cores in (1, 2):
         with _bound_to(cores), session(folder, cores=cores) as spark:
@@ -97,33 +90,13 @@ def _bound_to(cores: int) -> Iterator[None]:
         os.sched_setaffinity(0, mine)
 
 
-def _fill(folder: Path) -> int:
-    """Create the topic, all of it in the bucket; returns the bytes of its logs there."""
-    settings = BrokerSettings(data_dir=folder / "data", disk_reserve_bytes=0)
-    broker = Broker.open(settings, store=open_store(f"file://{folder / 'bucket'}"))
-    try:
-        config = {"segment.bytes": 64 << 20, "retention.ms": -1, "local.retention.bytes": 0}
-        broker.create_topic("t", config=config)
-        log = broker.partition("t", 0)
-        for values, times in _requests():
-            batches = build_produced(
-                values, timestamps=times, codec=codecs.LZ4, max_message_bytes=1 << 20
-            )
-            log.append(batches, acks=Acks.LEADER).result(60)
-        offloaded = broker.offload("t", wait_ms=120_000)
-        assert not offloaded.remaining_segments, offloaded
-    finally:
-        broker.close()
-    return sum(path.stat().st_size for path in (folder / "bucket").rglob("*.log"))
-
-
-def _requests() -> Iterator[tuple[list[bytes], list[int]]]:
-    rng = random.Random(5)
+def _requests(records: int, seed: int) -> Iterator[Request]:
+    rng = random.Random(5 + seed)
     notes = [b"%x" % rng.getrandbits(1600) for _ in range(997)]
-    for first in range(0, RECORDS, RECORDS_PER_REQUEST):
+    for first in range(0, records, RECORDS_PER_REQUEST):
         offsets = range(first, first + RECORDS_PER_REQUEST)
         values = [b'{"id":%d,"note":"%s"}' % (n, notes[n % 997]) for n in offsets]
-        yield values, [START_MS + n * STEP_MS for n in offsets]
+        yield Request(values, None, [START_MS + n * STEP_MS for n in offsets])
 
 
 def _reader(spark: SparkSession, folder: Path, **options: str | int) -> DataFrame:
@@ -170,13 +143,10 @@ def _hour_bytes(spark: SparkSession, folder: Path) -> float:
 def _for_each_worker(spark: SparkSession, figure: Callable[[int], float]) -> list[float]:
     """A figure of each Python worker of this session."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
-                    found.append(figure(int(folder.name)))
-            except OSError:
-                continue
+    for pid in process_tree(os.getpid()):
+        with suppress(OSError):
+            if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(figure(pid))
     assert found, f"{spark.sparkContext.appName} has no Python worker"
     return found
 
