@@ -123,6 +123,7 @@ class Connection:
         filled, waited_s = len(head.body), 0.0
         into[:filled] = head.body
         while filled or remaining:
+            self._check_speed(head.size_bytes - remaining, waited_s)
             wanted = min(len(into), filled + remaining)
             began = time.monotonic()
             while filled < wanted:
@@ -135,7 +136,6 @@ class Connection:
                 if time.monotonic() - began > PARTIAL_PIECE_AFTER_S:
                     break
             waited_s += time.monotonic() - began
-            self._check_speed(head.size_bytes - remaining, waited_s)
             yield into[:filled]
             filled = 0
 
