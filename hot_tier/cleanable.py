@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from hot_tier.log_reader import largest_timestamp, with_index_rebuild
 from hot_tier.log_state import LogState
 from hot_tier.segment import Segment, age_timestamp
@@ -79,7 +79,8 @@ def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Se
 
 
 def _newest_ms(state: LogState, segment: Segment) -> int:
-    return age_timestamp(largest_timestamp(state, segment), segment.path(LOG))
+    largest = largest_timestamp(state, segment)
+    return age_timestamp(largest, folder=segment.folder, base_offset=segment.base_offset)
 
 
 def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:

@@ -151,11 +151,13 @@ class Segment:
         )
 
 
-def age_timestamp(largest_timestamp: int, log: Path) -> int:
+def age_timestamp(largest_timestamp: int, *, folder: Path, base_offset: int) -> int:
     """The timestamp by which a segment ages: its largest, or the file's if its records have none,
     as in Kafka. Raises FileNotFoundError.
     """
-    return largest_timestamp if largest_timestamp >= 0 else modified_ms(log)
+    if largest_timestamp >= 0:
+        return largest_timestamp
+    return modified_ms(path_of(folder, base_offset, LOG))
 
 
 def modified_ms(path: Path) -> int:

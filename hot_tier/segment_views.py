@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hot_tier.batch_walk import checked_batches
-from hot_tier.file_names import LOG
+from hot_tier.file_names import LOG, path_of
 from hot_tier.log_reader import largest_timestamp, log_reader_of
 from hot_tier.log_state import LogState
 from hot_tier.open_files import FileReader
@@ -41,9 +41,14 @@ class SegmentView(NamedTuple):
     max_timestamp: int
     active: bool
     sealed: bool  # and flushed: it will never change
-    path: Path
+    folder: Path
     crc32c: int | None
     age_ms: int | None
+
+    @property
+    def path(self) -> Path:
+        """The log; made on request, because it takes longer than the rest of the view."""
+        return path_of(self.folder, self.base_offset, LOG)
 
 
 class OpenedSegment(NamedTuple):
@@ -100,7 +105,7 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
         max_timestamp=_largest_timestamp(state, segment),
         active=active,
         sealed=not active and next_offset <= flushed,
-        path=segment.path(LOG),
+        folder=segment.folder,
         crc32c=segment.crc32c,
         age_ms=None if first_ms is None else state.monotonic_clock() - first_ms,
     )

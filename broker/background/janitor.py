@@ -287,7 +287,7 @@ def removable_end(partition: Partition) -> int:
 
 def _age_timestamp(view: SegmentView) -> int:
     try:
-        return age_timestamp(view.max_timestamp, view.path)
+        return age_timestamp(view.max_timestamp, folder=view.folder, base_offset=view.base_offset)
     except FileNotFoundError:
         return NEVER_OLD  # deleted meanwhile: the next round sees what is left
 
