@@ -83,12 +83,12 @@ class Holes:
             return  # the bucket may know of gaps that are not known here yet
         self._forget_repaired(partition)
         start = self._checked_before.get(partition, 0)
-        sealed = [v for v in partition.log.segments() if v.sealed and v.base_offset >= start]
-        for view in sealed[:SEGMENTS_PER_ROUND]:
-            gap = self.find(partition, view.base_offset)
-            if gap is not None and not self._act(partition, view.base_offset, gap):
+        unchecked = [one for one in partition.log.sealed.flushed_ranges if one[0] >= start]
+        for base_offset, next_offset in unchecked[:SEGMENTS_PER_ROUND]:
+            gap = self.find(partition, base_offset)
+            if gap is not None and not self._act(partition, base_offset, gap):
                 return
-            self._checked_before[partition] = view.last_offset + 1
+            self._checked_before[partition] = next_offset
 
     def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
         """Returns False if it has to wait until the bucket mirrors compaction."""
