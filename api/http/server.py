@@ -66,11 +66,14 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # While it is on, a predecessor's closed connections do not count, but another process may
-        # bind the address too, until one of the two listens.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        try:
+            sock.bind((host, port))
+        except OSError:
+            # Now a predecessor's closed connections do not count. Not at first: many kernels let
+            # another process bind an address that was free, even once the option is off again.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except BaseException:
         sock.close()
         raise
