@@ -499,6 +499,8 @@ def test_authorities_that_do_not_exist_are_a_configuration_error(tmp_path, monke
     monkeypatch.setenv("AWS_CA_BUNDLE", missing)
     with pytest.raises(ConfigurationError, match=missing):
         S3Store("bucket", "", options("https://127.0.0.1:1"))
+    with s3(OK) as (store, _):
+        store.put("k", b"plain HTTP needs none")
 
 
 @pytest.mark.parametrize("given", ["access_key_id", "secret_access_key", "session_token"])
