@@ -309,8 +309,8 @@ def serve(server: Server, arguments: argparse.Namespace) -> int:
         # Blocked no sooner: what installs the server is ended by a Ctrl-C.
         awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-        if process.poll() is None:
-            signal.sigwait(awaited)
+        while process.poll() is None and signal.sigwait(awaited) == signal.SIGCHLD:
+            pass  # it ended, or was only paused
     return 0
 
 
