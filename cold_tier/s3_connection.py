@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 HEAD_MAX_BYTES: Final = 32 * 1024
 PARTIAL_PIECE_AFTER_S: Final = 1.0
-SLOWEST_BYTES_PER_S: Final = 16 * 1024
+SLOWEST_BYTES_PER_S: Final = 4 * 1024  # many requests at once may share a slow link
 _RECV_BYTES: Final = 8192
 
 
