@@ -235,6 +235,22 @@ def test_snapshot_before_includes_the_batches_after_the_newest_snapshot(
     assert (producer.last_sequence, producer.last_offset) == (1, 1)
 
 
+@pytest.mark.parametrize("behind", [bytes(4096), b"half a batch"])
+def test_snapshot_before_does_not_depend_on_what_a_crash_left_at_the_end(
+    open_log, append_values, tmp_path, behind
+):
+    log = open_log()
+    for number in range(3):
+        append_values(log, b"v", producer_id=7, producer_epoch=0, base_sequence=number)
+    log.close()
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes() + behind)
+    (tmp_path / "t-0" / f"{3:020d}.snapshot").unlink()
+    for last in (1, 2):
+        (producer,) = parse_snapshot(snapshot_before(tmp_path / "t-0", last + 1))
+        assert (producer.last_sequence, producer.last_offset) == (last, last)
+
+
 def test_a_marker_whose_checksum_is_wrong_is_not_applied(tmp_path, make_batch):
     """Its length may be wrong too: it is read as a whole only after the check."""
     marker = bytearray(
