@@ -6,6 +6,7 @@ kept in `complaints`.
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -56,6 +57,7 @@ class Chromium:
         with ExitStack() as stack:
             self._process = subprocess.Popen(
                 [self._program, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+                env=os.environ | {"TMPDIR": str(self._profile)},  # it leaves a folder there
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
