@@ -3,11 +3,12 @@
 import os
 import signal
 import socket
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
+from tests.fakes import waiting
 from tests.fakes.forked import ROOT, Forked
 
 
@@ -39,15 +40,14 @@ class BrokerProcess:
         return self
 
     def wait_until_ready(self, path: str = "/readyz") -> None:
-        transport = httpx.HTTPTransport(retries=0)
-        with httpx.Client(transport=transport, timeout=2) as client:
-            while True:
-                assert self.process.poll() is None, (self.root / "broker.log").read_text()[-2000:]
-                try:
-                    if client.get(f"{self.url}{path}").status_code == 200:
-                        return
-                except httpx.TransportError:
-                    time.sleep(0.01)  # leave the processor to the broker
+        def is_ready() -> bool:
+            assert self.process.poll() is None, (self.root / "broker.log").read_text()[-2000:]
+            with suppress(httpx.TransportError):
+                return client.get(f"{self.url}{path}").status_code == 200
+            return False
+
+        with httpx.Client(transport=httpx.HTTPTransport(retries=0), timeout=2) as client:
+            waiting.until(is_ready, patience_s=120)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
