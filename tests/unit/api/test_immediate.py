@@ -249,7 +249,7 @@ def test_a_response_is_sent_without_a_file_descriptor_left(running, monkeypatch,
             sock.sendall(get("/now?0-10"))
             with sock.makefile("rb") as answers:
                 assert body_of(answers) == running.data[:10]
-    running.settle()
+            running.settle()  # a request is immediate only once the response before it has ended
     assert (running.app.immediate, caplog.messages) == (2, [])
 
 
