@@ -120,10 +120,10 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
         path = path_of(folder, base, LOG)
         log = FileReader(OpenFile(path))
         for header in headers_of(path) if following > states.end_offset else ():
-            if states.end_offset <= header.base_offset < offset:
+            if states.end_offset <= header.base_offset < following:
                 data = batch_of(log, header) if header.is_control else b""
                 apply_batch(states, header, data)
-            if header.next_offset >= offset:
+            if header.next_offset >= following:
                 break  # a crash may have left anything at the end
     return format_snapshot(map(_to_entry, states))
 

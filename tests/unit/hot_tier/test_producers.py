@@ -239,14 +239,18 @@ def test_snapshot_before_includes_the_batches_after_the_newest_snapshot(
 def test_snapshot_before_does_not_depend_on_what_a_crash_left_at_the_end(
     open_log, append_values, tmp_path, behind
 ):
+    """At that of the segment before, too, if it was being rolled."""
     log = open_log()
-    for number in range(3):
+    for number in range(4):
         append_values(log, b"v", producer_id=7, producer_epoch=0, base_sequence=number)
+        if number == 2:
+            log.roll()
     log.close()
-    path = tmp_path / "t-0" / f"{0:020d}.log"
-    path.write_bytes(path.read_bytes() + behind)
-    (tmp_path / "t-0" / f"{3:020d}.snapshot").unlink()
-    for last in (1, 2):
+    for path in (tmp_path / "t-0").glob("*.snapshot"):
+        path.unlink()
+    for path in (tmp_path / "t-0").glob("*.log"):
+        path.write_bytes(path.read_bytes() + behind)
+    for last in (1, 2, 3):
         (producer,) = parse_snapshot(snapshot_before(tmp_path / "t-0", last + 1))
         assert (producer.last_sequence, producer.last_offset) == (last, last)
 
