@@ -1,3 +1,5 @@
+"""A folder as a store: durable, and read where it is read-only or not mounted."""
+
 import errno
 import os
 import stat
@@ -10,11 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from cold_tier.folder import FolderStore
-from cold_tier.memory import named_store
-from cold_tier.object_keys import name_of, new_unique, segment_keys
 from cold_tier.open import open_store
-from cold_tier.retry import RetryPolicy
-from cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
 from manifest.versions import CreateOutcome, VersionChain
 from record_format.errors import (
     ConfigurationError,
@@ -226,83 +224,6 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         FolderStore(tmp_path / "file")
-
-
-def test_a_memory_store_is_found_by_its_name():
-    name = new_unique()
-    open_store(f"memory://{name}").put("k", b"x")
-    assert named_store(name).get("k", max_bytes=1) == b"x"
-    assert open_store(f"memory://{name}").url == f"memory://{name}"
-
-
-def test_a_key_that_no_upload_has_is_not_a_segments():
-    keys = segment_keys("f/segments/", base_offset=17, leader_epoch=3, unique="ab12")
-    assert keys.log == "f/segments/00000000000000000017-3-ab12.log"
-    assert name_of(keys.log) == "00000000000000000017-3-ab12"
-    long = keys.log.replace("-3-", f"-{'3' * 5000}-"), keys.log.replace("ab12", "ab12" * 100)
-    for other in (keys.indexes, "f/17-3-ab.log", "", "a/b", *long):
-        assert name_of(other) is None
-    assert len({new_unique() for _ in range(100)}) == 100
-
-
-def test_the_purpose_follows_from_operation_and_key():
-    log = "topics/t/i/0/segments/x.log"
-    assert purpose_of("put", log) == purpose_of("head", log) == "offload"
-    assert purpose_of("get", log) == "cold_read"
-    assert purpose_of("put", "topics/t/i/0/manifest/1.json") == "manifest"
-    assert purpose_of("list", log) == "list"
-    assert purpose_of("delete", log) == "delete"
-    assert purpose_of("put", "probe/run/x") == "probe"
-
-
-def test_the_ledger_sums_usage_and_computes_its_cost():
-    ledger = StoreLedger()
-    for _ in range(2000):
-        ledger.count("put", "t/segments/x.log", sent_bytes=5)
-    ledger.count("get", "t/segments/x.log", failures=1)
-    ledger.count("get", "t/segments/x.log", requests=0, received_bytes=2_000_000_000)
-    usage = ledger.usage()
-    assert usage["offload", "put"] == (2000, 0, 10_000, 0)
-    assert usage["cold_read", "get"] == (1, 1, 0, 2_000_000_000)
-    assert (ledger.requests(), ledger.requests("cold_read")) == (2001, 1)
-    prices = PriceTable(put_per_1000=1.0, get_per_1000=1.0, received_per_gb=0.5)
-    assert prices.cost("put", usage["offload", "put"]) == pytest.approx(2.0)
-    assert prices.cost("get", usage["cold_read", "get"]) == pytest.approx(1.001)
-
-
-def test_retry_delays_grow_with_jitter_up_to_a_limit():
-    delays = []
-    policy = RetryPolicy(
-        attempts=6, first_delay_s=1, max_delay_s=4, sleep=delays.append, jitter=lambda: 1.0
-    )
-    with pytest.raises(StoreUnavailable):
-        policy.run(_down)
-    assert delays == [1, 2, 4, 4, 4]
-    assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(("silence_s", "attempts"), [(20, 2), (29, 2), (30, 1), (61, 1)])
-def test_a_silent_call_is_not_retried_past_its_deadline(silence_s, attempts):
-    now, begun = [0.0], []
-
-    def silent():
-        begun.append(now[0])
-        now[0] += silence_s
-        _down()
-
-    policy = RetryPolicy(
-        deadline_s=60,
-        monotonic=lambda: now[0],
-        sleep=lambda s: now.__setitem__(0, now[0] + s),
-    )
-    with pytest.raises(StoreUnavailable):
-        policy.run(silent)
-    assert len(begun) == attempts
-    assert now[0] < 60 or attempts == 1
-
-
-def _down():
-    raise StoreUnavailable("down")
 
 
 def test_a_put_with_a_matching_checksum_is_stored(tmp_path):

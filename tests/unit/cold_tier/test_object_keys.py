@@ -1,0 +1,22 @@
+"""Names of objects, and of stores in memory."""
+
+from cold_tier.memory import named_store
+from cold_tier.object_keys import name_of, new_unique, segment_keys
+from cold_tier.open import open_store
+
+
+def test_a_memory_store_is_found_by_its_name():
+    name = new_unique()
+    open_store(f"memory://{name}").put("k", b"x")
+    assert named_store(name).get("k", max_bytes=1) == b"x"
+    assert open_store(f"memory://{name}").url == f"memory://{name}"
+
+
+def test_a_key_that_no_upload_has_is_not_a_segments():
+    keys = segment_keys("f/segments/", base_offset=17, leader_epoch=3, unique="ab12")
+    assert keys.log == "f/segments/00000000000000000017-3-ab12.log"
+    assert name_of(keys.log) == "00000000000000000017-3-ab12"
+    long = keys.log.replace("-3-", f"-{'3' * 5000}-"), keys.log.replace("ab12", "ab12" * 100)
+    for other in (keys.indexes, "f/17-3-ab.log", "", "a/b", *long):
+        assert name_of(other) is None
+    assert len({new_unique() for _ in range(100)}) == 100
