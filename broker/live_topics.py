@@ -218,13 +218,13 @@ class LiveTopics:
         try:
             return self._open_partitions(record, new)
         except (TierlogError, OSError):
-            before, topic.record = topic.record, record
-            with suppress(OSError):  # the next start opens them, as the registry says
+            try:
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
-                self.registry.put(msgspec.structs.replace(before, dirty=True))
-                topic.record = before
+                self.registry.put(msgspec.structs.replace(topic.record, dirty=True))
+            except OSError:
+                topic.record = record  # the next start opens them, as the registry says
             raise
 
     def delete(self, name: str) -> None:
