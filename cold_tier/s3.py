@@ -131,13 +131,17 @@ class S3Store:
         condition: Any = {"IfNoneMatch": "*"} if if_absent else {}
 
         def send() -> Any:
-            return self._client.put_object(
+            response: Any = self._client.put_object(
                 **self._target(key),
                 Body=data,  # type: ignore[arg-type]  # boto3 takes a bytearray
                 ChecksumCRC32C=checksum,
                 **condition,
                 **self._write_options(key),
             )
+            if "ETag" not in response:  # another kind of server, in the store's place for a while
+                kind = OutcomeUnknownError if if_absent else StoreUnavailable
+                raise kind(f"{key}: the response has no ETag")
+            return response
 
         response = self._retry("put", key, send, creates=if_absent, sent_bytes=len(data))
         return ObjectStat(key, len(data), checksum_of(response), response_time_ms(response))

@@ -144,7 +144,7 @@ class Bucket:
             if path in self._objects and "If-None-Match" in request.headers:
                 return Reply(412, code="PreconditionFailed")
             self._objects[path] = request.body
-            return Reply(200)
+            return Reply(200, headers={"ETag": "e"})
         if call == "LIST":
             (prefix,) = parse_qs(query)["prefix"]
             return Reply(200, body=_listed(prefix))
