@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -139,6 +140,8 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
     silence_interrupts()
+    # PySpark leaves its JVM running if its start is interrupted, but not if it is ended.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
             yield session

@@ -1,5 +1,6 @@
 """The configuration of the session that a Spark command starts."""
 
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import url2pathname
@@ -34,6 +35,16 @@ def test_sparks_log_is_discarded_by_default(session_config):
 def test_a_log_level_in_conf_keeps_sparks_log(session_config):
     with job("tierlog stats", master=None, conf=["spark.log.level=WARN"]):
         assert session_config == {"spark.log.level": "WARN"}
+
+
+@pytest.mark.usefixtures("session_config")
+def test_sigterm_ends_a_command_on_spark_at_once():
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with job("tierlog stats", master=None, conf=None):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("command", [["stats", "t"], ["replay", "t", "--to-json", "folder"]])
