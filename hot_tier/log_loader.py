@@ -9,7 +9,7 @@
 | | what follows its last record (preallocated space) |
 | segment above it, or the last one | check every batch (complete, CRC, offsets increase), rebuild |
 | | the indexes |
-| first bad byte above all that is known to be flushed | truncate there, remove later segments |
+| first bad byte above all that is known to be flushed | remove later segments, truncate there |
 | first bad byte below that | refuse (CorruptBatch): flushed records were damaged |
 | segment above it that ends before the next one begins (unless | remove later segments |
 | the log is compacted and has records after it) | |
