@@ -10,12 +10,13 @@ from hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):
-    """`segments`: over both tiers, each once. `waiting`: the oldest local segment that is yet to be
-    uploaded.
+    """`cold_end_offset`: everything from the log start up to it is in the bucket. `segments`: over
+    both tiers, each once. `waiting`: the oldest local segment that is yet to be uploaded.
     """
 
     hot_bytes: int
     cold_bytes: int
+    cold_end_offset: int
     segments: int
     hot_segments: int
     cold_segments: int
@@ -31,7 +32,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
     # As in `segment_listing`: neither an empty segment nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
     if partition.cold is None:
-        return TierSizes(hot_bytes, 0, shown, shown, 0, 0, 0, None)
+        return TierSizes(hot_bytes, 0, 0, shown, shown, 0, 0, 0, None)
     manifest = partition.cold.manifest
     end_offset = manifest.end_offset if manifest else 0
     cold_segments = manifest.segment_count if manifest else 0
@@ -45,6 +46,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
     return TierSizes(
         hot_bytes,
         cold_bytes=partition.cold.size_bytes,
+        cold_end_offset=end_offset,
         segments=cold_segments + shown - sum(view.last_offset >= log_start for view in both),
         hot_segments=shown,
         cold_segments=cold_segments,

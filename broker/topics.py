@@ -48,6 +48,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     hot_bytes: int
     cold_bytes: int
+    cold_end_offset: int
     segments: int
     offload_lag_bytes: int
 
@@ -156,6 +157,7 @@ def _describe(partition: Partition) -> PartitionState:
         leader_epoch=now.leader_epoch,
         hot_bytes=tiers.hot_bytes,
         cold_bytes=tiers.cold_bytes,
+        cold_end_offset=tiers.cold_end_offset,
         segments=tiers.segments,
         offload_lag_bytes=tiers.offload_lag_bytes,
     )

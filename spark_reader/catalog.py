@@ -41,6 +41,7 @@ from spark_reader.parallel import map_ahead, parallel_map
 from spark_reader.plan import ChunkPiece
 from spark_reader.stream_offsets import StreamOffsets
 from spark_reader.topics import TopicFacts, Topics
+from tierlog.client.responses import PartitionDescription
 
 Missing = Callable[[MissingObject], None]
 
@@ -79,6 +80,7 @@ class Catalog:
         self._connections = Connections(options.access)
         self._topics = Topics(options, self._connections)
         self._with_broker = options.tier == "all"
+        self._is_committed = options.isolation == "read_committed"
 
     # --- partitions -------------------------------------------------------------------------------
 
@@ -91,8 +93,8 @@ class Catalog:
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
         """The same for a running stream, for which the starting options no longer matter.
 
-        Topics that it has read may be gone; if `begun` is None, any may be. A partition that it has
-        read to the end needs only the topic description: an idle stream polls very often.
+        Topics that it has read may be gone; if `begun` is None, any may be. A partition of which it
+        has read what is in the bucket needs only the topic description: a stream polls very often.
         """
         choice = self._options.choice
         if begun is None:
@@ -102,9 +104,12 @@ class Catalog:
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
             described = _described(*pair)
             next_offset = begun.next_offset(pair[0].topic_id, (pair[0].name, pair[1]))
-            if described is None or next_offset is None or next_offset < described.end_offset:
+            if described is None or next_offset is None:
                 return self._partition(*pair)
-            return described  # no transaction is open there: both isolation levels end there
+            # Neither gaps nor open transactions follow.
+            at_end = next_offset >= described.end_offset
+            in_tail = next_offset >= described.cold_end_offset and not self._is_committed
+            return described if at_end or in_tail else self._partition(*pair)
 
         return parallel_map(look, self._topics.chosen(may_be_gone=begun.topic_ids))
 
@@ -131,7 +136,7 @@ class Catalog:
         start, cold_end = 0, 0
         if manifest is not None:
             start, cold_end = manifest.log_start_offset, manifest.end_offset
-        if manifest is not None and self._options.isolation == "read_committed":
+        if manifest is not None and self._is_committed:
             # Only the tail, which the broker serves, tells how a transaction ended that is open at
             # the manifest's end. It may have begun below the log start, which was trimmed since.
             cold_end = max(start, self._cold_stable_end(manifest, manifests))
@@ -197,14 +202,12 @@ class Catalog:
         partition, the request raises the reason.
         """
         described = topic.described.get(partition)
-        if described is not None and self._options.isolation == "read_uncommitted":
-            tail_bytes = described.offload_lag_bytes
-            if cold_end <= described.log_start_offset:
-                tail_bytes = described.hot_bytes + described.cold_bytes
+        if described is not None and not self._is_committed:
+            tail_bytes = _tail_bytes(described, cold_end=cold_end)
             return _BrokerOffsets(described.log_start_offset, described.high_watermark, tail_bytes)
         offsets = self._connections.broker.offsets(topic.name, partition)
         end = offsets.high_watermark
-        if self._options.isolation == "read_committed":
+        if self._is_committed:
             end = min(end, offsets.last_stable_offset)
         return _BrokerOffsets(offsets.log_start_offset, end)
 
@@ -354,19 +357,26 @@ def _last_offset(manifest: Manifest) -> int:
 
 
 def _described(topic: TopicFacts, partition: int) -> PartitionFacts | None:
-    """A partition by the topic's description alone, all of it in the bucket as far as that tells;
-    None if that lacks it.
-    """
+    """A partition by the topic's description alone, without a manifest; None if that lacks it."""
     described = topic.described.get(partition)
     if described is None:
         return None
-    end = max(described.log_start_offset, described.high_watermark)
+    start = described.log_start_offset
+    cold_end = max(start, described.cold_end_offset)
     return PartitionFacts(
         topic=topic.name,
         topic_id=topic.topic_id,
         partition=partition,
-        log_start_offset=described.log_start_offset,
-        end_offset=end,
-        cold_end_offset=end,
+        log_start_offset=start,
+        end_offset=max(start, described.high_watermark),
+        cold_end_offset=cold_end,
         manifest=None,
+        tail_bytes=_tail_bytes(described, cold_end=cold_end),
     )
+
+
+def _tail_bytes(described: PartitionDescription, *, cold_end: int) -> int:
+    """The bytes from `cold_end` on: all of them, or those that the bucket lacks."""
+    if cold_end <= described.log_start_offset:
+        return described.hot_bytes + described.cold_bytes
+    return described.offload_lag_bytes

@@ -32,6 +32,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything from the log start up to `cold_end_offset` is in the bucket."""
+
     partition: int
     log_start_offset: int
     local_log_start_offset: int
@@ -40,6 +42,7 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     hot_bytes: int
     cold_bytes: int
+    cold_end_offset: int
     segments: int
     offload_lag_bytes: int
 

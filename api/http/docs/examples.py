@@ -67,6 +67,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
                 **_OFFSETS,
                 "hot_bytes": 35860480,
                 "cold_bytes": 16777180,
+                "cold_end_offset": 315120,
                 "segments": 3,
                 "offload_lag_bytes": 2306048,
             }

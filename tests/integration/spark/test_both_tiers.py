@@ -181,6 +181,8 @@ def test_planning_small_partitions_only_describes_their_topic(tiers, monkeypatch
         assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
         with Client(tiers.url) as client:
             described = client.describe_topic("flights").partitions
+        ends = [tiers.cold_end("flights", partition) for partition in range(3)]
+        assert [one.cold_end_offset for one in described] == ends
         least = sum(getattr(one, attribute) for one in described)
         plan = json.loads(run.logged[1].removeprefix("plan "))
         assert 0 < least - 3 <= plan["hotBytes"] < 3 * 1600 * 200

@@ -209,7 +209,7 @@ def test_fail_on_data_loss_governs_a_deleted_topic_but_not_a_misspelt_one(tiers,
     )  # its loss is reported already
 
 
-def test_an_idle_stream_makes_no_requests_to_the_bucket(tiers, monkeypatch):
+def test_a_stream_makes_no_requests_to_the_bucket_for_what_is_not_in_it(tiers, monkeypatch):
     tiers.produce("t", 500)
     tiers.offload("t")
     stream = reader(tiers, maxOffsetsPerTrigger="5000")
@@ -220,9 +220,13 @@ def test_an_idle_stream_makes_no_requests_to_the_bucket(tiers, monkeypatch):
         patch.setattr(Client, "offsets", None)  # the topic's description has the end offsets
         assert stream.latestOffset(end, limit) == end
         assert offsets_of(stream.reportLatestOffset()) == offsets_of(end)
-    tiers.produce("t", 50)
-    after = stream.latestOffset(end, limit)
-    assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
+        tiers.produce("t", 50)  # which the bucket does not have
+        after = stream.latestOffset(end, limit)
+        assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
+    tiers.offload("t")
+    assert stream.latestOffset(end, limit) == after
+    splits = [split for task in stream.partitions(end, after) for split in task.splits]
+    assert [split.is_cold for split in splits] == [True, True]
     stream = reader(tiers, minOffsetsPerTrigger="200", maxTriggerDelay="1h")
     after = stream.latestOffset(end, limit)
     tiers.produce("t", 50)
