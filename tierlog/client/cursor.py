@@ -50,8 +50,8 @@ class PartitionCursor:
     def for_partitions(
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
     ) -> list[PartitionCursor]:
-        """One cursor like this for each partition, at its offset; "earliest" for partitions that a
-        mapping leaves out.
+        """One cursor like this for each partition, also if it is named twice, at its offset;
+        "earliest" for partitions that a mapping leaves out.
 
         Raises TypeError for a single number, and for anything that is not a number.
         """
@@ -63,13 +63,13 @@ class PartitionCursor:
         return [
             replace(
                 self,
-                partition=index(partition),
+                partition=partition,
                 next_offset=normalize_start(
                     offset.get(partition, "earliest") if isinstance(offset, Mapping) else offset
                 ),
                 end_offset=end_offset,
             )
-            for partition in partitions
+            for partition in dict.fromkeys(map(index, partitions))
         ]
 
     @property

@@ -524,7 +524,7 @@ def test_consume_ends_at_the_high_watermark_of_its_start():
         fetched(batches[2] + batches[3], next_offset=4, high_watermark=9),
     )
     with client(script) as c:
-        records = list(c.consume("t", partitions=[0]))
+        records = list(c.consume("t", partitions=[0, 0]))
     assert [r.offset for r in records] == [0, 1, 2]
     assert [r.url.params["offset"] for r in script.requests] == ["earliest", "2"]
 
