@@ -110,7 +110,7 @@ class TopicRegistry:
             clean = {
                 record.topic_id: msgspec.structs.replace(record, dirty=False)
                 for record in records
-                if self._by_id.get(record.topic_id) == record
+                if self._by_id.get(record.topic_id) is record  # it may be equal again
             }
             if clean:
                 self._save(self._by_id | clean)

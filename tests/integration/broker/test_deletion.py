@@ -592,6 +592,25 @@ def test_a_topic_is_published_as_it_is_when_its_turn_comes(harness, monkeypatch)
     assert TopicObjects(harness.store).load("t", topic.topic_id).partitions == 2
 
 
+def test_a_topic_that_was_changed_and_changed_back_is_published_again(harness, monkeypatch) -> None:
+    """A repair has published what it was between, before this publisher marks its state."""
+    harness.stop_copying()
+    broker, registry = harness.broker, harness.broker.registry
+    broker.create_topic("t", config={"flush.ms": 1})
+    mark = registry.mark_published
+
+    def mark_late(published) -> None:
+        monkeypatch.setattr(registry, "mark_published", mark)
+        broker.alter_topic("t", config={"flush.ms": 2})
+        broker.bucket.publish_topics(registry)
+        broker.alter_topic("t", config={"flush.ms": 1})
+        mark(published)
+
+    monkeypatch.setattr(registry, "mark_published", mark_late)
+    broker.bucket.publish_topics(registry)
+    assert registry.by_name("t").dirty
+
+
 def test_publishing_a_change_of_a_large_topic_does_not_delay_uploads(harness, monkeypatch) -> None:
     """The owner of each partition is checked: those of a thousand take half a minute."""
     monkeypatch.setattr(background_tasks, "COPY_INTERVAL_S", 0.0)
