@@ -181,9 +181,7 @@ def _columns(batch: pa.RecordBatch, *, now_ms: int) -> pa.RecordBatch:
     for name in columns.keys() & {"key", "value"}:
         columns[name] = columns[name].cast(pa.binary())
     times = _column(batch, "timestamp", _INSTANT).cast(_INSTANT).cast(pa.int64())
-    milliseconds = pa.array(
-        np.asarray(times.fill_null(0)) // 1000
-    )  # pc.divide would not round down
+    milliseconds = pa.array(np.asarray(times.fill_null(0)) // 1000)  # rounds down, unlike pc.divide
     columns["timestamp"] = pc.if_else(times.is_null(), now_ms, milliseconds)
     return pa.RecordBatch.from_pydict(columns)
 
