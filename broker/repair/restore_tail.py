@@ -11,9 +11,11 @@
 | truncated at a corrupt byte                                 | have been acknowledged             |
 | is still to be continued above a gap: the folder was itself | copy, with the gap above           |
 | restored, and never started                                 |                                    |
-| is complete                                                 | copy from the bucket's end on; no  |
-|                                                             | gap is needed                      |
+| is complete, or of a partition that nobody ever claimed in  | copy from the bucket's end on; no  |
+| the bucket, and was truncated above its checkpoints         | gap is needed                      |
 
+* A partition without a manifest has had no other owner. Its log is truncated as by the old folder's
+  own next start; a gap above the rest is impossible, because no manifest has the records below it.
 * A topic without remote storage gets no gap: the checkpoints are copied too, and the first start
   refuses a log that ends below them.
 * The old folder may also have newer state of topics: a topic that was not published yet is restored
@@ -222,12 +224,14 @@ def take_tail(
     ends = copied.log_end_offset
     if ends == end_offset:  # nothing was copied
         ends = closed_log.end_offset(source)
-    missing = copied.recovery.truncate_reason or _why_incomplete(old, manifests, manifest, ends)
+    cut = copied.recovery.truncate_reason
+    missing = (cut if manifest else "") or _why_incomplete(old, manifests, manifest, ends)
+    why = missing or cut
     taken = f"{copied.log_end_offset - end_offset} offsets copied"
-    then = "a gap follows" if uses_bucket(target.config, manifest) else "no gap follows"
+    gap = "a gap" if missing and uses_bucket(target.config, manifest) else "no gap"
     return Tail(
         whole=not missing,
-        detail=f"{taken}; {then}: {missing}" if missing else taken,
+        detail=f"{taken}; {gap} follows: {why}" if why else taken,
         start_offset=end_offset,
         end_offset=copied.log_end_offset,
         epochs=epochs,

@@ -339,6 +339,24 @@ def test_an_incomplete_tail_is_followed_by_a_gap(
     assert new.broker.verify("t", deep=True).ok
 
 
+def test_a_torn_tail_of_a_partition_that_was_never_claimed_is_kept(harness, tmp_path, to_close):
+    harness.restart(down=True, store_start_timeout_ms=200)
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(30)
+    before = harness.records("t")
+    harness.broker.close()
+    flip_a_byte_past_the_checkpoints(harness.root / "data")
+    new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
+    to_close.append(new)
+    tail = new.report.partitions[0].tail
+    assert tail.end_offset == 10
+    assert "10 offsets copied; no gap follows: " in tail.detail
+    assert new.records("t") == before[:10]
+    assert new.produce("t", [b"x"]).base_offset == 10
+    new.offload()
+    assert new.broker.verify("t", deep=True).ok
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_gap_is_kept_if_a_restored_folder_is_the_tail(lost, tmp_path, to_close, is_whole):
     if not is_whole:
