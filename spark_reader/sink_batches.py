@@ -53,21 +53,26 @@ class Batch(NamedTuple):
     records: int
 
 
+class _Rows(NamedTuple):
+    """Rows by column, as they are encoded."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    timestamps: list[int]
+    headers: list[Headers]
+
+
 @dataclass
 class _Pending:
-    """Pending rows of one partition, by column."""
+    """Pending rows of one partition."""
 
-    values: list[bytes | None] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    timestamps: list[int] = field(default_factory=list)
-    headers: list[Headers] = field(default_factory=list)
+    rows: _Rows = field(default_factory=lambda: _Rows([], [], [], []))
     size_bytes: int = 0
 
-    def append(self, rows: pa.RecordBatch, *, size_bytes: int) -> None:
-        self.values += rows["value"].to_pylist()
-        self.keys += _column(rows, "key", pa.binary()).to_pylist()
-        self.timestamps += rows["timestamp"].to_pylist()
-        self.headers += map(_headers, _column(rows, "headers", pa.null()).to_pylist())
+    def append(self, rows: _Rows, indices: Sequence[int], *, size_bytes: int) -> None:
+        columns: zip[tuple[list[Any], list[Any]]] = zip(self.rows, rows, strict=True)
+        for pending, column in columns:
+            pending += map(column.__getitem__, indices)
         self.size_bytes += size_bytes
 
 
@@ -104,8 +109,7 @@ class Batcher:
         rows = _columns(batch, now_ms=self._now_ms())
         count = max(1, rows.num_rows * BATCH_BYTES // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, count):
-            for target, part in self._routed(rows.slice(start, count)):
-                yield from self._add(target, part)
+            yield from self._add(rows.slice(start, count))
             if self._size_bytes >= FLUSH_BYTES:
                 yield from self.flush()
 
@@ -114,35 +118,39 @@ class Batcher:
         for target in list(self._pending):
             yield from self._encode(target)
 
-    def _add(self, target: TopicPartition, rows: pa.RecordBatch) -> Iterator[Batch]:
-        pending = self._pending.setdefault(target, _Pending())
-        size = rows.nbytes + ROW_BYTES * rows.num_rows
-        pending.append(rows, size_bytes=size)
-        self._size_bytes += size
-        if pending.size_bytes >= BATCH_BYTES:
-            yield from self._encode(target)
-            if target.partition == self._sticky_partition(target.topic):
-                self._sticky += 1
+    def _add(self, rows: pa.RecordBatch) -> Iterator[Batch]:
+        listed, sizes = _listed(rows), _sizes_bytes(rows)
+        for target, indices in self._routed(rows):
+            pending = self._pending.setdefault(target, _Pending())
+            size = int(sizes[indices].sum())
+            pending.append(listed, indices.tolist(), size_bytes=size)
+            self._size_bytes += size
+            if pending.size_bytes >= BATCH_BYTES:
+                yield from self._encode(target)
+                if target.partition == self._sticky_partition(target.topic):
+                    self._sticky += 1
 
-    def _routed(self, rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+    def _routed(self, rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Any]]:
+        """The indices of each partition's rows, in their order, as a NumPy array."""
+        given, keys = _column(rows, "partition", pa.int32()), _column(rows, "key", pa.binary())
         for topic, of_topic in self._by_topic(rows):
-            for partition, part in _grouped(of_topic, self._partitions(topic, of_topic)):
-                yield TopicPartition(topic, partition), part
+            partitions = self._partitions(topic, given.take(of_topic), keys.take(of_topic))
+            for partition, indices in _grouped(partitions):
+                yield TopicPartition(topic, partition), of_topic[indices]
 
-    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
         if self._topic is not None:
-            yield self._topic, rows
+            yield self._topic, np.arange(rows.num_rows)
             return
         topics = rows["topic"].dictionary_encode()
         if topics.null_count:
             raise InvalidRecord("a row has no topic, and the option topic is not set")
-        for number, of_topic in _grouped(rows, topics.indices):
-            yield topics.dictionary[number].as_py(), of_topic
+        for number, indices in _grouped(topics.indices):
+            yield topics.dictionary[number].as_py(), indices
 
-    def _partitions(self, topic: str, rows: pa.RecordBatch) -> pa.Array:
-        """The partition of each row."""
+    def _partitions(self, topic: str, given: pa.Array, keys: pa.Array) -> pa.Array:
+        """The partition of each row, by its own and its key."""
         count = self._metadata_of(topic).partitions
-        given = _column(rows, "partition", pa.int32())
         for number in pc.min_max(given).as_py().values():
             if number is not None and not 0 <= number < count:
                 raise InvalidRecord(
@@ -151,9 +159,9 @@ class Batcher:
                 )
         if not given.null_count:
             return given
-        keys = _column(rows, "key", pa.binary()).dictionary_encode()
-        by_key = [partition_for_key(key, count) for key in keys.dictionary.to_pylist()]
-        chosen = pa.array(by_key, pa.int32()).take(keys.indices)
+        encoded = keys.dictionary_encode()
+        by_key = [partition_for_key(key, count) for key in encoded.dictionary.to_pylist()]
+        chosen = pa.array(by_key, pa.int32()).take(encoded.indices)
         return pc.coalesce(given, chosen, pa.scalar(self._sticky_partition(topic), pa.int32()))
 
     def _sticky_partition(self, topic: str) -> int:
@@ -164,11 +172,12 @@ class Batcher:
     def _encode(self, target: TopicPartition) -> Iterator[Batch]:
         pending = self._pending.pop(target)
         self._size_bytes -= pending.size_bytes
+        values, keys, timestamps, headers = pending.rows
         for one in encode_batches(
-            pending.values,
-            keys=pending.keys if pending.keys.count(None) < len(pending.keys) else None,
-            timestamps=pending.timestamps,
-            headers=pending.headers if any(pending.headers) else None,
+            values,
+            keys=keys if keys.count(None) < len(keys) else None,
+            timestamps=timestamps,
+            headers=headers if any(headers) else None,
             codec=self._codec,
             max_bytes=self._metadata_of(target.topic).max_message_bytes,
         ):
@@ -191,13 +200,32 @@ def _column(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
 
 
-def _grouped(rows: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each number, in their order."""
+def _listed(rows: pa.RecordBatch) -> _Rows:
+    headers = _column(rows, "headers", pa.null()).to_pylist()
+    return _Rows(
+        rows["value"].to_pylist(),
+        _column(rows, "key", pa.binary()).to_pylist(),
+        rows["timestamp"].to_pylist(),
+        [*map(_headers, headers)],
+    )
+
+
+def _sizes_bytes(rows: pa.RecordBatch) -> Any:
+    """The size of each row in memory, as a NumPy array; headers count by their mean."""
+    headers = _column(rows, "headers", pa.null())
+    sizes = np.full(rows.num_rows, ROW_BYTES + headers.nbytes // rows.num_rows)
+    for name in ("key", "value"):
+        sizes += pc.binary_length(_column(rows, name, pa.binary())).fill_null(0)
+    return sizes
+
+
+def _grouped(numbers: pa.Array) -> Iterator[tuple[int, Any]]:
+    """The indices of each number, in their order, as a NumPy array."""
     order = np.argsort(numbers, kind="stable")
-    rows, ordered = rows.take(pa.array(order)), np.asarray(numbers)[order]
+    ordered = np.asarray(numbers)[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     for start, end in pairwise((*starts.tolist(), len(ordered))):
-        yield int(ordered[start]), rows.slice(start, end - start)
+        yield int(ordered[start]), order[start:end]
 
 
 def _headers(given: Sequence[Mapping[str, Any] | None] | None) -> Headers:
