@@ -4,7 +4,8 @@
   since it grants access to the object. This module sends the request and receives the response,
   because receiving a body through boto3 costs three times the CPU, and a HEAD several times.
 * `UnsupportedResponse` means that boto3 must make the request instead: the response is not HTTP/1.1
-  with a known length, or its status may be due to a redirect, a region or a signature.
+  with a known length (a 5xx needs none), or its status may be due to a redirect, a region or a
+  signature.
 * Any other error status raises `ErrorStatus`. Requests are not retried, except once on a new
   connection if the server had closed an idle one.
 
