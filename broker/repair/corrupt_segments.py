@@ -144,7 +144,10 @@ class CorruptSegments:
         for view in self._partition.log.segments():
             if view.base_offset > last.base_offset:
                 break
-            if view.last_offset >= max(start, view.base_offset) and not bucket.has(view):
+            if view.last_offset < max(start, view.base_offset) or bucket.has(view):
+                continue
+            gap = self._partition.log.sealed.gap_after(view.base_offset)
+            if gap is None or gap.next_offset > start:  # its last record, not its last offset
                 return view
         return None
 

@@ -103,6 +103,21 @@ def test_a_transaction_aborted_in_a_later_segment_stays_aborted(tmp_path):
     restored.broker.close()
 
 
+def test_a_segment_before_a_gap_that_was_trimmed_does_not_keep_the_next_on_disk(restored):
+    """Its last record is below the log start, its last offset is not."""
+    restored.broker.background.compactor._rehydrate_all()
+    fill(restored, "t", 20)
+    log = partition_of(restored).log
+    log.roll()
+    offload(restored, "t")
+    restored.broker.trim("t", 0, 507)
+    assert log.base_offsets[1] == 500 + GAP
+    flip(log.segments()[1].path, 100)
+    (step,) = restored.broker.repair("t", apply=True, deep=True)
+    assert step.action == "set-aside"
+    assert restored.broker.verify("t", deep=True).ok
+
+
 def test_a_reader_at_the_end_crosses_the_gap_before_new_records(restored):
     """A fetch below the high watermark that makes no progress is repeated at once, forever."""
     partition = partition_of(restored)
