@@ -61,7 +61,7 @@ _HEADER_SHAPES: Final[Mapping[str, Json]] = {
     "Producer-Id": {"type": "integer", "minimum": 0},
     "Producer-Epoch": {"type": "integer", "minimum": 0, "maximum": 2**15 - 1},
     "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd"]},
+    "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd", "x-gzip", "identity", ""]},
 }
 _KINDS: Final[Mapping[str, problems.Kind]] = {  # of rows with one code, the first
     kind.code: kind for kind in reversed((*problems.TABLE.values(), problems.INTERNAL))

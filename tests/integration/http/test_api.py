@@ -289,6 +289,17 @@ def _references(node: object) -> list[str]:
     return []
 
 
+def test_every_documented_content_encoding_is_accepted_and_no_other(api: Api) -> None:
+    fetch = api.get("/openapi.json").json()["paths"]["/v1/fetch"]["post"]
+    (header,) = [one for one in fetch["parameters"] if one["name"] == "Content-Encoding"]
+    accepted = {
+        name
+        for name in ("gzip", "zstd", "x-gzip", "identity", "", "br", "deflate", "lz4")
+        if api.post("/v1/fetch", content=b"", headers={"content-encoding": name}).status_code != 415
+    }
+    assert set(header["schema"]["enum"]) == accepted
+
+
 def test_one_connection_serves_many_requests(api: Api) -> None:
     connections = set()
     with httpx.Client(base_url=api.base_url, limits=httpx.Limits(max_connections=1)) as client:
