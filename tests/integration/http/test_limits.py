@@ -3,7 +3,6 @@
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -15,6 +14,7 @@ import pytest
 from api.http.server import Tls
 from api.http.settings import HttpSettings
 from record_format import page_cache
+from tests.fakes.certificate import make_certificate
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
@@ -208,15 +208,7 @@ def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    openssl = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext",
-        names,
-    )
-    command = [*" ".join(openssl).split(), "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
+    certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     return Tls(certificate=str(certificate), key=str(key))
 
 
