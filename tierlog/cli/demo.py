@@ -397,7 +397,8 @@ def _stop_spark(stage: Stage) -> None:
 
 
 def _stop_all(stage: Stage) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the cleanup
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not interrupt the cleanup
+        signal.signal(number, signal.SIG_IGN)
     try:
         _stop_spark(stage)
     finally:  # Spark's JVM may be gone; these would outlive the demo

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
 import typer
@@ -181,15 +181,21 @@ def main() -> NoReturn:
             "tierlog does not run on Windows: it needs POSIX files and sockets. "
             "WSL 2 runs it as Linux does"
         )
-    # As Ctrl-C, which lets a command commit its offsets, or say what it appended. Brokers have
-    # handlers of their own.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)  # brokers have handlers of their own
     _open_closed_standard_files()
     _buffer_output()
     try:
         sys.exit(run(sys.argv[1:]))
     finally:
         _flush_or_discard_output()
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    """As Ctrl-C, which lets a command commit its offsets, or say what it appended. A second signal
+    ends it at once: it may be waiting for the reader of its output.
+    """
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _open_closed_standard_files() -> None:

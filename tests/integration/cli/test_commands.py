@@ -1,14 +1,17 @@
 """The command line as people and scripts use it, against a broker in its own process."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from array import array
 from datetime import UTC, datetime
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
 
@@ -16,6 +19,7 @@ from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.command_line import Program
 from tests.fakes.forked import Forked
 from tests.fakes.served_broker import served_broker
+from tests.fakes.waiting import until
 from tierlog.client import Client, Limits
 
 SMALL = ("--config", "segment.bytes=16384", "--config", "local.retention.bytes=16384")
@@ -386,6 +390,31 @@ def test_a_follower_that_is_stopped_commits_for_its_group(tierlog, number):
         assert program.wait(30) == 0
     (offset,) = json.loads(tierlog.ok("group", "describe", topic))["offsets"]
     assert offset["offset"] in (2, 3), "the last one may not have been finished"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_second_sigterm_ends_a_command_whose_output_nobody_reads(tierlog):
+    tierlog.ok("topic", "create", "unread")
+    tierlog.ok("produce", "unread", stdin=(b"x" * 4095 + b"\n") * 50)
+    read, write = os.pipe()
+    with open(read), open(os.devnull, "w") as null:
+        program = Forked(("consume", "unread"), stdout=write, stderr=null, env=tierlog.environment)
+        os.close(write)
+        full = fcntl.fcntl(read, fcntl.F_GETPIPE_SZ)
+        available = array("i", [0])
+        try:
+            until(lambda: not fcntl.ioctl(read, FIONREAD, available) and available[0] == full)
+            program.send_signal(signal.SIGTERM)
+            until(lambda: not is_caught(program.pid, signal.SIGTERM))
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(30) == -signal.SIGTERM
+        finally:
+            program.kill()
+
+
+def is_caught(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("SigCgt:\t")[1].split()[0], 16) >> (number - 1) & 1
 
 
 def test_a_produce_that_fails_in_one_partition_reports_what_another_appended(tmp_path):
