@@ -165,7 +165,8 @@ class FolderStore:
         self, key: str, start: int, end: int, *, into: memoryview | None = None
     ) -> Iterator[Piece]:
         assert 0 <= start < end
-        with self._open(key) as (fd, size_bytes):
+        # Not in `get`: a manifest that cannot be read is not given up for one that is corrupt.
+        with self._open(key) as (fd, size_bytes), eio_as(CorruptObject, file=key, position=start):
             if end > size_bytes:
                 raise CorruptObject(f"ends at {size_bytes}, before {end}", file=key)
             for piece in _pieces(fd, start, end, key=key, into=into):
@@ -374,11 +375,10 @@ def _pieces(
     position = start
     while position < end:
         wanted = min(PIECE_BYTES, end - position)
-        with eio_as(CorruptObject, file=key, position=position):
-            if into is None:
-                piece: Piece = os.pread(fd, wanted, position)
-            else:
-                piece = into[: os.preadv(fd, [into[:wanted]], position)]
+        if into is None:
+            piece: Piece = os.pread(fd, wanted, position)
+        else:
+            piece = into[: os.preadv(fd, [into[:wanted]], position)]
         if not piece:
             raise CorruptObject(f"ends at {position}, before {end}", file=key)
         position += len(piece)

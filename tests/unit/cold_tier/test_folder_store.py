@@ -16,11 +16,13 @@ from cold_tier.open import open_store
 from manifest.versions import CreateOutcome, VersionChain
 from record_format.errors import (
     ConfigurationError,
+    CorruptObject,
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
     StoreUnavailable,
 )
+from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.small_disk import read_only
 
 
@@ -244,6 +246,18 @@ def test_an_object_removed_right_after_its_put_is_reported_as_unavailable(tmp_pa
         store.put("k", b"abc")
     with pytest.raises(StoreUnavailable):
         store.put_file("k", body, size_bytes=3, crc32c=crc32c(b"abc"))
+
+
+def test_of_what_the_disk_cannot_read_a_range_is_corrupt_and_a_whole_object_unavailable(
+    tmp_path, monkeypatch
+):
+    store = FolderStore(tmp_path / "bucket")
+    store.put("one", b"0123456789")
+    cannot_read(monkeypatch, tmp_path / "bucket/one", kept=tmp_path / "kept")
+    with pytest.raises(CorruptObject, match=r"one: .*cannot be read"):
+        list(store.get_range("one", 2, 4))
+    with pytest.raises(StoreUnavailable, match="one: get: "):
+        store.get("one", max_bytes=10)
 
 
 def test_an_unmounted_folder_is_unavailable_and_its_objects_not_missing(tmp_path):
