@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from broker.holes import missing
@@ -55,7 +54,7 @@ def check_local(
     """Check against `manifest` and `entries`, as they were read from the bucket."""
     found = Findings(partition.number)
     views = partition.log.segments()
-    _check_borders(partition, views, manifest, found)
+    _check_seam(partition, views, manifest, found)
     cold = {entry.base_offset: entry for entry in entries}
     for view in views:
         found.checked.local_segments += 1
@@ -67,19 +66,12 @@ def check_local(
     return found
 
 
-def _check_borders(
+def _check_seam(
     partition: Partition,
     views: Sequence[SegmentView],
     manifest: Manifest | None,
     found: Findings,
 ) -> None:
-    for left, right in pairwise(views):
-        if left.last_offset + 1 != right.base_offset:
-            kind = ProblemKind.GAP if left.last_offset < right.base_offset else ProblemKind.OVERLAP
-            detail = (
-                f"ends at offset {left.last_offset}, but the next one begins at {right.base_offset}"
-            )
-            found.add(kind, detail, file=str(left.path), base_offset=left.base_offset)
     local_start, covered = views[0].base_offset, partition.log.log_start_offset
     if partition.cold is not None:
         # The latest one: it has every segment that left the disk since `manifest` was loaded.
