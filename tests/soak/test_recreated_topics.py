@@ -83,7 +83,7 @@ FLAGS = (
     *("--retention-check-interval", "0.5", "--log-cleaner-backoff-ms", "500"),
     *("--gc-grace-ms", "6000", "--recovery-checkpoint-ms", "500", "--cache-bytes", str(16 << 20)),
 )
-THREADS_MAX, DESCRIPTORS_MAX = 120, 400  # pools, cached chunks, kept connections
+THREADS_MAX, DESCRIPTORS_MAX = 200, 400  # pools, cached chunks, kept connections
 GONE = (UnknownTopic, OffsetTrimmed, OffsetPastEnd, OutcomeUnknownError, httpx.TransportError)
 OVERVIEW_PATHS = (
     *("/metrics", "/readyz", "/v1/storage", "/v1/topics", "/v1/topics/{}", "/v1/groups"),
@@ -385,10 +385,7 @@ def test_topics_recreated_under_faults_lose_no_record(tmp_path):
         with restored_broker(broker) as second, client_of(second) as client:
             workload.check(client)
             assert second.stop() == 0
-        broker.flags = (
-            "--take-over",
-            *broker.flags,
-        )  # the second has claimed the partitions
+        broker.flags = ("--take-over", *broker.flags)  # the second has claimed the partitions
         broker.start()
         with client_of(broker) as client:
             for topic in client.list_topics():
