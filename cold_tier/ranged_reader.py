@@ -189,10 +189,10 @@ class RangedReader:
             return path
 
         get = partial(self._get, chunk, new_path, stop, deadline=deadline)
-        gets, done = [self._requests.submit(get)], set[Future[Path]]()
+        gets = [self._requests.submit(get)]
         try:
-            done, _ = wait(gets, timeout=self._hedging.delay_s())
-            if not done and self._hedging.maybe_spend():
+            is_late = bool(wait(gets, timeout=self._hedging.delay_s()).not_done)
+            if is_late and self._hedging.maybe_spend():
                 gets.append(self._requests.submit(get))
             winner = _first_success(gets)
             if len(gets) == 1:
@@ -204,7 +204,7 @@ class RangedReader:
                 if temp != winner:
                     maybe_unlink(temp)
             # An error that refers to its own future keeps its frames alive, and so open files.
-            del gets, done
+            del gets
 
     def _get(
         self,
