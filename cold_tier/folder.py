@@ -137,19 +137,28 @@ class FolderStore:
             return self._stat(key, target)
 
     def delete(self, keys: Sequence[str]) -> None:
+        refused: list[ConfigurationError] = []
         for key in keys:
-            path = self._path(key)
-            with self._counted("delete", key):
-                try:
-                    path.unlink()
-                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                    self._check_mounted()
-                    continue
-                except PermissionError:
-                    if not path.is_dir():
-                        raise
-                    continue  # macOS reports EPERM for a folder
-                self._remove_empty_folders(path.parent)
+            try:
+                self._delete(key)
+            except ConfigurationError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    def _delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._counted("delete", key):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._check_mounted()
+                return
+            except PermissionError:
+                if not path.is_dir():
+                    raise
+                return  # macOS reports EPERM for a folder
+            self._remove_empty_folders(path.parent)
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -186,7 +186,11 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete these objects; a missing key is not an error. Accepts whatever `list` returned."""
+        """Delete these objects; a missing key is not an error. Accepts whatever `list` returned.
+
+        A key that may not be deleted does not keep the others: ConfigurationError names it when
+        those are gone.
+        """
         ...
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:

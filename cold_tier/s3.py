@@ -182,20 +182,29 @@ class S3Store:
 
     def delete(self, keys: Sequence[str]) -> None:
         # Not checked: LIST shows keys of other tools too, such as the `folder/` of a console.
+        refused: list[tuple[str, ErrorResponse]] = []
         for begin in range(0, len(keys), DELETE_PAGE):
             page = keys[begin : begin + DELETE_PAGE]
-            objects: Any = [{"Key": self.full_key(key)} for key in page]
+            refused += self._retry("delete", page[0], partial(self._delete_page, page))
+        for key, fault in refused:
+            self._raise_error(fault, "delete", key)
 
-            def send(objects: Any = objects, first: str = page[0]) -> None:
-                response = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
-                )
-                for failed in response.get("Errors", []):
-                    fault = ErrorResponse(0, failed.get("Code", ""), failed.get("Message", ""))
-                    if classify(fault) is not Fault.MISSING:
-                        self._raise_error(fault, "delete", failed.get("Key", first))
-
-            self._retry("delete", page[0], send)
+    def _delete_page(self, keys: Sequence[str]) -> list[tuple[str, ErrorResponse]]:
+        """The keys that may not be deleted, and why."""
+        objects: Any = [{"Key": self.full_key(key)} for key in keys]
+        response: Any = self._client.delete_objects(
+            Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+        )
+        refused = []
+        for failed in response.get("Errors", []):
+            key = failed.get("Key", keys[0])
+            fault = ErrorResponse(0, failed.get("Code", ""), failed.get("Message", ""))
+            kind = classify(fault)
+            if kind is Fault.MISCONFIGURED:
+                refused.append((key, fault))
+            elif kind is not Fault.MISSING:
+                self._raise_error(fault, "delete", key)
+        return refused
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
         check_prefix(prefix)

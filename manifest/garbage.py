@@ -36,13 +36,14 @@ from typing import NamedTuple
 
 from manifest.invariants import where
 from manifest.keys import base_offset_of
-from manifest.paging import in_chunks, references_object
+from manifest.paging import references_object
 from manifest.pins import Pin, Pins
 from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import PageSource, forget_removed
 from manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
 from record_format.errors import (
+    ConfigurationError,
     CorruptDataError,
     CorruptManifest,
     ManifestConflict,
@@ -176,20 +177,33 @@ class Collector:
             raise ManifestConflict(
                 f"{where(current)} is in force, but the plan is based on {where(manifest)}"
             )
-        for pin in self._pins.all() if plan.pins else ():
-            if pin.name in plan.pins and pin.nonce in plan.pins_seen:  # else re-created
-                self._pins.delete(pin.name)
         forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
-        pinned_since = [pin for pin in self._pins.all() if pin.nonce not in plan.pins_seen]
+        self._delete(plan)
+        return forgotten
+
+    def _delete(self, plan: GarbagePlan) -> None:
+        """What may not be deleted does not keep the rest: the first such error is raised then."""
+        objects, versions = self._manifests.objects, self._manifests.versions
+        pins = self._pins.all()
+        pinned_since = [pin for pin in pins if pin.nonce not in plan.pins_seen]
         is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
-        self._manifests.versions.delete([one for one in plan.versions if one not in kept])
-        to_delete = [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
-        for keys in in_chunks(tuple(to_delete), LIST_LIMIT):
-            self._manifests.objects.delete(keys)
-        for upload in plan.uploads:
-            self._manifests.objects.abort_upload(upload)
-        return forgotten
+        keys = [versions.key(version) for version in plan.versions if version not in kept]
+        keys += [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
+        expired = (p for p in pins if p.name in plan.pins and p not in pinned_since)
+        deletions: list[Callable[[], object]] = [
+            partial(objects.delete, keys),
+            *(partial(objects.abort_upload, upload) for upload in plan.uploads),
+            *(partial(self._pins.delete, pin.name) for pin in expired),
+        ]
+        refused: list[ConfigurationError] = []
+        for delete in deletions:
+            try:
+                delete()
+            except ConfigurationError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
     def _due_objects(
         self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int

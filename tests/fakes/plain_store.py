@@ -15,6 +15,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from record_format.errors import (
+    ConfigurationError,
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
@@ -30,6 +31,7 @@ class Fault(Enum):
     LOST_AFTER = auto()  # it is done, but the response is lost
     CONFLICT = auto()  # 412 although there is no object
     CUT = auto()  # the first half of the body is kept, the connection breaks
+    REFUSED = auto()  # this key may not be deleted
     DELAYED = auto()  # no response; the request arrives when `deliver_delayed` is called
 
 
@@ -139,10 +141,12 @@ class PlainStore:
         return sorted({rest.partition("/")[0] for rest in inside if "/" in rest})[:limit]
 
     def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._begin("delete", key)
-            with self._lock:
+        refused = [key for key in keys if self._begin("delete", key) is Fault.REFUSED]
+        with self._lock:
+            for key in set(keys).difference(refused):
                 self.objects.pop(key, None)
+        if refused:
+            raise ConfigurationError(f"no permission to delete {refused[0]}")
 
     def _stat(self, key: str) -> PlainStat:
         body, modified_ms = self.objects[key]

@@ -222,6 +222,22 @@ def test_a_read_only_folder_is_readable(tmp_path, copied):
                 write()
 
 
+def test_a_file_that_may_not_be_deleted_keeps_no_other(tmp_path, monkeypatch):
+    store, unlink = FolderStore(tmp_path), Path.unlink
+    for key in ("locked", "other"):
+        store.put(key, b"x")
+
+    def refuse(path, **more):
+        if path.name == "locked":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, **more)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ConfigurationError, match="no permission to delete locked"):
+        store.delete(["locked", "other"])
+    assert [found.key for found in store.list("", limit=9)] == ["locked"]
+
+
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="cannot be used"):

@@ -312,13 +312,16 @@ def test_a_definite_error_is_not_retried(read, response, error):
     assert (now_s[0], len(requests) <= 2) == (0.0, True)
 
 
-def test_a_failed_deletion_in_a_multi_object_response_raises():
+def test_a_failed_deletion_in_a_multi_object_response_raises(monkeypatch):
     body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
-    with (
-        s3(Reply(200, body=body % b"AccessDenied")) as (store, _),
-        pytest.raises(ConfigurationError),
+    monkeypatch.setattr("cold_tier.s3.DELETE_PAGE", 1)
+    with s3(Reply(200, body=body % b"AccessDenied"), Reply(200, body=b"<DeleteResult/>")) as (
+        store,
+        requests,
     ):
-        store.delete(["k"])
+        with pytest.raises(ConfigurationError, match="no permission to delete k;"):
+            store.delete(["k", "l"])
+        assert len(requests) == 2, "the rest was deleted"
     with (
         s3(Reply(200, body=body % b"InternalError")) as (store, _),
         pytest.raises(StoreUnavailable),

@@ -13,6 +13,7 @@ from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import add_segments, drop_expired, trim
 from manifest.versions import VersionStat
 from record_format.errors import (
+    ConfigurationError,
     CorruptDataError,
     FencedError,
     InvalidRequest,
@@ -397,6 +398,27 @@ def test_objects_left_by_a_failed_deletion_are_deleted_by_age() -> None:
     assert bucket.state.removed == ()
     bucket.collect()
     assert bucket.segments() == [200, 300]
+
+
+def test_what_may_not_be_deleted_keeps_nothing_else() -> None:
+    """By a policy, or an object lock: it is refused in each round."""
+    bucket = Bucket(6)
+    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.store.uploads = [PlainUpload(f"{KEYS.segments}abandoned.log", bucket.clock())]
+    locked = {version_key(KEYS.versions, 1), entry(0).log_key}
+    bucket.store.faults = lambda call, key: (
+        Fault.REFUSED if call == "delete" and key in locked else None
+    )
+    bucket.expire(200)
+    for _ in range(2):
+        bucket.clock.now_ms += DAY_MS
+        with pytest.raises(ConfigurationError, match=r"manifest/0*1\.json"):
+            bucket.collect()
+        bucket.state = bucket.manifests.load() or bucket.state
+    assert bucket.segments() == [0, *range(200, 600, 100)]
+    assert [bucket.manifests.versions.newest(), bucket.state.removed] == [bucket.state.version, ()]
+    assert [stat.version for stat in bucket.manifests.versions.stats()][:2] == [1, 7]
+    assert (bucket.store.uploads, bucket.pins.all()) == ([], [])
 
 
 def test_a_pinned_page_deleted_by_a_trim_does_not_block_collection() -> None:
