@@ -1,7 +1,8 @@
 """The program `tierlog`: finds a command, runs it, and turns its failure into an exit code.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 3 a verification found problems, 130
-interrupted, by Ctrl-C or SIGTERM.
+interrupted by Ctrl-C. SIGTERM interrupts a command, too, and ends the process in the end, so that a
+shell reports 143, and systemd a clean stop.
 
 * A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
 * A command's module is imported when the command is called: `tierlog --help` and the completion of
@@ -181,21 +182,27 @@ def main() -> NoReturn:
             "tierlog does not run on Windows: it needs POSIX files and sockets. "
             "WSL 2 runs it as Linux does"
         )
-    signal.signal(signal.SIGTERM, _interrupt)  # brokers have handlers of their own
+    terminated = False
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        """As Ctrl-C, which lets a command commit its offsets, or say what it appended. A second
+        signal ends it at once: it may be waiting for the reader of its output.
+        """
+        nonlocal terminated
+        terminated = True
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)  # brokers have handlers of their own
     _open_closed_standard_files()
     _buffer_output()
     try:
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
     finally:
         _flush_or_discard_output()
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-    """As Ctrl-C, which lets a command commit its offsets, or say what it appended. A second signal
-    ends it at once: it may be waiting for the reader of its output.
-    """
-    signal.signal(number, signal.SIG_DFL)
-    raise KeyboardInterrupt
+    if terminated and code == INTERRUPTED:
+        signal.raise_signal(signal.SIGTERM)
+    sys.exit(code)
 
 
 def _open_closed_standard_files() -> None:

@@ -229,6 +229,20 @@ def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
     assert (result.returncode, result.stderr) == (130, b"")
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_signal_before_a_broker_has_its_handlers_ends_the_program_by_custom(number, code):
+    script = (
+        "import signal; from tierlog.cli import program; "
+        f"program.load_command = lambda _: signal.raise_signal({number:d}); program.main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, "serve"], capture_output=True, env=ENVIRONMENT, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (code, b"", b"")
+
+
 def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
