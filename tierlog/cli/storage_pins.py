@@ -92,6 +92,7 @@ def unpin(
     bucket: BucketOptions,
     topic: TopicArgument,
     name: NameArgument,
+    output: OutputOption = Output.AUTO,
 ) -> None:
     """Remove a pin; removing one that does not exist is not an error."""
     found = False
@@ -99,7 +100,10 @@ def unpin(
         for _, _, pins in reader.pins(topic):
             found |= pins.has(name)
             pins.delete(name)
-    note(f"{topic}: pin {name!r} removed" if found else f"{topic}: there is no pin {name!r}")
+    output.report(
+        {"topic": topic, "name": name, "removed": found},
+        f"{topic}: pin {name!r} removed" if found else f"{topic}: there is no pin {name!r}",
+    )
 
 
 @app.command("pins")
