@@ -231,8 +231,7 @@ def commands_page() -> str:
         "# Commands\n\n" + NOTE + "\n"
         "Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a "
         "verification found problems, 130 interrupted by Ctrl-C, 143 by SIGTERM.\n\n"
-        "## Common options\n\n"
-        + _table(("", "default", ""), common)
+        "## Common options\n\n" + _table(("", "default", ""), common)
     )
     return head + "".join(_command(path, command, common) for path, command in commands)
 

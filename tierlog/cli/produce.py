@@ -70,6 +70,9 @@ KeyColumn = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="For csv and parquet: the column that is also the key."),
 ]
+Delimiter = Annotated[
+    str, typer.Option(metavar="C", help=r"For csv: the character between cells; \t is a tab.")
+]
 AcksOption = Annotated[str, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
 BatchRecords = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
@@ -87,6 +90,7 @@ def produce(
     partition: Partition = None,
     key_separator: KeySeparator = None,
     key_column: KeyColumn = None,
+    delimiter: Delimiter = ",",
     acks: AcksOption = "all",
     batch_records: BatchRecords = 10_000,
     output: OutputOption = Output.AUTO,
@@ -100,6 +104,7 @@ def produce(
     file = None if str(file) == "-" else file  # the usual name of standard input
     kind = format_ or format_of(file)
     key = _key_source(kind, separator=key_separator, column=key_column)
+    delimiter = _checked_delimiter(kind, delimiter)
     target = _Target(client, topic, partition, _checked_acks(acks))
     send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
@@ -107,7 +112,7 @@ def produce(
         if kind is Format.BATCHES:
             target.append_batches(source)
         else:
-            for number, item in _read_items(kind, source, file, key=key):
+            for number, item in _read_items(kind, source, file, key=key, delimiter=delimiter):
                 batcher.add(number, item)
             batcher.send()
     if not target.summary.records:
@@ -177,8 +182,17 @@ def _key_source(kind: Format, *, separator: str | None, column: str | None) -> s
     return column if separator is None else separator
 
 
+def _checked_delimiter(kind: Format, text: str) -> str:
+    if text != "," and kind is not Format.CSV:
+        raise typer.BadParameter("--delimiter requires --format csv")
+    delimiter = "\t" if text == r"\t" else text
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise typer.BadParameter(f"--delimiter must be one character, not {text!r}")
+    return delimiter
+
+
 def _read_items(
-    kind: Format, source: IO[bytes], file: Path | None, *, key: str | None
+    kind: Format, source: IO[bytes], file: Path | None, *, key: str | None, delimiter: str
 ) -> Iterator[tuple[int, Item]]:
     """The items with their numbers in the input; `key` is from `_key_source`."""
     if kind is Format.ENVELOPE:
@@ -192,7 +206,7 @@ def _read_items(
             )
         return enumerate(parquet_rows(file, key_column=key), 1)
     if kind is Format.CSV:
-        return enumerate(csv_rows(source, key_column=key), 1)
+        return enumerate(csv_rows(source, key_column=key, delimiter=delimiter), 1)
     return enumerate(ndjson(source), 1)
 
 

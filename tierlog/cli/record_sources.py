@@ -79,7 +79,9 @@ def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[NewRecord]:
+def csv_rows(
+    source: IO[bytes], *, key_column: str | None = None, delimiter: str = ","
+) -> Iterator[NewRecord]:
     """One JSON object per row, with the names of the first row; cells are text, empty cells null.
     The cell of `key_column` is also the key.
 
@@ -88,7 +90,7 @@ def csv_rows(source: IO[bytes], *, key_column: str | None = None) -> Iterator[Ne
     csv.field_size_limit(MAX_LINE_BYTES)
     # What is not UTF-8 is refused by the encoder of its row, since a decoder reads ahead.
     text = io.TextIOWrapper(source, "utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.DictReader(text, strict=True)
+    rows = csv.DictReader(text, strict=True, delimiter=delimiter)
     try:
         msgspec.json.encode(rows.fieldnames)
         _check_names(rows.fieldnames or (), key_column)

@@ -133,6 +133,16 @@ def test_csv_from_pandas_and_windows_is_accepted(tierlog):
     arguments, kwargs = produce(f",a\r\n0,{large}\r\n")
     tierlog.ok(*arguments, **kwargs)
     assert lines_of(tierlog.ok("consume", "csv")) == [f'{{"":"0","a":"{large}"}}'.encode()]
+    arguments, kwargs = produce("a;b\n1,5;2\n")
+    tierlog.ok(*arguments, "--delimiter", ";", **kwargs)
+    arguments, kwargs = produce("a\tb\n1\t2\n")
+    tierlog.ok(*arguments, "--delimiter", r"\t", **kwargs)
+    assert lines_of(tierlog.ok("consume", "csv", "--offset", "1")) == [
+        b'{"a":"1,5","b":"2"}',
+        b'{"a":"1","b":"2"}',
+    ]
+    assert "must be one character, not ''" in tierlog.fails(2, *arguments, "--delimiter", "")
+    assert "requires --format csv" in tierlog.fails(2, "produce", "csv", "--delimiter", ";")
     for text, expected in (
         ("a,b,a\n1,2,3\n", "more than one column is named 'a'"),
         (",a\n1,2,3\n", "line 2: more cells than the first row has columns"),
