@@ -102,14 +102,15 @@ class Catalog:
             return self._facts(self._topics.chosen(may_be_gone=may_be_gone))
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
-            described = _described(*pair)
-            next_offset = begun.next_offset(pair[0].topic_id, (pair[0].name, pair[1]))
-            if described is None or next_offset is None:
-                return self._partition(*pair)
-            # Neither gaps nor open transactions follow.
-            at_end = next_offset >= described.end_offset
-            in_tail = next_offset >= described.cold_end_offset and not self._is_committed
-            return described if at_end or in_tail else self._partition(*pair)
+            topic, partition = pair
+            described = _described(topic, partition)
+            next_offset = begun.next_offset(topic.topic_id, (topic.name, partition))
+            if described is None or next_offset is None or next_offset < described.cold_end_offset:
+                return self._partition(topic, partition)
+            if self._is_committed and next_offset < described.end_offset:
+                stable = self._connections.broker.offsets(topic.name, partition).last_stable_offset
+                return replace(described, end_offset=min(described.end_offset, stable))
+            return described  # no gap follows
 
         return parallel_map(look, self._topics.chosen(may_be_gone=begun.topic_ids))
 

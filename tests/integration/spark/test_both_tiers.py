@@ -1,7 +1,6 @@
 """Both tiers in one read, without Spark: the plan and its tasks against a real broker."""
 
 import json
-import shutil
 import threading
 
 import pytest
@@ -14,7 +13,6 @@ from cold_tier import segment_indexes
 from manifest.keys import base_offset_of
 from manifest.store import ManifestStore
 from record_format.arrow_columns import COLUMNS
-from record_format.encode import encode_batch
 from record_format.errors import CorruptDataError, UnknownTopic
 from spark_reader import access
 from spark_reader.catalog import Catalog
@@ -25,7 +23,7 @@ from spark_reader.ranges import DataLoss, DataLossPolicy
 from spark_reader.split_reader import ReadRequest, read_split
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
-from tests.fakes.control_markers import marker_key, marker_value
+from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tests.unit.record_format import golden
 from tierlog.client import Client
@@ -335,31 +333,6 @@ def test_a_damaged_partition_fails_the_read(tmp_path):
             assert [next(records).partition for _ in range(100)] == [0] * 50 + [2] * 50
             with pytest.raises(CorruptDataError):
                 next(records)
-
-
-class KafkaFolder:
-    """A partition folder as Kafka would leave it: plain records and transactions, in segments."""
-
-    def __init__(self, path):
-        self.path, self.log, self.offset = path, None, 0
-        shutil.copytree(FIXTURES / "empty-0", path, ignore=shutil.ignore_patterns("0*"))
-
-    def roll(self):
-        self.log = self.path / f"{self.offset:020d}.log"
-
-    def put(self, *values, **fields):
-        """Append plain records, or with `producer_id` those of a transaction."""
-        fields |= {"producer_epoch": 0, "transactional": True} if fields else {}
-        batch = encode_batch(
-            list(values), timestamps=[START_MS] * len(values), base_offset=self.offset, **fields
-        )
-        with self.log.open("ab") as file:
-            file.write(batch)
-        self.offset += len(values)
-
-    def end(self, producer_id, *, committed):
-        marker = {"keys": [marker_key(committed=committed)], "control": True}
-        self.put(marker_value(coordinator_epoch=0), producer_id=producer_id, **marker)
 
 
 def test_aborted_records_are_excluded_even_if_the_marker_follows_an_open_transaction(

@@ -21,6 +21,7 @@ from spark_reader.options import parse_options
 from spark_reader.plan import Filters
 from spark_reader.ranges import DataLoss
 from spark_reader.stream_offsets import StreamOffsets
+from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.client import Client
 
@@ -209,17 +210,23 @@ def test_fail_on_data_loss_governs_a_deleted_topic_but_not_a_misspelt_one(tiers,
     )  # its loss is reported already
 
 
-def test_a_stream_makes_no_requests_to_the_bucket_for_what_is_not_in_it(tiers, monkeypatch):
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_stream_makes_no_requests_to_the_bucket_for_what_is_not_in_it(
+    tiers, monkeypatch, isolation
+):
     tiers.produce("t", 500)
     tiers.offload("t")
-    stream = reader(tiers, maxOffsetsPerTrigger="5000")
+    stream = reader(tiers, maxOffsetsPerTrigger="5000", isolationLevel=isolation)
     limit = stream.getDefaultReadLimit()
     end = stream.latestOffset(stream.initialOffset(), limit)
     with monkeypatch.context() as patch:
         patch.setattr(catalog, "ManifestStore", None)
-        patch.setattr(Client, "offsets", None)  # the topic's description has the end offsets
-        assert stream.latestOffset(end, limit) == end
-        assert offsets_of(stream.reportLatestOffset()) == offsets_of(end)
+        with monkeypatch.context() as none_new:
+            none_new.setattr(Client, "offsets", None)  # the topic's description is enough
+            assert stream.latestOffset(end, limit) == end
+            assert offsets_of(stream.reportLatestOffset()) == offsets_of(end)
+        if isolation == "read_uncommitted":
+            patch.setattr(Client, "offsets", None)
         tiers.produce("t", 50)  # which the bucket does not have
         after = stream.latestOffset(end, limit)
         assert rows(stream, end, after) == [(p, o) for p in (0, 1) for o in range(500, 550)]
@@ -236,6 +243,24 @@ def test_a_stream_makes_no_requests_to_the_bucket_for_what_is_not_in_it(tiers, m
         assert offsets_of(stream.reportLatestOffset()) == {0: 600, 1: 600}
     tiers.produce("t", 50)
     assert offsets_of(stream.latestOffset(after, limit)) == {0: 650, 1: 650}
+
+
+def test_a_committed_stream_in_the_tail_ends_where_a_transaction_is_open(tmp_path):
+    folder = KafkaFolder(tmp_path / "txn-0")
+    folder.roll()
+    folder.put(b"plain")
+    folder.roll()
+    folder.put(b"plain")
+    folder.put(b"open", producer_id=1, base_sequence=0)
+    with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
+        partition = tiers.broker.partition("txn", 0)
+        assert tiers.broker.background.copier.wait_until_done([partition], timeout_s=20)
+        stream = reader(tiers, subscribe="txn", isolationLevel="read_committed")
+        read = stream.initialOffset()
+        read["txn"]["offsets"]["0"] = tiers.cold_end("txn", 0)
+        end = stream.latestOffset(read, ReadAllAvailable())
+        assert end["txn"]["offsets"] == {"0": 2}
+        assert rows(stream, read, end) == [(0, 1)]
 
 
 @pytest.mark.parametrize("store", [True, False])
