@@ -189,16 +189,14 @@ class LiveTopics:
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
     ) -> TopicState:
         with self._changing():
-            topic = self._find_owned(name)
+            topic, before = self._find_owned(name)
             changed = topic.config.replace(config)
             _check_alteration(topic, changed)
-            record = msgspec.structs.replace(
-                topic.record, config=dict(changed.overrides), dirty=True
-            )
+            record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
             if partitions is not None:
                 record = _with_partitions(record, partitions)
             self.registry.put(record)
-            topic.add(self._added_partitions(topic, record))
+            topic.add(self._added_partitions(topic, record, before=before))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.update_config(changed)
@@ -207,7 +205,7 @@ class LiveTopics:
         return topic.describe()
 
     def _added_partitions(
-        self, topic: Topic, record: TopicRecord
+        self, topic: Topic, record: TopicRecord, *, before: TopicRecord
     ) -> dict[int, Partition | DamagedPartition]:
         """Open all new partitions, or none: folders that no record lists would be adopted."""
         new = [number for number in record.partition_numbers() if number not in topic.numbers]
@@ -218,25 +216,24 @@ class LiveTopics:
         try:
             return self._open_partitions(record, new)
         except (TierlogError, OSError):
-            try:
+            with suppress(OSError):  # the next change or start opens them, as the registry says
                 deleted_folders.remove(path for path in made if path.exists())
                 sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
-                self.registry.put(msgspec.structs.replace(topic.record, dirty=True))
-            except OSError:
-                topic.record = record  # the next start opens them, as the registry says
+                self.registry.put(msgspec.structs.replace(before, dirty=True))
             raise
 
     def delete(self, name: str) -> None:
         with self._changing():
-            topic = self._find_owned(name)
-            self.registry.put(msgspec.structs.replace(topic.record, deleted=True, dirty=True))
-            self._deleting[topic.record.topic_id] = self._topics.pop(name)
+            topic, record = self._find_owned(name)
+            record = msgspec.structs.replace(record, deleted=True, dirty=True)
+            self.registry.put(record)
+            self._deleting[record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()
             _abandon_logs(topic)
             try:
-                self._set_aside(topic.record)
+                self._set_aside(record)
             except OSError as error:  # the topic is deleted anyway: `Deletions` tries again
                 log.warning("deleted topic's files remain for now", topic=name, error=str(error))
 
@@ -276,12 +273,17 @@ class LiveTopics:
 
     # --- details ----------------------------------------------------------------------------------
 
-    def _find_owned(self, name: str) -> Topic:
-        """Raises FencedError if another folder now owns one of its partitions."""
+    def _find_owned(self, name: str) -> tuple[Topic, TopicRecord]:
+        """The topic, and its state in the registry, which has more partitions than are served if
+        they could be neither added nor removed. Raises FencedError if another folder now owns one
+        of its partitions.
+        """
         topic = self.find(name)
         for partition in topic.partitions.values():
             partition.check_leadership()
-        return topic
+        record = self.registry.by_name(name)
+        assert record is not None, "a live topic is listed"
+        return topic, record
 
     def _open_partitions(
         self, record: TopicRecord, numbers: Iterable[int]

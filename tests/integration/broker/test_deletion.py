@@ -242,8 +242,9 @@ def test_partitions_refused_on_a_full_disk_do_not_appear_after_a_restart(
     assert harness.broker.list_topics() == []
 
 
+@pytest.mark.parametrize("is_retried", [False, True])
 def test_partitions_that_were_neither_added_nor_removed_go_with_the_topic(
-    harness, monkeypatch
+    harness, monkeypatch, is_retried
 ) -> None:
     harness.broker.create_topic("t")
     opened = PartitionLog.open
@@ -257,10 +258,20 @@ def test_partitions_that_were_neither_added_nor_removed_go_with_the_topic(
             "open",
             lambda folder, **at: refused() if folder.name == "t-2" else opened(folder, **at),
         )
-        patched.setattr(deleted_folders, "remove", refused)
-        with pytest.raises(OSError, match="refused"):
-            harness.broker.alter_topic("t", partitions=3)
+        with patched.context() as also:
+            also.setattr(deleted_folders, "remove", refused)
+            with pytest.raises(OSError, match="refused"):
+                harness.broker.alter_topic("t", partitions=3)
+        if is_retried:
+            with pytest.raises(OSError, match="refused"):
+                harness.broker.alter_topic("t", config={"retention.ms": 1})
     assert (harness.root / "data" / "t-1").exists()
+    assert harness.broker.registry.by_name("t").partitions == 3
+    assert harness.broker.topic("t").record.partitions == 1  # so many share the keys
+    if is_retried:
+        harness.broker.alter_topic("t", config={"retention.ms": 10**12})
+        assert harness.broker.topic("t").record.partitions == 3
+        assert harness.broker.topic("t").numbers == [0, 1, 2]
     harness.broker.delete_topic("t")
     harness.wait_for(lambda: not harness.broker.registry.ids())
     harness.restart()
