@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -47,8 +46,6 @@ from record_format.findings import VerifyReport
 from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
-
-CLOSE_THREADS = 16  # closing a log waits for four syncs, and a disk takes many at a time
 
 
 class Broker:
@@ -308,8 +305,8 @@ class Broker:
         self._opener.close_timer()
         for partition in self.partitions():  # first: accepted appends still need the executor
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
-        self._appenders.shutdown(wait=True)
         self._close_logs()
+        self._appenders.shutdown()
         self._close_bucket()
         self.folder.close()
 
@@ -331,10 +328,11 @@ class Broker:
         self.background.janitor.close()
 
     def _close_logs(self) -> None:
-        """Close all logs, and record whether the next start may skip its checks."""
-        clean = not any(self.damaged_partitions())
-        with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="close") as threads:
-            clean = all(list(threads.map(_close_log, self.partitions()))) and clean
+        """Close all logs, and record whether the next start may skip its checks. The threads that
+        append do it: there is nothing left to append, and no thread may be to be had.
+        """
+        closed = list(self._appenders.map(_close_log, self.partitions()))
+        clean = all(closed) and not any(self.damaged_partitions())
         try:
             self.checkpoints.save()
             if clean:

@@ -568,7 +568,9 @@ def test_a_lowered_flush_ms_applies_to_what_is_unflushed(harness):
     harness.wait_for(lambda: harness.broker.partition("t", 0).offsets().high_watermark == 1)
 
 
-def test_a_broker_that_may_start_no_more_threads_uploads_reads_and_trims(harness, monkeypatch):
+def test_a_broker_that_may_start_no_more_threads_uploads_reads_trims_and_stops(
+    harness, monkeypatch
+):
     harness.broker.create_topic("t", config=SMALL)
     values = harness.fill(200)
 
@@ -583,3 +585,5 @@ def test_a_broker_that_may_start_no_more_threads_uploads_reads_and_trims(harness
         assert [record.value for record in harness.records("t")] == values
         assert harness.broker.trim("t", 0, 55) == 55
         assert harness.broker.partition("t", 0).cold.manifest.log_start_offset == 55
+        harness.broker.close()
+    assert (harness.root / "data" / ".kafka_cleanshutdown").exists()
