@@ -110,9 +110,10 @@ class CompactionOffsets:
         """The offset below which the log is clean; None if it was never compacted."""
         return self._cleaned.offsets.get(_place(partition))
 
-    def cleaned_before(self, partition: Partition) -> int:
-        """How far any round ever got, even an unfinished one; 0 for none."""
-        place = _place(partition)
+    def cleaned_before(self, place: TopicPartition) -> int:
+        """How far any round ever got, even an unfinished one; 0 for none. Everything below it was
+        flushed.
+        """
         return max(rows.offsets.get(place, 0) for rows in (self._cleaned, self._reached))
 
     def begin_round(self, partition: Partition, end_offset: int) -> None:

@@ -60,8 +60,8 @@ class Holes:
         return gap
 
     def _is_explained(self, partition: Partition, gap: Gap) -> bool:
-        cleaned_before = self._compaction_offsets.cleaned_before(partition)
-        start = max(partition.log.log_start_offset, cleaned_before)
+        place = (partition.topic, partition.number)
+        start = max(partition.log.log_start_offset, self._compaction_offsets.cleaned_before(place))
         manifest = partition.cold.manifest if partition.cold is not None else None
         if manifest is None or start >= gap.base_offset:
             return start >= gap.base_offset

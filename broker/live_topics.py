@@ -79,8 +79,15 @@ class LiveTopics:
                 *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
         live = self.registry.live()
+        cleaned_before = self.compaction_offsets.cleaned_before
         wanted = [
-            Wanted(record, number, points.get(place), starts.get(place), at_start=True)
+            Wanted(
+                record,
+                number,
+                recovery_point=max(points.get(place, 0), cleaned_before(place)),
+                log_start_offset=starts.get(place),
+                at_start=True,
+            )
             for record in live
             for number in record.partition_numbers()
             for place in [(record.name, number)]

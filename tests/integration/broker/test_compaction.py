@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.background import mirror
 from broker.broker import Broker
+from broker.data_folder import RECOVERY_POINTS
 from broker.repair.restore import RestoreOptions, restore
 from broker.settings import BrokerSettings
 from cold_tier.open import open_store
@@ -231,8 +232,10 @@ def test_a_re_created_topic_is_compacted_from_its_start(harness, restarted):
     assert len(harness.records("t")) == len(last)
 
 
-def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path):
-    """Otherwise a topic that is no longer compacted is truncated there after a crash."""
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+@pytest.mark.parametrize("is_lost", [False, True])  # the file with the recovery points
+def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path, is_lost, policy):
+    """Otherwise the log is truncated there after a crash."""
     harness.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
     log, compactor = harness.broker.partition("t", 0).log, harness.broker.background.compactor
     checkpoints, last = harness.broker.checkpoints, fill(harness, "t", 100)
@@ -246,10 +249,13 @@ def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path):
 
     checkpoints.save = save_while_more_comes
     compactor.run_round()
-    harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
-    shutil.copytree(harness.root / "data", tmp_path / "after the crash")
+    harness.broker.alter_topic("t", config={"cleanup.policy": policy})
+    crashed = tmp_path / "after the crash"
+    shutil.copytree(harness.root / "data", crashed)
+    if is_lost:
+        (crashed / RECOVERY_POINTS).unlink()
     harness.broker.close()
-    settings = BrokerSettings(data_dir=tmp_path / "after the crash", disk_reserve_bytes=0)
+    settings = BrokerSettings(data_dir=crashed, disk_reserve_bytes=0)
     harness.broker = Broker.open_idle(settings, store=None)
     assert last_of(harness.records("t")) == last
 
