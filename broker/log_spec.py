@@ -23,9 +23,10 @@ from manifest.state import EpochStart
 
 
 class Wanted(NamedTuple):
-    """A partition to open or create. `recovery_point`, `log_start_offset`: its rows in the
-    checkpoints. `flushed_end`: what a repair found in place of the recovery point and the bucket's
-    end. `at_start`: of the broker, when a log must exist, and may be taken over.
+    """A partition to open or create. `recovery_point`, `log_start_offset`: by the checkpoints;
+    compaction never comes further than the recovery point. `flushed_end`: what a repair found in
+    place of the recovery point and the bucket's end. `at_start`: of the broker, when a log must
+    exist, and may be taken over.
     """
 
     record: TopicRecord
@@ -92,13 +93,14 @@ class LogSpec:
             replace(
                 self.request,
                 clean=False,
-                flushed_end=min(self.checkpoint, recovery_point),
+                recovery_point=min(self.request.recovery_point, recovery_point),
+                flushed_end=self.checkpoint,
                 log_start_offset=max((at for at in starts if at is not None), default=None),
             )
         )
 
     def _open(self, request: OpenRequest) -> PartitionLog:
-        cold, checked_from = self.cold, min(request.recovery_point, request.flushed_end)
+        cold = self.cold
         return PartitionLog.open(
             self.folder,
             topic=self.record.name,
@@ -106,7 +108,7 @@ class LogSpec:
             topic_id=self.record.topic_id,
             config=LogConfig.parse(self.record.config),
             clock=self.clock,
-            request=replace(request, recovery_point=checked_from),
+            request=request,
             disk=self.disk,
             open_files=self.open_files,
             fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,

@@ -11,8 +11,7 @@
 | | the indexes |
 | first bad byte above all that is known to be flushed | remove later segments, truncate there |
 | first bad byte below that | refuse (CorruptBatch): flushed records were damaged |
-| segment above it that ends before the next one begins (unless | remove later segments |
-| the log is compacted and has records after it) | |
+| segment above that which ends before the next one begins | remove later segments |
 | overlapping segments | refuse (CorruptDataError) |
 | log ends below the recovery point | lower the point; `broker` decides whether that is acceptable |
 | index missing, short, unordered, garbage | rebuild; below the recovery point on first use |

@@ -7,11 +7,10 @@ refused, and the indexes are rebuilt.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from hot_tier.batch_walk import CheckedBatch, checked_batches
+from hot_tier.batch_walk import CheckedBatch
 from hot_tier.disk import write_all
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from hot_tier.index_builder import IndexBuilder
@@ -155,7 +154,7 @@ class Recovery:
         except CorruptBatch as bad:
             reason = bad.detail
         self._deferred.apply()
-        if not reason and limit is not None and self._tail_is_lost(next_offset, limit):
+        if not reason and limit is not None and next_offset < limit and self._flushed_end < limit:
             reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
         self._report.checked_bytes += position
         if reason:
@@ -186,28 +185,6 @@ class Recovery:
         builder.add(header, position=header.position)
         self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
         return aborted
-
-    def _tail_is_lost(self, next_offset: int, limit: int) -> bool:
-        """Whether a segment lacks its end: a crash can keep a later file and lose the end of an
-        earlier one.
-
-        Compaction leaves such gaps too, but only in what was flushed, and never at the end of the
-        log.
-        """
-        if next_offset >= limit or limit <= self._flushed_end:
-            return False
-        return not self._state.config.compacts or not self._has_records_from(limit)
-
-    def _has_records_from(self, offset: int) -> bool:
-        items = self._state.segments.items
-        return any(self._has_records(segment) for segment in items if segment.base_offset >= offset)
-
-    def _has_records(self, segment: Segment) -> bool:
-        """Whether it begins with a valid batch."""
-        log = segment.log_reader(self._state.files)
-        with suppress(CorruptBatch):
-            return next(checked_batches(log, end=segment.end.size_bytes), None) is not None
-        return False
 
     def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
         if limit is not None and header.last_offset >= limit:

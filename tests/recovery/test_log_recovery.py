@@ -216,12 +216,13 @@ def test_a_crash_while_they_are_removed_leaves_no_hole(
     assert len(images) > 60
 
 
-@pytest.mark.parametrize(("policy", "flushed"), [("delete", 2), ("delete", 3), ("compact", 2)])
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize("flushed", [2, 3])
 def test_a_segment_that_lost_whole_batches_at_its_end_is_truncated_too(
     open_log, records_of, written, folder, policy, flushed
 ):
-    # A crash can keep a later file and lose an earlier one's end. In a topic that compacts, or did
-    # before all of it was flushed, the same picture is no loss: compaction removed the records.
+    # A crash can keep a later file and lose an earlier one's end. In what was flushed, the same
+    # picture is no loss: compaction, now or earlier, removed the records.
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     log_file = file_of(folder, bases[2], ".log")
     headers = list(iter_headers(log_file.read_bytes()))
@@ -230,7 +231,7 @@ def test_a_segment_that_lost_whole_batches_at_its_end_is_truncated_too(
     config = {**CONFIG, "cleanup.policy": policy}
     flushed_end = bases[flushed]
     log = open_log(config=config, clean=False, recovery_point=bases[2], flushed_end=flushed_end)
-    if (policy, flushed) != ("delete", 2):
+    if flushed == 3:
         assert log.log_end_offset == 120
         return
     assert log.log_end_offset == headers[-2].base_offset

@@ -37,7 +37,7 @@ class Line(NamedTuple):
 class World:
     def __init__(self, seed: int, folder: Path) -> None:
         self.random, self.folder, self.clock = Random(seed), folder, Clock()
-        self.lines: list[Line | None] = []  # None: lost in a crash before its flush
+        self.lines: list[Line] = []
         self.flushed = self.recovery_point = self.life = self.sequence = 0
         self.checkpoint: int | None = None
         self.config = LogConfig.parse(
@@ -123,9 +123,7 @@ class World:
         assert flushed <= end <= len(self.lines), "an acknowledged record is lost"
         del self.lines[end:]
         survived = {record.offset for record in records_of(self.log)}
-        for offset in range(flushed, end):
-            if offset not in survived:  # a later file survived, but not the end of an earlier one
-                self.lines[offset] = None
+        assert survived.issuperset(range(flushed, end)), "a record is lost, but not all after it"
         self.flushed = self.recovery_point = end
         known = self.log._state.producers.get(9)
         self.sequence = known.last_sequence + 1 if known else 0
@@ -136,14 +134,9 @@ class World:
         assert offsets == sorted(set(offsets))
         for record in records:
             line = self.lines[record.offset]
-            assert line is not None, "a lost record came back"
             assert (record.key, record.value) == (line.key, line.value)
         found = {record.key: record.offset for record in records}
-        last = {
-            line.key: (offset, line)
-            for offset, line in enumerate(self.lines[: self.flushed])
-            if line is not None
-        }
+        last = {line.key: (offset, line) for offset, line in enumerate(self.lines[: self.flushed])}
         for key, (offset, line) in last.items():
             expired = line.value is None and line.written_ms + RETENTION_MS <= self.clock.now_ms
             if expired and key not in found:

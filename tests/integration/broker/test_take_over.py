@@ -458,7 +458,8 @@ def test_a_claim_of_unknown_outcome_is_not_taken_over_again(diverged):
     assert harness.broker.partition("t", 0).cold.ownership.claimed
 
 
-def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness):
+@pytest.mark.parametrize("splits", [False, True])  # True: it opens the log a second time
+def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness, monkeypatch, splits):
     """Everything is checked then, including flushed records; the topic is no longer compacted."""
     harness.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
     harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
@@ -476,8 +477,13 @@ def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness):
     (harness.root / "data" / ".kafka_cleanshutdown").unlink()
     pending = {f"{topic_id}-0": take_over.PendingTakeOver(gap=GAP)}
     take_over.write_take_overs(harness.root / "data", pending)
+    assert before[1].offset == 59
+    if splits:  # at the batch of that record
+        plan = TakeOverPlan(split_at=50)
+        monkeypatch.setattr(take_over, "plan_take_over", lambda local, manifest, *, gap: plan)
     harness.broker = harness.open()
     assert harness.records("t") == before
+    assert (50 in harness.broker.partition("t", 0).log.base_offsets) == splits
 
 
 def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(diverged, monkeypatch):
