@@ -24,7 +24,7 @@ from hot_tier.durable_file import read_whole
 from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from hot_tier.index_columns import IndexColumns
 from hot_tier.open_files import FileReader, Files
-from record_format.batch import BatchHeader
+from record_format.batch import NO_TIMESTAMP, BatchHeader
 from record_format.errors import CorruptBatch, CorruptIndex
 from record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
@@ -133,7 +133,8 @@ class Segment:
         return min(offset - self.base_offset, MAX_RELATIVE_OFFSET)
 
     def check_index_files(self) -> None:
-        """Check that both indexes of a sealed segment are complete and in order.
+        """Check that both indexes of a sealed segment are in order, and that the largest timestamp
+        is the last, if it is known.
 
         Entries are compared with the log when they are used. Raises CorruptIndex,
         FileNotFoundError.
@@ -144,11 +145,14 @@ class Segment:
             segment_size=self.end.size_bytes,
             file=str(self.path(OFFSET_INDEX)),
         )
-        parse_time_index(
+        times = parse_time_index(
             read_whole(self.path(TIME_INDEX), CorruptIndex),
             base_offset=self.base_offset,
             file=str(self.path(TIME_INDEX)),
         )
+        last = times[-1].timestamp if times else NO_TIMESTAMP
+        if self.largest is not None and self.largest.timestamp != last:
+            raise CorruptIndex("lost its last entries", file=str(self.path(TIME_INDEX)))
 
 
 def age_timestamp(largest_timestamp: int, *, folder: Path, base_offset: int) -> int:

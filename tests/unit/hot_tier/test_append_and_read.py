@@ -326,6 +326,9 @@ def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
         assert log.offset_for_timestamp(NOW_MS + 19) == (19, NOW_MS + 19)
         log.sealed.files(0)
         assert path.read_bytes() == good
+        path.write_bytes(good[: 12 * left])  # since the largest timestamp was looked up
+        log.sealed.files(0)
+        assert path.read_bytes() == good
         log.close()
 
 
