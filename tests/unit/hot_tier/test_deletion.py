@@ -2,16 +2,23 @@
 
 import pytest
 
+from hot_tier.log_folder import has_segments
 from record_format.errors import OffsetPastEnd, OffsetTrimmed
 from tests.fakes.clock import Clock
+from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import first_offset
 
 CONFIG = {"segment.bytes": 1024, "file.delete.delay.ms": 1000}
 
 
 @pytest.fixture
-def log(open_log, append_values):
-    log = open_log(config=CONFIG)
+def disk():
+    return LossyDisk()
+
+
+@pytest.fixture
+def log(open_log, append_values, disk):
+    log = open_log(config=CONFIG, disk=disk)
     for epoch in (0, 1, 2):
         log.bump_epoch(epoch)
         for _ in range(10):
@@ -96,9 +103,13 @@ def test_a_log_start_beyond_the_end_starts_the_log_there(open_log, log, append_v
 
 
 def test_truncating_fully_removes_all_earlier_state(
-    open_log, log, append_values, records_of, tmp_path
+    open_log, log, append_values, records_of, tmp_path, disk
 ):
+    found_after_a_crash = []
+    disk.before_call = lambda _: found_after_a_crash.append(has_segments(log.folder))
     log.truncate_fully_and_start_at(1_000_000)
+    assert len(found_after_a_crash) > 10
+    assert all(found_after_a_crash)
     assert (log.log_end_offset, log.high_watermark) == (1_000_000, 1_000_000)
     assert log.local_log_start_offset == 1_000_000
     assert append_values(log, b"x").base_offset == 1_000_000
