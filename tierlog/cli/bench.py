@@ -24,7 +24,6 @@ from tierlog.cli.output import Output, progress_bar
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.calls import Acks
 
 app = typer.Typer(add_completion=False)
 
@@ -35,9 +34,12 @@ Connections = Annotated[int, typer.Option("--connections", min=1, help="Concurre
 Partitions = Annotated[
     int, typer.Option("--partitions", min=1, help="Partitions of the topic that is created.")
 ]
-AcksOption = Annotated[str, typer.Option("--acks", help="all (flushed) or 1 (written).")]
+AcksOption = Annotated[
+    Literal["all", "1"], typer.Option("--acks", help="all (flushed) or 1 (written).")
+]
 Compression = Annotated[
-    str, typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd; done by this client.")
+    Literal["none", "gzip", "snappy", "lz4", "zstd"],
+    typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd; done by this client."),
 ]
 
 FETCH_BYTES = 8 << 20
@@ -79,20 +81,19 @@ def bench(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Measure produce and fetch rates, with a new topic that is deleted afterwards."""
-    if acks not in ("all", "1"):
-        raise typer.BadParameter(f"--acks must be all or 1, not {acks!r}")
-    body = _batch(batch, record_bytes, _codec(compression))
+    from record_format.codecs import CODEC_IDS
+
+    body = _batch(batch, record_bytes, CODEC_IDS[compression])
     topic = f"tierlog-bench-{secrets.token_hex(4)}"
     limit = max(len(body), 1 << 20) + 64
     client.create_topic(topic, partitions=partitions, config={"max.message.bytes": limit})
     try:
         plan = [number % partitions for number in range(-(-records // batch))]
-        acked: Acks = "all" if acks == "all" else "1"
         run = partial(_measured, connections=connections, total=len(plan) * batch)
 
         def produce(partition: int) -> Iterator[Work]:
             began = time.perf_counter()
-            client.produce_batches(topic, body, partition=partition, acks=acked)
+            client.produce_batches(topic, body, partition=partition, acks=acks)
             yield Work(batch, len(body), time.perf_counter() - began)
 
         phases = [
@@ -102,16 +103,6 @@ def bench(
     finally:
         client.delete_topic(topic)
     _report(phases, output)
-
-
-def _codec(compression: str) -> int:
-    from record_format.codecs import CODEC_IDS
-
-    if compression not in CODEC_IDS:
-        raise typer.BadParameter(
-            f"--compression must be one of {', '.join(CODEC_IDS)}, not {compression!r}"
-        )
-    return CODEC_IDS[compression]
 
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:

@@ -20,6 +20,7 @@ from record_format.errors import InvalidRequest
 from tierlog.cli.client_options import TopicArgument, client_command
 from tierlog.cli.completion import complete_group
 from tierlog.cli.output import for_stdout
+from tierlog.client.calls import Isolation
 from tierlog.client.records import json_member
 from tierlog.client.times import to_ms
 
@@ -42,13 +43,6 @@ class Format(StrEnum):
     VALUE = "value"
     JSON = "json"
     BATCHES = "batches"
-
-
-class Isolation(StrEnum):
-    """Which records of transactions are read."""
-
-    READ_UNCOMMITTED = "read_uncommitted"
-    READ_COMMITTED = "read_committed"
 
 
 PartitionOption = Annotated[
@@ -105,7 +99,7 @@ def consume(
     timestamp: TimestampOption = None,
     group: GroupOption = None,
     max_records: MaxRecordsOption = None,
-    isolation: IsolationOption = Isolation.READ_UNCOMMITTED,
+    isolation: IsolationOption = "read_uncommitted",
     follow: FollowOption = False,
     format_: FormatOption = Format.VALUE,
 ) -> None:
@@ -113,7 +107,7 @@ def consume(
     from tierlog.client import Limits
 
     start = _start(offset, timestamp, group)
-    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation.value)
+    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation)
     if format_ is Format.BATCHES:
         if follow or max_records is not None or group is not None:
             raise typer.BadParameter(_BATCHES_ALONE)

@@ -12,7 +12,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -29,11 +29,11 @@ from tierlog.cli.record_sources import (
     parquet_rows,
 )
 from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
+from tierlog.client.calls import Acks
 from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-    from tierlog.client.calls import Acks
     from tierlog.client.responses import ProduceResponse, ProduceResult
 
 app = typer.Typer(add_completion=False)
@@ -73,7 +73,7 @@ KeyColumn = Annotated[
 Delimiter = Annotated[
     str, typer.Option(metavar="C", help=r"For csv: the character between cells; \t is a tab.")
 ]
-AcksOption = Annotated[str, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
+AcksOption = Annotated[Acks, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
 BatchRecords = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
 ]
@@ -105,7 +105,7 @@ def produce(
     kind = format_ or format_of(file)
     key = _key_source(kind, separator=key_separator, column=key_column)
     delimiter = _checked_delimiter(kind, delimiter)
-    target = _Target(client, topic, partition, _checked_acks(acks))
+    target = _Target(client, topic, partition, acks)
     send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
     with target.summary.reported_on_failure(), _opened(file, batcher) as source:
@@ -163,12 +163,6 @@ class _Target:
 
         self.summary.add(response)
         self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
-
-
-def _checked_acks(text: str) -> Acks:
-    if text not in {"0", "1", "all"}:
-        raise typer.BadParameter(f"--acks must be 0, 1 or all, not {text!r}")
-    return cast("Acks", text)
 
 
 def _key_source(kind: Format, *, separator: str | None, column: str | None) -> str | None:
