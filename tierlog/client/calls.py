@@ -45,7 +45,6 @@ from tierlog.client.wire import (
     Request,
     Response,
     Subject,
-    headers,
     json_request,
     query,
 )
@@ -229,15 +228,15 @@ def produce_body(
 ) -> Call[responses.ProduceResponse]:
     """Produce a body of any media type that the API accepts."""
     path = _topic_path(topic) if partition is None else _partition_path(topic, partition)
-    fields = headers(
-        {
-            "content-type": content_type,
-            "if-offset-match": expected_offset,
-            "producer-id": sequenced.producer.producer_id if sequenced else None,
-            "producer-epoch": sequenced.producer.producer_epoch if sequenced else None,
-            "producer-sequence": sequenced.sequence if sequenced else None,
+    fields = {"content-type": content_type}
+    if expected_offset is not None:
+        fields["if-offset-match"] = str(expected_offset)
+    if sequenced is not None:
+        fields |= {
+            "producer-id": str(sequenced.producer.producer_id),
+            "producer-epoch": str(sequenced.producer.producer_epoch),
+            "producer-sequence": str(sequenced.sequence),
         }
-    )
     subject = Subject(
         topic,
         -1 if partition is None else partition,

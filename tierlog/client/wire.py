@@ -59,9 +59,3 @@ def query(**members: object) -> Query:
         for name, value in members.items()
         if value is not None
     )
-
-
-def headers(members: Mapping[str, object]) -> Mapping[str, str]:
-    """Header fields. None is omitted."""
-    found = {name: str(value) for name, value in members.items() if value is not None}
-    return found or NO_HEADERS
