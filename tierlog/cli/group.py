@@ -93,8 +93,7 @@ def parse_offset(client: Client, text: str) -> OffsetCommit:
         raise typer.BadParameter(f"an offset must be a number, earliest or latest, not {offset!r}")
     now = client.offsets(topic, number)
     start, end = now.log_start_offset, now.high_watermark
-    wanted = {"earliest": start, "latest": end}.get(offset)
-    wanted = int(offset) if wanted is None else wanted
+    wanted = int(offset) if _is_number(offset) else {"earliest": start, "latest": end}[offset]
     found = min(max(wanted, start), end)
     if found != wanted:
         note(f"{topic}-{number} has offsets {start} to {end}: {wanted} becomes {found}")

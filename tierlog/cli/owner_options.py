@@ -131,9 +131,7 @@ class OwnerOptions:
             gc_grace_ms=self.grace_ms,
             manifest_versions_min=self.versions_min,
         )
-        with suppress(
-            ImportError
-        ):  # numba is missing or incompatible: slower, with the same results
+        with suppress(ImportError):  # no numba, or another: slower, with the same results
             native.load()
         bucket = self.bucket
         if bucket is None:

@@ -88,8 +88,8 @@ class SourceOptions:
     partition: PartitionsOption = None
     store: StoreOption = None
     server: ServerOption = None
-    s3_endpoint: EndpointOption = None
-    s3_region: RegionOption = None
+    endpoint: EndpointOption = None
+    region: RegionOption = None
     token_file: TokenFile = None
     option: SourceOption = None
     master: MasterOption = None
@@ -100,8 +100,8 @@ class SourceOptions:
         given: dict[str, str | None] = {
             "store": self.store,
             "server": self.server,
-            "endpoint": self.s3_endpoint,
-            "region": self.s3_region,
+            "endpoint": self.endpoint,
+            "region": self.region,
             "tokenFile": None if self.token_file is None else str(self.token_file),
             "subscribe": None if self.partition else topic,
             "assign": json.dumps({topic: sorted(self.partition)}) if self.partition else None,

@@ -127,7 +127,7 @@ def _on_spark(
 ) -> Iterator[Check]:
     if not isinstance(source, BucketOptions):
         raise typer.BadParameter("--spark requires --store: executors read the bucket directly")
-    bucket = SourceOptions(store=source.store, s3_endpoint=source.endpoint, s3_region=source.region)
+    bucket = SourceOptions(store=source.store, endpoint=source.endpoint, region=source.region)
     with job("tierlog storage verify", master=master, conf=conf) as session:
         from spark_reader.jobs.verify import verify as run_verify
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 import typer
@@ -200,17 +201,16 @@ def top(
         watch(client, every=every, looks=looks, rows=rows)
 
 
-def _loads(client: Client, *, every: float, looks: int | None) -> Any:
+def _loads(client: Client, *, every: float, looks: int | None) -> Iterator[Load]:
     from tierlog.client.exchange import RETRY_OVER_RESTART
 
     before = read(client.metrics(), at_s=time.monotonic())
     client.retries = RETRY_OVER_RESTART  # the broker exists: wait over a restart
-    while looks is None or looks > 0:
+    for _ in count() if looks is None else range(looks):
         time.sleep(every)
         now = read(client.metrics(), at_s=time.monotonic())
         yield load_between(before, now)
         before = now
-        looks = None if looks is None else looks - 1
 
 
 def _print_as_json(client: Client, *, every: float, looks: int | None, rows: int) -> None:

