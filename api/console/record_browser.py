@@ -64,24 +64,36 @@ class RecordPage(NamedTuple):
 
 async def record_page(context: Context, partition: Partition, query: RecordsQuery) -> RecordPage:
     """Raises InvalidRequest, OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError."""
-    offset = await _first_offset(context, partition, query)
-    fetched = await read(context, partition, offset, _PAGE)
-    page = await context.read(_page, partition, fetched, offset=offset, limit=query.limit)
-    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
-    return page
-
-
-async def _first_offset(context: Context, partition: Partition, query: RecordsQuery) -> int:
     at = query.at.strip() or EARLIEST
     if query.by == "timestamp" and at not in KEYWORDS:
         position = parse_position(UNSET, in_utc(at), default=EARLIEST)
     else:
         position = parse_position(at, UNSET, default=EARLIEST)
     if position.keyword == LATEST:
+        return await _newest_page(context, partition, limit=query.limit)
+    offset = await resolve(context, partition, position, committed=False)
+    return await _page_at(context, partition, offset, limit=query.limit)
+
+
+async def _newest_page(context: Context, partition: Partition, *, limit: int) -> RecordPage:
+    """Large records end a page before `limit`: then it begins closer to the end."""
+    count = limit
+    while True:
         now = partition.offsets()
-        before = page_before(now.high_watermark, _gaps(partition), limit=query.limit)
-        return max(now.log_start_offset, before)
-    return await resolve(context, partition, position, committed=False)
+        before = page_before(now.high_watermark, _gaps(partition), limit=count)
+        page = await _page_at(context, partition, max(now.log_start_offset, before), limit=limit)
+        if page.next_offset is None or len(page.lines) >= count or count == 1:
+            return page
+        count //= 2
+
+
+async def _page_at(
+    context: Context, partition: Partition, offset: int, *, limit: int
+) -> RecordPage:
+    fetched = await read(context, partition, offset, _PAGE)
+    page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
+    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
+    return page
 
 
 def _gaps(partition: Partition) -> Sequence[OffsetGap]:

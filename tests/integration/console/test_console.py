@@ -159,6 +159,18 @@ def test_a_page_of_records_can_begin_at_a_keyword_and_have_any_length(
     assert "expected milliseconds" in console.get(page, params={"by": "timestamp", "at": "x"}).text
 
 
+def test_the_newest_page_of_large_records_ends_with_the_newest(console: Console) -> None:
+    topic = console.topic("large-records")
+    for _ in range(8):
+        console.produce(topic, {"value": "x" * 300_000})
+    page = f"/console/topics/{topic}/partitions/0/records"
+    newest = console.get(page).text
+    assert (newest.count("<summary"), 'id="record-7"' in newest) == (3, True)
+    assert "?at=0&amp;" in newest  # the page before may have fifty
+    one = console.get(page, params={"limit": 1}).text
+    assert (one.count("<summary"), 'id="record-7"' in one) == (1, True)
+
+
 def test_an_offset_out_of_range_is_an_error_next_to_the_form(
     browser: Chromium, console: Console, flights: str
 ) -> None:
