@@ -49,6 +49,7 @@ from hot_tier.durable_file import sync_folder, write_durably
 from hot_tier.log_folder import has_segments
 from record_format import checkpoint_files, sealed_json
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
+from record_format.medium import make_folders
 
 T = TypeVar("T")
 
@@ -103,8 +104,7 @@ class DataFolder:
         try:
             if not (path / "meta.properties").exists():
                 _check_not_nested(path)
-            path.mkdir(parents=True, exist_ok=True)
-            (path / "tierlog" / "manifests").mkdir(parents=True, exist_ok=True)
+            make_folders(path / "tierlog" / "manifests")
             self._lock_fd = _take_lock(path / ".lock")
         except OSError as error:
             raise unusable(path, error) from error

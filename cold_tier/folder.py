@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -59,7 +59,7 @@ from record_format.errors import (
     StoreUnavailable,
     eio_as,
 )
-from record_format.medium import sync_all
+from record_format.medium import make_folders, sync_all, sync_folder
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600
@@ -79,7 +79,7 @@ class FolderStore:
         if must_exist and not self._root.is_dir():
             raise ConfigurationError(f"store {self.url}: the folder does not exist")
         try:
-            self._temp.mkdir(parents=True, exist_ok=True)
+            make_folders(self._temp)
             _sweep(self._temp)
         except OSError as error:
             if error.errno not in _NO_PERMISSION or not self._root.is_dir():
@@ -265,7 +265,7 @@ class FolderStore:
     def _publish(self, temp: Path, path: Path, *, if_absent: bool, key: str) -> None:
         for _ in range(PUBLISH_ATTEMPTS):
             try:
-                self._make_folders(path.parent)
+                make_folders(path.parent, below=self._root)
                 if if_absent:
                     os.link(temp, path)
                 else:
@@ -279,7 +279,7 @@ class FolderStore:
             except (NotADirectoryError, IsADirectoryError):
                 raise InvalidKey(f"key {key!r}: one of its folders is an object") from None
             try:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
             except OSError as error:
                 if not if_absent:
                     raise
@@ -292,23 +292,6 @@ class FolderStore:
                 ) from error
             return
         raise StoreUnavailable(f"{key}: the folder is repeatedly deleted")
-
-    def _make_folders(self, folder: Path) -> None:
-        """Create missing folders. Each one's entry is durable before anything is put in it."""
-        if folder == self._root or folder.is_dir():
-            return
-        self._make_folders(folder.parent)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            if folder.is_file():  # if the folder was deleted meanwhile, the caller retries
-                raise NotADirectoryError(errno.ENOTDIR, "an object", str(folder)) from None
-        try:
-            _sync_folder(folder.parent)
-        except OSError:
-            with suppress(OSError):  # or the next put would find it, and not sync its entry
-                folder.rmdir()
-            raise
 
     def _remove_empty_folders(self, folder: Path) -> None:
         while folder != self._root:
@@ -324,7 +307,7 @@ class FolderStore:
         path = self._path(key)
         with self._counted("get", key):
             if path in self._unsynced:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
                 self._unsynced.discard(path)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -415,14 +398,6 @@ def _copy(source: FileIO, fd: int, *, size_bytes: int, pace: Callable[[int], Non
         _write_all(fd, piece)
         position += len(piece)
     return crc
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        sync_all(fd)
-    finally:
-        os.close(fd)
 
 
 def _sweep(temp: Path) -> None:

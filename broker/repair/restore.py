@@ -75,6 +75,7 @@ from record_format.errors import (
     InvalidConfig,
     MissingObject,
 )
+from record_format.medium import make_folders
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +145,7 @@ def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> Res
     with folder_lock(options.data_dir):
         _check_empty(options.data_dir)  # again: a broker may have used it until now
         unfinished = options.data_dir / RESTORING
-        unfinished.parent.mkdir(exist_ok=True)
+        make_folders(unfinished.parent)
         write_durably(unfinished, b"")
         (options.data_dir / "meta.properties").unlink(missing_ok=True)
         _clear(options.data_dir)
@@ -161,7 +162,7 @@ def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> Res
 
 
 def _check_empty(data_dir: Path) -> None:
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_folders(data_dir)
     found = {path.name for path in data_dir.iterdir()} - NOT_IN_THE_WAY
     ours = data_dir / "tierlog"
     begun = {path.name for path in ours.iterdir()} if ours.exists() else set()

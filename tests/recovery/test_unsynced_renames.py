@@ -6,6 +6,7 @@ import pytest
 
 from broker.data_folder import DataFolder
 from hot_tier.durable_file import REAL_DISK
+from record_format import medium
 from tests.fakes.lossy_disk import LossyDisk
 
 
@@ -44,3 +45,11 @@ def test_files_read_at_the_next_start_survive_a_power_failure(disk, tmp_path, na
         image = tmp_path / f"image-{seed}"
         disk.crash_into(image, Random(seed), of=tmp_path / "next")
         assert (image / name).read_bytes() == b"new", f"seed {seed}"
+
+
+def test_the_name_of_a_new_data_folder_survives_a_power_failure(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(medium, "sync_folder", synced.append)
+    data = tmp_path / "new" / "data"
+    DataFolder(data).close()
+    assert synced == [tmp_path, tmp_path / "new", data, data / "tierlog"]

@@ -31,11 +31,9 @@ def dev(
     from tierlog.cli.logs import configure_logs
 
     folder = data_dir.absolute()
-    bucket = folder / "bucket"
-    bucket.mkdir(parents=True, exist_ok=True)
     flags = {
         "data.dir": folder / "data",
-        "store": bucket.as_uri(),
+        "store": (folder / "bucket").as_uri(),
         "listen": f"127.0.0.1:{port}",
     }
     loaded = settings.load(flags, os.environ, None)

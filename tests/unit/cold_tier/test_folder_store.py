@@ -43,7 +43,6 @@ def test_an_object_appears_only_once_it_is_complete_and_synced(tmp_path, monkeyp
 
 
 def test_the_folders_of_a_new_object_are_synced(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path)
     synced = []
     real = os.fsync
 
@@ -54,9 +53,12 @@ def test_the_folders_of_a_new_object_are_synced(tmp_path, monkeypatch):
         real(fd)
 
     monkeypatch.setattr(os, "fsync", look)
+    store = FolderStore(tmp_path / "new" / "root")
+    root = tmp_path / "new" / "root"
+    assert synced == [(tmp_path, ["new"]), (root.parent, ["root"]), (root, [".tierlog-tmp"])]
+    synced.clear()
     store.put("a/b/k", b"body")
-    assert synced[-1] == (tmp_path / "a" / "b", ["k"])
-    assert {path for path, _ in synced} == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    assert synced == [(root, [".tierlog-tmp", "a"]), (root / "a", ["b"]), (root / "a/b", ["k"])]
 
 
 def test_a_failed_put_leaves_no_file(tmp_path, monkeypatch):
