@@ -4,7 +4,7 @@
 * Every write carries the CRC-32C of its bytes in a header, computed here (botocore[crt] is not
   needed).
 * A ranged response is accepted only if its Content-Range is the one that was requested.
-* `s3_object_reads` sends GETs and HEADs without boto3, which is the fallback.
+* `s3_ranged_get` receives ranges without boto3, which is the fallback.
 * Foreign exceptions are mapped only in `error_response_of` and `_raise_error`.
 
 Thread-safe: boto3's clients are.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from botocore.exceptions import BotoCoreError, FlexibleChecksumError
 from crc32c import crc32c as crc32c_of
@@ -54,8 +54,8 @@ from cold_tier.s3_multipart import (
     list_uploads,
     read_part,
 )
-from cold_tier.s3_object_reads import ErrorStatus, ObjectReads, ObjectResponse
 from cold_tier.s3_options import S3Options
+from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
 from cold_tier.s3_responses import check_range, checksum_of, member_of, response_time_ms
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
@@ -99,7 +99,7 @@ class S3Store:
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {self.url}: {error}") from error
         self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
-        self._reads = ObjectReads(
+        self._ranges = RangedGets(
             lambda operation, key: sign(operation, bucket, self.full_key(key)),
             options,
             endpoint=self._client.meta.endpoint_url,
@@ -112,7 +112,7 @@ class S3Store:
     def close(self) -> None:
         """Calls in progress end with their current request."""
         self._is_closed = True
-        self._reads.close()
+        self._ranges.close()
         self._client.close()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -231,11 +231,15 @@ class S3Store:
         check_key(key)
 
         def send() -> bytes:
-            with closing(self._open(key)) as response:
-                size_bytes, given = response.size_bytes, response.checksum
+            # By boto3: not every server refuses a signed URL from a clock that is ahead (0203).
+            response = self._client.get_object(**self._target(key), ChecksumMode="ENABLED")
+            with closing(response["Body"]) as stream:
+                size_bytes = member_of(response, "ContentLength", key=key)
                 if size_bytes > max_bytes:
                     raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
-                body = b"".join(self._counted(key, _pieces(response, None), size_bytes))
+                pieces = stream.iter_chunks(PIECE_BYTES)
+                body = b"".join(self._counted(key, pieces, size_bytes))
+            given = checksum_of(response)
             if given is not None and given.algorithm == "crc32c":
                 actual = f"{crc32c_of(body):08x}"
                 if actual != given.value:
@@ -251,41 +255,46 @@ class S3Store:
     ) -> Iterator[Piece]:
         assert 0 <= start < end
         check_key(key)
-        response = self._once("get", key, lambda: self._open(key, f"bytes={start}-{end - 1}"))
+        if not self._ranges.is_usable:
+            yield from self._range_by_boto3(key, start, end)
+            return
+        try:
+            response = self._once("get", key, lambda: self._ranges.open(key, start, end))
+        except UnsupportedResponse:
+            yield from self._range_by_boto3(key, start, end)
+            self._ranges.note_fallback()
+            return
         with closing(response):
             check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
             yield from self._counted(key, _pieces(response, into), end - start)
 
-    def _open(self, key: str, byte_range: str = "") -> GetResponse:
-        def directly() -> GetResponse:
-            return self._reads.open(key, byte_range)
+    def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        def send() -> Any:
+            return self._client.get_object(**self._target(key), Range=f"bytes={start}-{end - 1}")
 
-        def by_boto3() -> GetResponse:
-            mode: Any = {"Range": byte_range} if byte_range else {"ChecksumMode": "ENABLED"}
-            return Boto3Response(self._client.get_object(**self._target(key), **mode), key)
-
-        return self._read(directly, by_boto3)
-
-    def _read(self, directly: Callable[[], T], by_boto3: Callable[[], T]) -> T:
-        if self._reads.is_usable:
-            try:
-                return directly()
-            except UnsupportedResponse:
-                pass
-        found = by_boto3()
-        self._reads.note_fallback()
-        return found
+        response = self._once("get", key, send)
+        with closing(response["Body"]) as stream:
+            size_bytes = member_of(response, "ContentLength", key=key)
+            given = response.get("ContentRange", "")
+            check_range(given, size_bytes, start=start, end=end, key=key)
+            yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
 
     def head(self, key: str) -> ObjectStat | None:
         check_key(key)
-
-        def send() -> ObjectStat:
-            return self._read(lambda: self._reads.head(key), lambda: self._head_by_boto3(key))
-
         try:
-            return self._retry("head", key, send)
+            return self._retry("head", key, partial(self._head, key))
         except MissingObject:
             return None
+
+    def _head(self, key: str) -> ObjectStat:
+        if not self._ranges.is_usable:
+            return self._head_by_boto3(key)
+        try:
+            return self._ranges.head(key)
+        except UnsupportedResponse:
+            found = self._head_by_boto3(key)
+        self._ranges.note_fallback()
+        return found
 
     def _head_by_boto3(self, key: str) -> ObjectStat:
         response = self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
@@ -456,30 +465,7 @@ class S3Store:
             raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
 
 
-class Boto3Response:
-    """boto3's response to a GET, as `ObjectResponse` has it."""
-
-    def __init__(self, response: Any, key: str) -> None:
-        self._response, self._key = response, key
-        self.content_range = response.get("ContentRange", "")
-        self.checksum = checksum_of(response)
-
-    @property
-    def size_bytes(self) -> int:
-        return int(member_of(self._response, "ContentLength", key=self._key))
-
-    def pieces(self, _into: memoryview) -> Iterator[bytes]:
-        return iter(self._response["Body"].iter_chunks(PIECE_BYTES))
-
-    def close(self) -> None:
-        self._response["Body"].close()
-
-
-GetResponse: TypeAlias = ObjectResponse | Boto3Response
-
-
-def _pieces(response: GetResponse, into: memoryview | None) -> Iterator[Piece]:
+def _pieces(response: RangeResponse, into: memoryview | None) -> Iterator[Piece]:
     if into is not None:
         return response.pieces(into)
-    buffer = memoryview(bytearray(min(PIECE_BYTES, response.size_bytes)))
-    return (bytes(piece) for piece in response.pieces(buffer))
+    return (bytes(piece) for piece in response.pieces(memoryview(bytearray(PIECE_BYTES))))

@@ -34,8 +34,8 @@ from urllib3.exceptions import HTTPError
 
 from cold_tier.s3_connection import ConnectFailed
 from cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
-from cold_tier.s3_object_reads import Operation
 from cold_tier.s3_options import S3Options
+from cold_tier.s3_ranged_get import Operation
 from record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
         return _boto3_session(options).client("s3", endpoint_url=options.endpoint, config=config)
 
     def sign(operation: Operation, bucket: str, key: str) -> str:
-        target = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+        target = {"Bucket": bucket, "Key": key}
+        if operation == "head_object":
+            target["ChecksumMode"] = "ENABLED"
         return client().generate_presigned_url(operation, Params=target, ExpiresIn=URL_EXPIRES_S)
 
     return sign

@@ -34,8 +34,8 @@ class S3Options:
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 20.0
     """The longest a connection may be idle during a request, not the length of a transfer."""
-    get_timeout_s: float = 10.0
-    """The same for GETs and HEADs, for which a reader waits and which a retry may serve sooner."""
+    range_timeout_s: float = 10.0
+    """The same for ranged GETs, for which a reader waits and which a retry may serve sooner."""
     deadline_s: float = 60.0
     """For a write including its retries; each part of a large upload has its own."""
 

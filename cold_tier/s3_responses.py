@@ -55,26 +55,20 @@ def checksum_of(response: Any) -> Checksum | None:
     return None
 
 
-def described(headers: Mapping[str, str]) -> dict[str, str]:
-    """What `checksum_of` needs, of headers with names in lower case."""
-    return {
+def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
+    """What the headers of a HEAD's response, names in lower case, say of the object."""
+    described = {
         "ChecksumCRC32C": headers.get("x-amz-checksum-crc32c", ""),
-        "ChecksumType": headers.get("x-amz-checksum-type", ""),
+        "ChecksumType": headers.get("x-amz-checksum-type"),
         "ETag": headers.get("etag", ""),
         "ServerSideEncryption": headers.get("x-amz-server-side-encryption", "AES256"),
     }
-
-
-def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
-    """What the headers of a HEAD's response, names in lower case, say of the object."""
     try:
         size_bytes = int(headers["content-length"])
         modified = parsedate_to_datetime(headers["last-modified"])
     except (KeyError, ValueError) as error:
         raise UnsupportedResponse(f"it does not describe the object: {error}") from error
-    return ObjectStat(
-        key, size_bytes, checksum_of(described(headers)), int(modified.timestamp() * 1000)
-    )
+    return ObjectStat(key, size_bytes, checksum_of(described), int(modified.timestamp() * 1000))
 
 
 def member_of(response: Any, name: str, *, key: str) -> Any:

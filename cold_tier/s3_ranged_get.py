@@ -1,4 +1,4 @@
-"""GETs of S3 objects, received directly into the reader's buffer, and HEADs.
+"""Ranged GETs of S3 objects, received directly into the reader's buffer; and HEADs.
 
 * boto3 resolves the address and signs: a presigned URL, reused for a few minutes and never logged,
   since it grants access to the object. This module sends the request and receives the response,
@@ -27,11 +27,11 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cold_tier.object_store import Checksum, ObjectStat
+from cold_tier.object_store import ObjectStat
 from cold_tier.s3_connection import Connection, ResponseHead, UnsupportedResponse
 from cold_tier.s3_errors import ErrorResponse
 from cold_tier.s3_options import S3Options
-from cold_tier.s3_responses import checksum_of, described, stat_of
+from cold_tier.s3_responses import stat_of
 
 URL_REUSE_S: Final = 300.0  # a third of its validity
 URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD
@@ -78,8 +78,8 @@ class PresignedUrls:
             self._urls.pop((operation, key), None)
 
 
-class ObjectReads:
-    """GETs and HEADs over pooled connections.
+class RangedGets:
+    """GETs of byte ranges, and HEADs, over pooled connections.
 
     `sign` returns a presigned URL for an operation on a key; `ca_file` is the file or folder of
     trusted CAs.
@@ -103,24 +103,23 @@ class ObjectReads:
         """False if the endpoint is behind a proxy, or after consecutive fallbacks to boto3."""
         return self._fallbacks < FALLBACKS_MAX and not self._is_proxied
 
-    def open(self, key: str, byte_range: str = "") -> ObjectResponse:
-        """Request an object, or a range of it in HTTP's form, and receive the response's head.
+    def open(self, key: str, start: int, end: int) -> RangeResponse:
+        """Request bytes [start, end) and receive the response's head.
 
         Raises UnsupportedResponse, ErrorStatus, OSError.
         """
-        header = f"Range: {byte_range}\r\n" if byte_range else ""
-        connection, head = self._exchange("get_object", key, header)
+        connection, head = self._exchange("get_object", key, f"Range: bytes={start}-{end - 1}")
         try:
             if head.status not in {200, 206}:
                 raise _error(connection, head)
-            return ObjectResponse(self, connection, head)
+            return RangeResponse(self, connection, head)
         except BaseException:
             connection.close()
             raise
 
     def head(self, key: str) -> ObjectStat:
         """Raises as `open` does."""
-        connection, head = self._exchange("head_object", key)
+        connection, head = self._exchange("head_object", key, "x-amz-checksum-mode: ENABLED")
         try:
             found = stat_of(key, head.headers) if head.status == HTTPStatus.OK else None
         except UnsupportedResponse:
@@ -149,7 +148,7 @@ class ObjectReads:
             self._idle.pop().close()
 
     def _exchange(
-        self, operation: Operation, key: str, header: str = ""
+        self, operation: Operation, key: str, header: str
     ) -> tuple[Connection, ResponseHead]:
         while True:
             url, is_new = self._urls.get(operation, key)
@@ -191,7 +190,7 @@ class ObjectReads:
                 origin,
                 lambda: self._ssl_context,
                 connect_timeout_s=options.connect_timeout_s,
-                read_timeout_s=options.get_timeout_s,
+                read_timeout_s=options.range_timeout_s,
             )
         except ssl.SSLCertVerificationError as error:
             raise UnsupportedResponse(f"its certificate is not trusted: {error}") from error
@@ -203,17 +202,17 @@ class ObjectReads:
         return ssl.create_default_context(cafile=self._ca_file)
 
 
-class ObjectResponse:
+class RangeResponse:
     """A successful response whose body is still to be received. Close it in any case."""
 
-    def __init__(self, reads: ObjectReads, connection: Connection, head: ResponseHead) -> None:
-        self._reads, self._connection, self._is_complete = reads, connection, False
-        self.size_bytes, self._head = head.size_bytes, head
-        self.content_range = head.headers.get("content-range", "")
+    def __init__(self, gets: RangedGets, connection: Connection, head: ResponseHead) -> None:
+        self._gets, self._connection, self._is_complete = gets, connection, False
+        self.size_bytes = head.size_bytes
+        self._head = head
 
     @property
-    def checksum(self) -> Checksum | None:
-        return checksum_of(described(self._head.headers))
+    def content_range(self) -> str:
+        return self._head.headers.get("content-range", "")
 
     def pieces(self, into: memoryview) -> Iterator[memoryview]:
         """The body in pieces, each a view of `into` that the next one overwrites."""
@@ -222,19 +221,18 @@ class ObjectResponse:
 
     def close(self) -> None:
         if self._is_complete:
-            self._reads.release(self._connection, self._head)
+            self._gets.release(self._connection, self._head)
         else:
             self._connection.close()
 
 
 def _request(url: str, operation: Operation, header: str) -> tuple[str, bytes]:
-    """Where to send it, and the request. `header` is a line, or empty."""
+    """Where to send it, and the request."""
     parts = urlsplit(url)
     method = "GET" if operation == "get_object" else "HEAD"
     head = (
         f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"{header}x-amz-checksum-mode: ENABLED\r\nAccept-Encoding: identity\r\n"
-        "User-Agent: tierlog\r\n\r\n"
+        f"{header}\r\nAccept-Encoding: identity\r\nUser-Agent: tierlog\r\n\r\n"
     )
     return f"{parts.scheme}://{parts.netloc}", head.encode()
 
