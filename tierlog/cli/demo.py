@@ -13,8 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,12 +133,12 @@ def _run_steps(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -
         options = {**stage.spark_options, "server": stage.server}
         session = _started_spark(stage, options)
         _check_spark(session, options, expected, stage, "both tiers")
-        with _step("offload the rest, stop the broker"):
-            left = client.offload(TOPIC, wait_ms=60_000)
-            _require(left.remaining_segments == 0, f"{left.remaining_segments} segments remain")
-            assert stage.broker is not None
-            code = stage.broker.stop()
-            _require(code == 0, f"the broker exited with {code}")
+        _step("offload the rest, stop the broker")
+        left = client.offload(TOPIC, wait_ms=60_000)
+        _require(left.remaining_segments == 0, f"{left.remaining_segments} segments remain")
+        assert stage.broker is not None
+        code = stage.broker.stop()
+        _require(code == 0, f"the broker exited with {code}")
         options = {**stage.spark_options, "tier": "cold"}
         _check_spark(session, options, expected, stage, "the bucket alone, no broker")
     _stop_spark(stage)
@@ -153,16 +152,16 @@ def _start(stage: Stage, port: int) -> None:
     from tierlog.demo import processes
     from tierlog.demo.spark import StartingSession
 
-    with _step("start an S3 server (moto), a broker and Spark, a process each"):
-        # Spark and the compiler start in the background.
-        stage.spark = StartingSession(stage.folder / "spark.log")
-        stage.kernel = processes.start_compiling(stage.folder, stage.environment)
-        s3_port = processes.free_port()
-        stage.endpoint = f"http://127.0.0.1:{s3_port}"
-        stage.s3_server = processes.start_s3_server(stage.folder, stage.environment, port=s3_port)
-        processes.create_bucket(stage.endpoint, BUCKET)
-        stage.server = f"http://127.0.0.1:{processes.free_port(port)}"
-        _start_broker(stage)
+    _step("start an S3 server (moto), a broker and Spark, a process each")
+    # Spark and the compiler start in the background.
+    stage.spark = StartingSession(stage.folder / "spark.log")
+    stage.kernel = processes.start_compiling(stage.folder, stage.environment)
+    s3_port = processes.free_port()
+    stage.endpoint = f"http://127.0.0.1:{s3_port}"
+    stage.s3_server = processes.start_s3_server(stage.folder, stage.environment, port=s3_port)
+    processes.create_bucket(stage.endpoint, BUCKET)
+    stage.server = f"http://127.0.0.1:{processes.free_port(port)}"
+    _start_broker(stage)
 
 
 def _start_broker(stage: Stage) -> None:
@@ -202,11 +201,11 @@ def _produce(client: Client, flights: Any, stage: Stage) -> None:
 
 
 def _wait_until_cold(client: Client, stage: Stage) -> None:
-    with _step("wait until rolled segments are in the bucket and deleted locally"):
-        deadline = time.monotonic() + OFFLOAD_TIMEOUT_S
-        while not _is_settled(topic := client.describe_topic(TOPIC)):
-            _require(time.monotonic() < deadline, "segments were not offloaded in time")
-            time.sleep(0.2)
+    _step("wait until rolled segments are in the bucket and deleted locally")
+    deadline = time.monotonic() + OFFLOAD_TIMEOUT_S
+    while not _is_settled(topic := client.describe_topic(TOPIC)):
+        _require(time.monotonic() < deadline, "segments were not offloaded in time")
+        time.sleep(0.2)
     hot = sum(one.hot_bytes for one in topic.partitions)
     cold = sum(one.cold_bytes for one in topic.partitions)
     print_table("", _TIER_COLUMNS, [_tier_row(client, one) for one in topic.partitions])
@@ -297,13 +296,13 @@ def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
 
     silence_interrupts()
     began = time.monotonic()
-    with _step("wait for Spark, and for its Python workers to start: a query over three records"):
-        assert stage.kernel is not None
-        assert stage.spark is not None
-        code = stage.kernel.wait()
-        _require(code == 0, f"the Arrow kernel could not be compiled, exit code {code}")
-        session = stage.spark.get()
-        warm_up(session, options, PARTITIONS)
+    _step("wait for Spark, and for its Python workers to start: a query over three records")
+    assert stage.kernel is not None
+    assert stage.spark is not None
+    code = stage.kernel.wait()
+    _require(code == 0, f"the Arrow kernel could not be compiled, exit code {code}")
+    session = stage.spark.get()
+    warm_up(session, options, PARTITIONS)
     _print(f"  {time.monotonic() - began:.1f} s")
     return session
 
@@ -318,8 +317,8 @@ def _check_spark(
     from tierlog.demo.spark import delays_by_carrier
 
     began = time.monotonic()
-    with _step(f"Spark over {where}"):
-        found = delays_by_carrier(session, options)
+    _step(f"Spark over {where}")
+    found = delays_by_carrier(session, options)
     seconds = time.monotonic() - began
     rows = [
         (
@@ -353,8 +352,8 @@ def _summary(stage: Stage) -> None:
 
 
 def _leave_running(stage: Stage) -> None:
-    with _step("start the broker again"):
-        _start_broker(stage)
+    _step("start the broker again")
+    _start_broker(stage)
     assert stage.broker is not None
     assert stage.s3_server is not None
     server = shlex.quote(stage.server)
@@ -374,10 +373,8 @@ def _leave_running(stage: Stage) -> None:
 # --- around the steps -----------------------------------------------------------------------------
 
 
-@contextmanager
-def _step(what: str) -> Iterator[None]:
+def _step(what: str) -> None:
     _print(f"- {what}")
-    yield
 
 
 def _print(text: str) -> None:
