@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tierlog import errors
     from tierlog.client import (
         AsyncClient,
+        AsyncProducer,
         Batching,
         Client,
         ConsumedRecord,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         Limits,
         NewRecord,
         OffsetCommit,
+        Producer,
+        RecordMetadata,
         RetryPolicy,
     )
 
@@ -34,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncProducer",
     "Batching",
     "Client",
     "ConsumedRecord",
@@ -41,6 +45,8 @@ __all__ = [
     "Limits",
     "NewRecord",
     "OffsetCommit",
+    "Producer",
+    "RecordMetadata",
     "RetryPolicy",
     "__version__",
     "errors",
