@@ -47,14 +47,14 @@ class BucketOptions:
         return None if store is None else cls(store=store, endpoint=endpoint, region=region)
 
     @property
-    def flags(self) -> str:
-        """As typed on a command line."""
+    def flags(self) -> list[str]:
+        """As arguments of a command line."""
         given = {
             "--store": self.store,
             "--s3-endpoint": self.endpoint,
             "--s3-region": self.region,
         }
-        return " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+        return [part for flag, value in given.items() if value for part in (flag, value)]
 
     def open(self, policy: RetryPolicy | None = None) -> ObjectStore:
         """Open the store, by default with a broker's retries. Raises ConfigurationError if there is

@@ -7,6 +7,7 @@ the bucket alone. `restore` creates a new folder.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -178,7 +179,8 @@ def restore(
     if unreadable:
         note("before serving: bring back the unreadable objects, and restore into a new folder")
     elif not output.is_json:
-        note(f"tierlog serve --data-dir {data_dir} {bucket.flags} continues from there")
+        command = ("tierlog", "serve", "--data-dir", str(data_dir), *bucket.flags)
+        note(f"{shlex.join(command)} continues from there")
     if damaged:
         places = ", ".join(damaged)
         note(f"damaged: {places}: serve once, stop, `storage repair --deep` on {data_dir}")

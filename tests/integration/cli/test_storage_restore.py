@@ -175,6 +175,9 @@ def test_a_lost_data_folder_is_restored_and_served(root):
     assert [(one["topic"], one["end_offset"]) for one in report["partitions"]] == [("t", 3)]
     again = offline.run("storage", "restore", *flags)
     assert b"is not empty" in again.stderr
+    spaced = flags_for(root, data_dir="new disk")
+    next_step = offline.run("storage", "restore", *spaced, "--output", "text").stderr.decode()
+    assert f"tierlog serve --data-dir '{root}/new disk' --store " in next_step
     with Served(root, "new") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\n"
         assert json.loads(run.ok("produce", "t", stdin=b"four\n"))["records"] == 1
