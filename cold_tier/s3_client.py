@@ -173,7 +173,7 @@ def _client_error_response(response: Any) -> ErrorResponse:
     headers = metadata.get("HTTPHeaders", {})
     status = metadata.get("HTTPStatusCode", 0)
     code, detail = error.get("Code", ""), error.get("Message", "")
-    if not code and "location" in headers:
+    if code in {"", str(status)} and "location" in headers:
         return ErrorResponse(0, "redirected", headers["location"])
     region = headers.get("x-amz-bucket-region") or error.get("Region") or ""
     return ErrorResponse(status, code or str(status), detail or f"HTTP status {status}", region)

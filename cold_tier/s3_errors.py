@@ -52,6 +52,7 @@ _BY_CODE = {
     "XAmzContentSHA256Mismatch": Fault.CHECKSUM,
     "SlowDown": Fault.REFUSED,
     "Throttling": Fault.REFUSED,
+    "ThrottlingException": Fault.REFUSED,
     "KMS.ThrottlingException": Fault.REFUSED,
     "TemporaryRedirect": Fault.REFUSED,  # a new bucket's DNS name has not propagated yet
     "TooManyRequests": Fault.REFUSED,

@@ -495,6 +495,24 @@ def test_a_store_that_ignores_start_after_is_reported():
             store.list("k/", start_after="k/2", limit=2)
 
 
+def test_a_list_is_complete_or_an_error():
+    """Also if a page is empty, or the store says that there is more, but not where."""
+    page = b"<ListBucketResult><IsTruncated>%b</IsTruncated>%b</ListBucketResult>"
+    token = b"<NextContinuationToken>t</NextContinuationToken>"
+    key = b"<Contents><Key>pre/fix/k</Key><Size>1</Size>"
+    key += b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+    empty, last = Reply(200, body=page % (b"true", token)), Reply(200, body=page % (b"false", key))
+    with s3(empty, last) as (store, requests):
+        assert [stat.key for stat in store.list("", limit=9)] == ["k"]
+        assert "continuation-token=t" in requests[1][1]
+    for stuck in (empty, Reply(200, body=page % (b"true", key))):
+        with (
+            s3(stuck) as (store, _),
+            pytest.raises(StoreUnavailable, match="truncated but has no continuation token"),
+        ):
+            store.list("", limit=9)
+
+
 def test_authorities_that_do_not_exist_are_a_configuration_error(tmp_path, monkeypatch):
     missing = str(tmp_path / "ca.pem")
     with pytest.raises(ConfigurationError, match=rf"no file of certificate authorities {missing}"):

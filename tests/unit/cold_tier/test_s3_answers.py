@@ -30,6 +30,12 @@ REFUSED = {
     "no bucket": (Reply(404, "NoSuchBucket"), "there is no such bucket"),
     "no S3 server": (Reply(404), "no S3 server at this endpoint"),
     "plain HTTP to a TLS port": (Reply(400, body=b"HTTPS, please"), "may need https"),
+    "the clock": (Reply(400, "RequestTimeTooSkewed"), "this machine's clock differs too much"),
+    "an encryption key": (Reply(400, "KMS.DisabledException"), "KMS.DisabledException"),
+    "the way to HTTPS": (
+        Reply(302, headers={"Location": "https://store.example/"}),
+        "the endpoint redirects to https://store.example/",
+    ),
     "another region": (
         Reply(301, "PermanentRedirect", headers={"x-amz-bucket-region": "eu-west-9"}),
         "the bucket is in another region (eu-west-9)",
@@ -40,10 +46,18 @@ REFUSED = {
 NOT_DONE = {
     "throttled": (Reply(503, "SlowDown"), "503 SlowDown"),
     "throttled without XML": (Reply(429), "429"),
+    "throttled by the key's service": (Reply(400, "ThrottlingException"), "ThrottlingException"),
+    "too new a bucket": (
+        Reply(307, "TemporaryRedirect", headers={"Location": "http://127.0.0.1:1/"}),
+        "307 TemporaryRedirect",
+    ),
     "conflict": (Reply(409, "ConditionalRequestConflict"), "409 ConditionalRequestConflict"),
     "half a body": (Reply(400, "IncompleteBody"), "400 IncompleteBody"),
 }
 """Nothing was done: also a create may be sent again."""
+
+NOT_DONE_WITH_200 = {"throttled with 200": (Reply(200, "SlowDown"), "SlowDown")}
+"""The same, for requests whose response is not an object's bytes."""
 
 UNKNOWN = {
     "failed": (Reply(500, "InternalError"), "500 InternalError"),
@@ -78,9 +92,12 @@ CALLS = {
     "abort": lambda store, _: store.abort_upload(IncompleteUpload("k", "u", 0)),
     "get": lambda store, _: store.get("k", max_bytes=100),
     "range": lambda store, _: read_range(store, "k", 0, 10),
+    "head": lambda store, _: store.head("k"),
     "list": lambda store, _: store.list("", limit=1),
     "delete": lambda store, _: store.delete(["k", "l"]),
 }
+
+SAYING_WHY = [call for call in CALLS if call != "head"]
 
 _STARTED = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
 GOOD = {"start upload": Reply(200, body=_STARTED), "part": Reply(200, headers={"ETag": '"e"'})}
@@ -120,25 +137,26 @@ def outcome(call, tmp_path):
             yield outcome_of
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", SAYING_WHY)
 def test_what_an_operator_must_mend_is_named(outcome):
-    assert type(outcome(Reply(403, "RequestTimeTooSkewed"))[0]) is ClockSkewTooLarge
     for answer, (reply, text) in REFUSED.items():
         error, _ = outcome(reply)
-        assert type(error) is ConfigurationError, (answer, error)
+        kind = ClockSkewTooLarge if answer == "the clock" else ConfigurationError
+        assert type(error) is kind, (answer, error)
         assert text in str(error), (answer, error)
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_request_that_did_nothing_is_sent_again(outcome):
-    for answer, (reply, text) in NOT_DONE.items():
+@pytest.mark.parametrize("call", SAYING_WHY)
+def test_a_request_that_did_nothing_is_sent_again(call, outcome):
+    answers = NOT_DONE if call in {"get", "range"} else NOT_DONE | NOT_DONE_WITH_200
+    for answer, (reply, text) in answers.items():
         error, requests = outcome(reply)
         assert type(error) is StoreUnavailable, (answer, error)
         assert text in str(error), (answer, error)
         assert requests >= 2, answer
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", SAYING_WHY)
 def test_only_a_create_that_may_have_succeeded_is_not_sent_again(call, outcome):
     answers = UNKNOWN if call in {"get", "range"} else UNKNOWN | UNKNOWN_WITH_200
     for answer, (reply, text) in answers.items():
@@ -146,6 +164,22 @@ def test_only_a_create_that_may_have_succeeded_is_not_sent_again(call, outcome):
         assert type(error) is (OutcomeUnknownError if call == "create" else StoreUnavailable)
         assert text in str(error), (answer, error)
         assert (requests == 1) is (call == "create"), answer
+
+
+HEAD = {
+    ConfigurationError: (301, 302, 400, 403, 405, 501),
+    StoreUnavailable: (408, 409, 429, 500, 503, 504),
+}
+
+
+@pytest.mark.parametrize("call", ["head"])
+def test_a_head_has_only_a_status(outcome):
+    for kind, statuses in HEAD.items():
+        for status in statuses:
+            error, requests = outcome(Reply(status))
+            assert type(error) is kind, (status, error)
+            assert f"{status}" in str(error)
+            assert requests >= 2 or kind is ConfigurationError
 
 
 @pytest.mark.parametrize("call", ["put", "create", "list", "start upload", "part"])
