@@ -21,7 +21,7 @@ from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSAC
 from hot_tier.index_builder import IndexBuilder
 from hot_tier.index_columns import Entry, IndexColumns
 from hot_tier.log_config import LogConfig
-from hot_tier.pending_write import PendingWrite, RecordStats, RollLimits
+from hot_tier.pending_write import PendingWrite, RollLimits
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
 from record_format.batch import NO_TIMESTAMP
 from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
@@ -146,11 +146,10 @@ class ActiveSegment:
 
     def begin_write(self) -> PendingWrite:
         """An empty plan for the next write to the segment as it is now."""
-        segment = self.segment
         return PendingWrite(
-            segment.end,
+            self.segment,
             builder=self._new_builder(),
-            stats=RecordStats(self.first_timestamp, segment.min_timestamp, segment.record_count),
+            first_timestamp=self.first_timestamp,
             limits=self._limits(),
         )
 

@@ -27,6 +27,7 @@ from hot_tier.file_names import LOG
 from hot_tier.log_reader import aborted_transactions, with_index_rebuild
 from hot_tier.log_state import LogState
 from hot_tier.open_files import FileReader
+from hot_tier.producer_state import Producer
 from hot_tier.reaper import Reaper
 from hot_tier.roll import disk_error
 from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
@@ -52,13 +53,6 @@ from record_format.errors import (
     eio_as,
 )
 from record_format.index_layouts import AbortedTxn
-
-
-class LastRecord(NamedTuple):
-    """A producer's last data batch; `offset` None if only a marker of its epoch is known."""
-
-    offset: int | None
-    epoch: int
 
 
 class CleanedRound(NamedTuple):
@@ -103,7 +97,7 @@ class Cleaner:
             state.clock(), state.config.delete_retention_ms, may_drop=hooks.may_forget
         )
         self._transactions = CleanedTransactions()
-        self._last_records: dict[int, LastRecord] = {}
+        self._producers: dict[int, Producer] = {}
 
     def run(self, cleanable: Cleanable) -> CleanedRound:
         """Clean up to `cleanable.end_offset`, or as far as the table reaches.
@@ -217,7 +211,7 @@ class Cleaner:
         self, group: tuple[Segment, ...], cleaned: CleanedSegment, *, upper_bound: int
     ) -> None:
         with self._state.lock:
-            self._last_records = _last_records(self._state)
+            self._producers = {one.producer_id: one for one in self._state.producers}
         changed = self._clean_into(cleaned, group, upper_bound=upper_bound)
         aborted, self._transactions.kept = self._transactions.kept, []
         if not changed and len(group) == 1:
@@ -277,18 +271,9 @@ class Cleaner:
         )
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
-        last = self._last_records.get(header.producer_id) if header.producer_id >= 0 else None
-        if last is None:
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
             return False
-        if last.offset is not None:
-            return header.last_offset == last.offset
-        return header.is_control and header.producer_epoch == last.epoch
-
-
-def _last_records(state: LogState) -> dict[int, LastRecord]:
-    return {
-        producer.producer_id: LastRecord(
-            producer.batches[-1].last_offset if producer.batches else None, producer.epoch
-        )
-        for producer in state.producers
-    }
+        if producer.batches:
+            return header.last_offset == producer.batches[-1].last_offset
+        return header.is_control and header.producer_epoch == producer.epoch

@@ -12,17 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hot_tier.index_builder import IndexBuilder
-from hot_tier.segment import SegmentEnd
+from hot_tier.segment import Segment, SegmentEnd
 from record_format.batch import BatchHeader, Buffer
 from record_format.index_layouts import MAX_RELATIVE_OFFSET
-
-
-class RecordStats(NamedTuple):
-    """Statistics of a segment's records; None if part of the segment was never read."""
-
-    first_timestamp: int | None
-    min_timestamp: int | None
-    record_count: int | None
 
 
 class RollLimits(NamedTuple):
@@ -50,11 +42,17 @@ class PendingWrite:
     )
 
     def __init__(
-        self, start: SegmentEnd, *, builder: IndexBuilder, stats: RecordStats, limits: RollLimits
+        self,
+        segment: Segment,
+        *,
+        builder: IndexBuilder,
+        first_timestamp: int | None,
+        limits: RollLimits,
     ) -> None:
-        self.start = self.end = start
-        self.builder, self._limits = builder, limits
-        self.first_timestamp, self.min_timestamp, self.record_count = stats
+        """`first_timestamp`: of the segment's first batch; None if that was never read."""
+        self.start = self.end = segment.end
+        self.builder, self._limits, self.first_timestamp = builder, limits, first_timestamp
+        self.min_timestamp, self.record_count = segment.min_timestamp, segment.record_count
         self.buffers: list[Buffer] = []
 
     def must_roll(

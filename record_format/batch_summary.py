@@ -35,7 +35,7 @@ class BatchSummary(NamedTuple):
     has_transactions: bool
 
 
-Describe = Callable[[Buffer, int], BatchSummary | None]
+Summarize = Callable[[Buffer, int], BatchSummary | None]
 
 
 def summarize_plain(body: Buffer, next_offset: int) -> BatchSummary | None:
@@ -74,11 +74,11 @@ def min_timestamp_of_batches(body: Buffer, headers: list[BatchHeader]) -> int | 
     return min((one for one in found if one is not None), default=None)
 
 
-_in_use: Final[list[Describe]] = [summarize_plain]
+_in_use: Final[list[Summarize]] = [summarize_plain]
 
 
-def use(describe: Describe) -> None:
-    _in_use[0] = describe
+def use(summarize: Summarize) -> None:
+    _in_use[0] = summarize
 
 
 def summarize_batches(body: Buffer, *, next_offset: int) -> BatchSummary | None:

@@ -42,7 +42,7 @@ START, END, CRC, TO_EXPAND = range(4)
 
 
 @compiled(types.UniTuple(_I64, 10)(READ_ONLY, _I64, _TABLE, _TABLE))
-def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def]
+def _summarize(data, next_offset, table, columns):  # type: ignore[no-untyped-def]
     """(valid, batches, end, next offset, records, has gap, has transactions, minimum timestamp,
     maximum timestamp, minimum is known); fills `table`.
     """
@@ -98,7 +98,7 @@ def _describe(data, next_offset, table, columns):  # type: ignore[no-untyped-def
 def summarize_native(body: Buffer, next_offset: int) -> BatchSummary | None:
     """`batch_summary.summarize_plain`, compiled."""
     table = np.empty((len(body) // HEADER_SIZE, 4), np.int64)
-    found = _describe(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
+    found = _summarize(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
     valid, count, size_bytes, end_offset, records, gap, txns, least, greatest, known = found
     if not valid or not _crcs_match(body, table[:count]):
         return summarize_plain(body, next_offset)

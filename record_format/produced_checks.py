@@ -35,10 +35,9 @@ from record_format.errors import (
     RequestTooLarge,
     TooManyRecords,
 )
-from record_format.record_walk import Walk, WalkRequest, walk
+from record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
 
 KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
-_I64_MAX: Final = 2**63 - 1
 
 
 class ProduceLimits(NamedTuple):
@@ -49,8 +48,8 @@ class ProduceLimits(NamedTuple):
     max_message_bytes: int
     now_ms: int
     timestamp_type: int = CREATE_TIME
-    before_max_ms: int = _I64_MAX
-    after_max_ms: int = _I64_MAX
+    before_max_ms: int = I64_MAX
+    after_max_ms: int = I64_MAX
     max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES
     max_records: int = 2**31 - 1
     require_keys: bool = False

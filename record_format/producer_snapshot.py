@@ -10,8 +10,8 @@ Rules that keep it honest:
 
 * Formatting what was parsed gives the same bytes: the order of producers is preserved.
 * The count is checked against the file size before any entry is read.
-* As in Kafka, the format stores only a producer's newest batch: after a restart, only duplicates of
-  that one are recognized.
+* The format stores only a producer's newest batch: the earlier ones, whose duplicates have to be
+  recognized too, come from the log.
 """
 
 from __future__ import annotations
