@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from operator import index
@@ -21,11 +21,10 @@ import pyarrow as pa
 from record_format.arrow_columns import COLUMNS, SCHEMA
 from spark_reader.option_table import is_kafka_option
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import NAMES, ReadOptions, parse_options, wants_headers
-from spark_reader.plan import Split
+from spark_reader.options import NAMES, parse_options, wants_headers
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLossPolicy, Warn, log_to_stderr
-from spark_reader.split_reader import ReadRequest, read_split
+from spark_reader.ranges import log_to_stderr
+from spark_reader.split_reader import SplitReader
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 
@@ -70,7 +69,9 @@ def read_arrow(
     warn = on_data_loss or log_to_stderr
     splits = Planner(parsed, report=_ignore, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
-    return pa.RecordBatchReader.from_batches(schema, _batches(splits, parsed, wanted, warn))
+    reader = SplitReader(parsed, wanted, warn=warn)
+    batches = (batch for split in splits for batch in reader.read(split))
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _texts(
@@ -122,15 +123,6 @@ def _time(name: str, value: datetime) -> str:
     if value.utcoffset() is None:
         raise InvalidOption(f"option {name}: {value} needs a UTC offset, as in tzinfo=UTC")
     return value.isoformat()
-
-
-def _batches(
-    splits: Sequence[Split], options: ReadOptions, columns: tuple[str, ...], warn: Warn
-) -> Iterator[pa.RecordBatch]:
-    request = ReadRequest(access=options.access, columns=columns, isolation=options.isolation)
-    loss = DataLossPolicy(options.fail_on_data_loss, warn)
-    for split in splits:
-        yield from read_split(split, request, loss)
 
 
 def _ignore(_: str) -> None:

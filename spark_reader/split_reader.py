@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -28,10 +27,10 @@ from record_format.errors import (
     UnknownTopicOrPartition,
 )
 from record_format.row_filter import RowFilter
-from spark_reader.access import Access, Connections
-from spark_reader.options import Isolation
+from spark_reader.access import Connections
+from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS, Split
-from spark_reader.ranges import DataLossPolicy, report_if_lost
+from spark_reader.ranges import DataLossPolicy, Warn, log_to_stderr, report_if_lost
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -52,52 +51,118 @@ class Piece(NamedTuple):
     start_offset: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadRequest:
-    """What all splits of a run have in common; sent to the executors."""
+class SplitReader:
+    """Reads the splits of a run: their rows in these columns that pass the filter."""
 
-    access: Access
-    columns: tuple[str, ...]
-    row_filter: RowFilter = NO_FILTERS.row_filter
-    isolation: Isolation = "read_uncommitted"
+    def __init__(
+        self,
+        options: ReadOptions,
+        columns: tuple[str, ...],
+        *,
+        row_filter: RowFilter = NO_FILTERS.row_filter,
+        warn: Warn = log_to_stderr,
+    ) -> None:
+        self._connections, self._isolation = Connections(options.access), options.isolation
+        self._columns, self._row_filter = columns, row_filter
+        self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
+    def read(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's
+        errors.
+        """
+        start_offset = max(self._row_filter.start_offset, split.start_offset)
+        decoder, reached = self._decoder(split, start_offset), split.start_offset
+        largest = max((piece.ref.size_bytes for piece in split.chunks), default=0)
+        # Returned after decoding, not after fetching: the last piece is still being decoded then.
+        with _buffer_pool.pair(largest) as buffers:
+            source = self._cold(split, buffers) if split.is_cold else self._tail(split)
+            with closing(one_ahead(source)) as pieces:
+                for piece in pieces:
+                    if piece.start_offset > start_offset:
+                        start_offset = piece.start_offset
+                        decoder = self._decoder(split, start_offset)
+                    yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+                    reached = max(reached, decoder.reached_offset)
+        if not split.is_cold:
+            self._check_end(split, reached)
 
-def read_split(
-    split: Split, request: ReadRequest, loss: DataLossPolicy
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's."""
-    start_offset = max(request.row_filter.start_offset, split.start_offset)
-    decoder, reached = _decoder(split, request, start_offset), split.start_offset
-    largest = max((piece.ref.size_bytes for piece in split.chunks), default=0)
-    # Returned after decoding, not after fetching: the last piece is still being decoded then.
-    with _buffer_pool.pair(largest) as buffers:
-        source = (
-            _cold(split, request, loss, buffers) if split.is_cold else _tail(split, request, loss)
+    def _decoder(self, split: Split, start_offset: int) -> ArrowDecoder:
+        end_offset = min(self._row_filter.end_offset, split.end_offset)
+        return ArrowDecoder(
+            DecodeRequest(
+                split.topic,
+                split.partition,
+                columns=self._columns,
+                row_filter=self._row_filter._replace(
+                    start_offset=start_offset, end_offset=end_offset
+                ),
+                aborted=split.aborted,
+            )
         )
-        with closing(one_ahead(source)) as pieces:
-            for piece in pieces:
-                if piece.start_offset > start_offset:
-                    start_offset = piece.start_offset
-                    decoder = _decoder(split, request, start_offset)
-                yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
-                reached = max(reached, decoder.reached_offset)
-    if not split.is_cold:
-        _check_end(split, request, loss, reached=reached)
 
+    def _cold(self, split: Split, buffers: list[memoryview]) -> Iterator[Piece]:
+        """One of the two buffers is decoded while the other is filled."""
+        store = self._connections.store
+        for chunk, _ in split.chunks:
+            try:
+                data = read_chunk(store, chunk, buffer=buffers[0])
+            except MissingObject as error:
+                self._loss.report(f"{split.topic}-{split.partition}: {error}")
+                continue
+            yield Piece(data, store.full_key(chunk.log_key), chunk.position)
+            buffers.reverse()
 
-def _decoder(split: Split, request: ReadRequest, start_offset: int) -> ArrowDecoder:
-    row_filter = request.row_filter._replace(
-        start_offset=start_offset, end_offset=min(request.row_filter.end_offset, split.end_offset)
-    )
-    return ArrowDecoder(
-        DecodeRequest(
-            split.topic,
-            split.partition,
-            columns=request.columns,
-            row_filter=row_filter,
-            aborted=split.aborted,
-        )
-    )
+    def _tail(self, split: Split) -> Iterator[Piece]:
+        broker = self._connections.broker_over_restarts()  # it answered to the plan
+        name = f"{split.topic}-{split.partition}"
+        offset, left_bytes, log_start_offset = split.start_offset, split.size_bytes, 0
+        while offset < split.end_offset:
+            max_bytes = tail_bytes(split, offset, left_bytes=left_bytes)
+            limits = Limits(max_bytes=max_bytes, isolation=self._isolation)
+            try:
+                found = broker.fetch_batches(
+                    split.topic, split.partition, offset=offset, limits=limits
+                )
+            except OffsetTrimmed as error:
+                self._loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
+                offset = log_start_offset = error.log_start_offset
+                continue
+            except OffsetOutOfRange as error:
+                end = error.high_watermark
+                self._loss.report(f"{name}: ends at {end} now, before offset {split.end_offset}")
+                return
+            except UnknownTopicOrPartition as error:
+                self._loss.report(
+                    f"{name}: offsets {offset} to {split.end_offset} are gone: {error}"
+                )
+                return
+            if found.topic_id != split.topic_id:
+                self._loss.report(
+                    f"{name}: offsets {offset} to {split.end_offset} are gone: "
+                    f"topic {split.topic!r} was deleted and re-created"
+                )
+                return
+            if found.next_offset <= offset:
+                self._loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
+                return
+            if found.batches:
+                where = f"{name} at the broker, from offset {offset}"
+                yield Piece(found.batches, where, 0, log_start_offset)
+            offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
+
+    def _check_end(self, split: Split, reached: int) -> None:
+        """Report loss if the split ends inside a gap: there was a restore since the plan, or after
+        the manifest version that the plan was made from. `reached`: after the split's last batch.
+        """
+        is_filtered = split.end_offset == self._row_filter.end_offset  # the log may never end there
+        if reached >= split.end_offset or is_filtered:
+            return
+        broker = self._connections.broker_over_restarts()
+        with suppress(UnknownManifestVersion, UnknownTopicOrPartition):
+            gaps = broker.manifest(split.topic, split.partition, from_offset=split.end_offset).gaps
+            report_if_lost(
+                f"{split.topic}-{split.partition}", reached, split.end_offset, gaps, loss=self._loss
+            )
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -110,21 +175,6 @@ def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
 
 
 _END: Any = object()
-
-
-def _cold(
-    split: Split, request: ReadRequest, loss: DataLossPolicy, buffers: list[memoryview]
-) -> Iterator[Piece]:
-    """One of the two buffers is decoded while the other is filled."""
-    store = Connections(request.access).store
-    for chunk, _ in split.chunks:
-        try:
-            data = read_chunk(store, chunk, buffer=buffers[0])
-        except MissingObject as error:
-            loss.report(f"{split.topic}-{split.partition}: {error}")
-            continue
-        yield Piece(data, store.full_key(chunk.log_key), chunk.position)
-        buffers.reverse()
 
 
 class _BufferPool:
@@ -149,56 +199,6 @@ class _BufferPool:
 
 
 _buffer_pool: Final = _BufferPool()
-
-
-def _tail(split: Split, request: ReadRequest, loss: DataLossPolicy) -> Iterator[Piece]:
-    broker = Connections(request.access).broker_over_restarts()  # it answered to the plan
-    name = f"{split.topic}-{split.partition}"
-    offset, left_bytes, log_start_offset = split.start_offset, split.size_bytes, 0
-    while offset < split.end_offset:
-        max_bytes = tail_bytes(split, offset, left_bytes=left_bytes)
-        limits = Limits(max_bytes=max_bytes, isolation=request.isolation)
-        try:
-            found = broker.fetch_batches(split.topic, split.partition, offset=offset, limits=limits)
-        except OffsetTrimmed as error:
-            loss.report(f"{name}: offsets {offset} to {error.log_start_offset} are gone")
-            offset = log_start_offset = error.log_start_offset
-            continue
-        except OffsetOutOfRange as error:
-            end = error.high_watermark
-            loss.report(f"{name}: ends at {end} now, before offset {split.end_offset}")
-            return
-        except UnknownTopicOrPartition as error:
-            loss.report(f"{name}: offsets {offset} to {split.end_offset} are gone: {error}")
-            return
-        if found.topic_id != split.topic_id:
-            loss.report(
-                f"{name}: offsets {offset} to {split.end_offset} are gone: "
-                f"topic {split.topic!r} was deleted and re-created"
-            )
-            return
-        if found.next_offset <= offset:
-            loss.report(f"{name}: ends at {offset} now, before offset {split.end_offset}")
-            return
-        if found.batches:
-            where = f"{name} at the broker, from offset {offset}"
-            yield Piece(found.batches, where, 0, log_start_offset)
-        offset, left_bytes = found.next_offset, left_bytes - len(found.batches)
-
-
-def _check_end(split: Split, request: ReadRequest, loss: DataLossPolicy, *, reached: int) -> None:
-    """Report loss if the split ends inside a gap: there was a restore since the plan, or after the
-    manifest version that the plan was made from. `reached`: after the last batch in the split.
-    """
-    is_filtered = split.end_offset == request.row_filter.end_offset  # the log may never end there
-    if reached >= split.end_offset or is_filtered:
-        return
-    broker = Connections(request.access).broker_over_restarts()
-    with suppress(UnknownManifestVersion, UnknownTopicOrPartition):
-        gaps = broker.manifest(split.topic, split.partition, from_offset=split.end_offset).gaps
-        report_if_lost(
-            f"{split.topic}-{split.partition}", reached, split.end_offset, gaps, loss=loss
-        )
 
 
 def tail_bytes(split: Split, offset: int, *, left_bytes: int) -> int:

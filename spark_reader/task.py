@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS, Filters
-from spark_reader.ranges import DataLossPolicy, log_to_stderr
 from spark_reader.source_partition import SplitPartition
-from spark_reader.split_reader import ReadRequest, read_split
+from spark_reader.split_reader import SplitReader
 
 
 def read_partition(
@@ -25,15 +24,9 @@ def read_partition(
     filters: Filters = NO_FILTERS,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a task's splits."""
-    request = ReadRequest(
-        access=options.access,
-        columns=columns,
-        row_filter=filters.row_filter,
-        isolation=options.isolation,
-    )
-    loss = DataLossPolicy(options.fail_on_data_loss, log_to_stderr)
+    reader = SplitReader(options, columns, row_filter=filters.row_filter)
     for split in partition.splits:
-        yield from read_split(split, request, loss)
+        yield from reader.read(split)
         _freeze_once()
 
 

@@ -19,8 +19,8 @@ from spark_reader.catalog import Catalog
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss, DataLossPolicy
-from spark_reader.split_reader import ReadRequest, read_split
+from spark_reader.ranges import DataLoss
+from spark_reader.split_reader import SplitReader
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.kafka_folder import KafkaFolder
@@ -41,13 +41,10 @@ class Run:
         self.lost.clear()
 
     def rows(self):
-        request = ReadRequest(
-            access=self.options.access, columns=COLUMNS, isolation=self.options.isolation
-        )
-        loss = DataLossPolicy(self.options.fail_on_data_loss, self.lost.append)
+        reader = SplitReader(self.options, COLUMNS, warn=self.lost.append)
         found = {}
         for split in self.splits:
-            for batch in read_split(split, request, loss):
+            for batch in reader.read(split):
                 for row in batch.to_pylist():
                     at = round(row["timestamp"].timestamp() * 1000)
                     record = (row["offset"], at, row["key"], row["value"])

@@ -25,8 +25,8 @@ from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss, DataLossPolicy
-from spark_reader.split_reader import ReadRequest, _cold, read_split
+from spark_reader.ranges import DataLoss
+from spark_reader.split_reader import SplitReader
 from tests.fakes.bucket import (
     FIXTURES,
     NOW_MS,
@@ -59,18 +59,13 @@ class Read:
         self.reports, self.warnings = [], []
         planner = Planner(options, report=self.reports.append, warn=self.warnings.append)
         self.splits = pickle.loads(pickle.dumps(planner.batch(filters)))
-        request = ReadRequest(
-            access=options.access,
-            columns=columns,
+        reader = SplitReader(
+            pickle.loads(pickle.dumps(options)),
+            columns,
             row_filter=filters.row_filter,
-            isolation=options.isolation,
+            warn=self.warnings.append,
         )
-        loss = DataLossPolicy(options.fail_on_data_loss, self.warnings.append)
-        batches = [
-            batch
-            for split in self.splits
-            for batch in read_split(split, pickle.loads(pickle.dumps(request)), loss)
-        ]
+        batches = [batch for split in self.splits for batch in reader.read(split)]
         self.rows = [row for batch in batches for row in batch.to_pylist()]
 
     def offsets(self, partition=0):
@@ -378,14 +373,16 @@ def test_a_chunk_is_not_overwritten_while_it_is_decoded(tmp_path):
     """Buffers alternate, even if a chunk is missing."""
     url = f"file://{tmp_path}"
     put_topic(open_store(url), "many", {0: "many-segments-0"})
-    options = parse_options({"store": url, "tier": "cold", "subscribe": "many"}, streaming=False)
+    given = {"store": url, "tier": "cold", "subscribe": "many", "failOnDataLoss": "false"}
+    options = parse_options(given, streaming=False)
     (split,) = Planner(options, report=[].append, warn=[].append).batch()
     keys = [piece.ref.log_key for piece in split.chunks]
     gone = next(key for key in keys if key != keys[0] and keys.count(key) % 2)
     (tmp_path / gone).unlink()
-    request, lost = ReadRequest(access=options.access, columns=COLUMNS), []
+    lost = []
+    reader = SplitReader(options, COLUMNS, warn=lost.append)
     buffers = [memoryview(bytearray(1 << 20)) for _ in range(2)]
-    pieces = _cold(split, request, DataLossPolicy(False, lost.append), buffers)
+    pieces = reader._cold(split, buffers)
     before = b""
     for number in range(keys.index(gone)):
         decoded = next(pieces)
