@@ -88,7 +88,7 @@ class Catalog:
         """Every chosen partition. Raises InvalidOption if options name others."""
         chosen = self._topics.chosen()
         self._topics.check_named(chosen)
-        return self._facts(chosen)
+        return parallel_map(lambda pair: self._partition(*pair), chosen)
 
     def partitions_of_stream(self, begun: StreamOffsets | None) -> list[PartitionFacts]:
         """The same for a running stream, for which the starting options no longer matter.
@@ -96,15 +96,12 @@ class Catalog:
         Topics that it has read may be gone; if `begun` is None, any may be. A partition of which it
         has read what is in the bucket needs only the topic description: a stream polls very often.
         """
-        choice = self._options.choice
-        if begun is None:
-            may_be_gone = choice.topics or choice.partitions or ()
-            return self._facts(self._topics.chosen(may_be_gone=may_be_gone))
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:
             topic, partition = pair
-            described = _described(topic, partition)
-            next_offset = begun.next_offset(topic.topic_id, (topic.name, partition))
+            described, next_offset = _described(topic, partition), None
+            if begun is not None:
+                next_offset = begun.next_offset(topic.topic_id, (topic.name, partition))
             if described is None or next_offset is None or next_offset < described.cold_end_offset:
                 return self._partition(topic, partition)
             if self._is_committed and next_offset < described.end_offset:
@@ -112,7 +109,8 @@ class Catalog:
                 return replace(described, end_offset=min(described.end_offset, stable))
             return described  # no gap follows
 
-        return parallel_map(look, self._topics.chosen(may_be_gone=begun.topic_ids))
+        may_be_gone = self._options.choice.named if begun is None else begun.topic_ids
+        return parallel_map(look, self._topics.chosen(may_be_gone=may_be_gone))
 
     def described_partitions_of_stream(self, begun: StreamOffsets) -> list[PartitionFacts] | None:
         """The same by the topic descriptions alone, which do not tell gaps and open transactions;
@@ -121,9 +119,6 @@ class Catalog:
         chosen = self._topics.chosen(may_be_gone=begun.topic_ids)
         found = [facts for pair in chosen if (facts := _described(*pair)) is not None]
         return found if len(found) == len(chosen) else None
-
-    def _facts(self, chosen: list[tuple[TopicFacts, int]]) -> list[PartitionFacts]:
-        return parallel_map(lambda pair: self._partition(*pair), chosen)
 
     def _partition(self, topic: TopicFacts, partition: int) -> PartitionFacts:
         manifest, is_pinned = None, False

@@ -24,10 +24,15 @@ TYPES: dict[str, DataType] = {
     "topic": StringType(),
     "partition": IntegerType(),
     "offset": LongType(),
-    "timestamp": TimestampType(),
+    "timestamp": TimestampType(),  # an instant, whatever `spark.sql.timestampType` is
     "timestampType": IntegerType(),
     "headers": ArrayType(_HEADER),
 }
+
+
+def schema(*, with_headers: bool) -> StructType:
+    names = TYPES if with_headers else tuple(TYPES)[:-1]
+    return StructType([StructField(name, TYPES[name]) for name in names])
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:

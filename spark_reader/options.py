@@ -7,7 +7,7 @@ and partitions that they name with those that exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -31,6 +31,10 @@ class TopicChoice:
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
     partitions: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def named(self) -> Collection[str]:
+        return self.topics or self.partitions or ()
 
 
 @dataclass(frozen=True, kw_only=True)

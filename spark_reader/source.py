@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
     from spark_reader.s3a import S3ASettings
 
-# `timestamp` alone would depend on `spark.sql.timestampType`; Kafka's source has an instant.
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, "
-    "timestamp timestamp_ltz, timestampType int"
-)
-HEADERS = ", headers array<struct<key: string, value: binary>>"
-
 
 class TierlogSource(DataSource):  # type: ignore[misc]
     s3a: ClassVar[S3ASettings | None] = None
@@ -44,10 +37,11 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         """Without the options, some of which are secrets."""
         return "tierlog"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
+        from spark_reader.columns import schema
         from spark_reader.options import wants_headers
 
-        return SCHEMA + (HEADERS if wants_headers(self.options) else "")
+        return schema(with_headers=wants_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_reader.batch_source import TierlogReader

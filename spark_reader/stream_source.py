@@ -130,8 +130,8 @@ class TierlogStreamReader(
 
     def _named(self, begun: StreamOffsets) -> dict[str, str]:
         """The ids of topics that options name, which are kept if the topic is gone."""
-        choice, ids = self._options.choice, begun.topic_ids
-        return {name: ids[name] for name in choice.topics or choice.partitions or () if name in ids}
+        ids = begun.topic_ids
+        return {name: ids[name] for name in self._options.choice.named if name in ids}
 
     def _backlogs(self, facts: Facts, begun: StreamOffsets) -> list[Backlog]:
         return [
@@ -233,12 +233,6 @@ class TierlogStreamReader(
         from spark_reader.task import read_partition
 
         return read_partition(partition, self._options, self._columns)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: retention does not depend on readers."""
-
-    def stop(self) -> None:
-        self._facts = {}
 
     # --- the state of the log ---------------------------------------------------------------------
 

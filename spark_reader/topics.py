@@ -58,7 +58,7 @@ class Topics:
             names = [name for name in self._names() if choice.pattern.fullmatch(name)]
             may_be_gone = names  # they may be deleted since they were listed; no option names them
         else:
-            names = list(choice.topics or choice.partitions or ())
+            names = list(choice.named)
 
         def look(name: str) -> TopicFacts | None:
             try:
