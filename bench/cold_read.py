@@ -45,6 +45,7 @@ from bench.wire import percentile
 from cold_tier.open import open_store
 from cold_tier.prefetch import WINDOW_MAX
 from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
+from cold_tier.s3_options import S3Options
 from record_format.batch import parse_header
 
 ROUNDS: Final = 3
@@ -281,9 +282,10 @@ def _fetches(
 ) -> tuple[list[float], float]:
     """Milliseconds of each fetch of a chunk, one after another, and the share of hedged ones."""
     hedging, taken = Hedging(), []
+    url = f"s3://{s3.BUCKET}"
     with (
         SlowProxy(bucket, delay_s) as proxy,
-        closing(open_store(f"s3://{s3.BUCKET}", endpoint=proxy.bucket.endpoint)) as store,
+        closing(open_store(url, S3Options(endpoint=proxy.bucket.endpoint))) as store,
         closing(RangedReader(store, hedging=hedging)) as reader,
         tempfile.TemporaryDirectory() as folder,
     ):

@@ -26,6 +26,7 @@ from bench import s3
 from bench.report import Report, Target
 from bench.s3 import Bucket
 from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from manifest import transitions
 from manifest.keys import PartitionKeys
 from manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
@@ -73,7 +74,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 
 
 def _manifests(bucket: Bucket) -> ManifestStore:
-    store = open_store(f"s3://{s3.BUCKET}/bench", endpoint=bucket.endpoint)
+    store = open_store(f"s3://{s3.BUCKET}/bench", S3Options(endpoint=bucket.endpoint))
     return ManifestStore(store, KEYS, StoreOptions(clock=lambda: time.time_ns() // 1_000_000))
 
 

@@ -29,6 +29,7 @@ from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
 from cold_tier.open import open_store
+from cold_tier.s3_options import S3Options
 from cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from record_format import native
 from record_format.batch import parse_header, stamp
@@ -62,7 +63,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
     )
     with s3.versitygw(folder) as bucket:
         client: Any = s3.client(bucket)
-        store = open_store(f"s3://{s3.BUCKET}/bench", endpoint=bucket.endpoint)
+        store = open_store(f"s3://{s3.BUCKET}/bench", S3Options(endpoint=bucket.endpoint))
         for batch_bytes, name in BATCHES.items():
             files = _write(folder / name.replace(" ", ""), batch_bytes)
             uploader = SegmentUploader(

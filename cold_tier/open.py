@@ -1,6 +1,6 @@
 """Opens a store by its URL: the one place that knows all kinds of stores.
 
-s3://bucket/prefix      S3 or a compatible service; needs `endpoint` unless it is AWS
+s3://bucket/prefix      S3 or a compatible service; needs an endpoint unless it is AWS
 file:///folder          a local folder
 memory://name           memory of this process
 """
@@ -8,7 +8,6 @@ memory://name           memory of this process
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
@@ -26,21 +25,15 @@ def open_store(
     url: str,
     options: S3Options | None = None,
     *,
-    endpoint: str | None = None,
-    region: str | None = None,
     must_exist: bool = False,
     policy: RetryPolicy | None = None,
 ) -> ObjectStore:
-    """Open a store. No request is sent yet. `options`, `endpoint` and `region` are for `s3://`.
+    """Open a store. No request is sent yet. `options` are for `s3://`.
 
-    `endpoint` and `region` override those of `options`. `must_exist` keeps a folder from being
-    created, for callers that only read. `policy` replaces the retry policy of an S3 store, which by
-    default is a broker's and gives up soon. Raises SettingsError for a URL of another kind.
+    `must_exist` keeps a folder from being created, for callers that only read. `policy` replaces
+    the retry policy of an S3 store, which by default is a broker's and gives up soon. Raises
+    SettingsError for a URL of another kind.
     """
-    options = options or S3Options()
-    options = replace(
-        options, endpoint=endpoint or options.endpoint, region=region or options.region
-    )
     try:
         parts = urlsplit(url)
     except ValueError as error:  # not shown: it may quote secrets
@@ -52,7 +45,7 @@ def open_store(
     if parts.scheme == "s3":
         if not parts.netloc:
             raise SettingsError(f"store {url}: the URL has no bucket; write s3://bucket/prefix")
-        return _open_s3(parts.netloc, parts.path.strip("/"), options, policy)
+        return _open_s3(parts.netloc, parts.path.strip("/"), options or S3Options(), policy)
     if parts.scheme == "file":
         return _open_folder(parts, url=url, must_exist=must_exist)
     if parts.scheme == "memory":

@@ -70,9 +70,6 @@ class FileParts(NamedTuple):
     def size_of(self, index: int) -> int:
         return min(self.part_bytes, self.size_bytes - index * self.part_bytes)
 
-    def read_into(self, buffer: bytearray, index: int) -> None:
-        read_part(self.path, index * self.part_bytes, buffer)
-
 
 class _Part(NamedTuple):
     etag: str
@@ -202,7 +199,7 @@ class MultipartUpload:
         if pace is not None and stored is None:
             pace(parts.size_of(index))
         body = self._buffer(parts.size_of(index))
-        parts.read_into(body, index)
+        read_part(parts.path, index * parts.part_bytes, body)
         checksum = encode_crc32c(crc32c_of(body))
         if stored is not None and stored.checksum == checksum:
             return {"PartNumber": index + 1, "ETag": stored.etag, "ChecksumCRC32C": checksum}

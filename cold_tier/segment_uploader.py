@@ -208,43 +208,31 @@ class SegmentUploader:
         self._verify(stat, size_bytes=len(bundle.body), crc32c=bundle.crc32c)
 
     def _verify(self, stat: ObjectStat, *, size_bytes: int, crc32c: int) -> None:
-        verify_object(
-            self._store,
-            stat,
-            size_bytes=size_bytes,
-            crc32c=crc32c,
-            read_back_whole=self._read_back_whole,
-        )
+        """Raise StoreUnavailable unless the store holds exactly these bytes.
 
-
-def verify_object(
-    store: ObjectStore,
-    stat: ObjectStat,
-    *,
-    size_bytes: int,
-    crc32c: int,
-    read_back_whole: bool,
-) -> None:
-    """Raise StoreUnavailable unless the store holds exactly these bytes.
-
-    The store's own CRC-32C is accepted if the store is trusted to compute it. Any other checksum
-    (an ETag that may be an MD5) is not, and the object is read back.
-    """
-    if stat.size_bytes != size_bytes:
-        raise StoreUnavailable(f"{stat.key}: stored with {stat.size_bytes} of {size_bytes} bytes")
-    given = stat.checksum
-    if given is not None and given.algorithm == "crc32c" and not read_back_whole:
-        if given != crc32c_checksum(crc32c):
+        The store's own CRC-32C is accepted if the store is trusted to compute it. Any other
+        checksum (an ETag that may be an MD5) is not, and the object is read back.
+        """
+        if stat.size_bytes != size_bytes:
             raise StoreUnavailable(
-                f"{stat.key}: stored with CRC-32C {given.value}, not {crc32c:08x}"
+                f"{stat.key}: stored with {stat.size_bytes} of {size_bytes} bytes"
             )
-        return
-    actual = 0
-    for start in range(0, size_bytes, READ_BACK_BYTES):
-        end = min(start + READ_BACK_BYTES, size_bytes)
-        actual = store.read_policy.run(partial(_extend_crc, store, stat.key, start, end, actual))
-    if actual != crc32c:
-        raise StoreUnavailable(f"{stat.key}: read back with CRC-32C {actual:08x}, not {crc32c:08x}")
+        given = stat.checksum
+        if given is not None and given.algorithm == "crc32c" and not self._read_back_whole:
+            if given != crc32c_checksum(crc32c):
+                raise StoreUnavailable(
+                    f"{stat.key}: stored with CRC-32C {given.value}, not {crc32c:08x}"
+                )
+            return
+        actual = 0
+        for start in range(0, size_bytes, READ_BACK_BYTES):
+            end = min(start + READ_BACK_BYTES, size_bytes)
+            extend = partial(_extend_crc, self._store, stat.key, start, end, actual)
+            actual = self._store.read_policy.run(extend)
+        if actual != crc32c:
+            raise StoreUnavailable(
+                f"{stat.key}: read back with CRC-32C {actual:08x}, not {crc32c:08x}"
+            )
 
 
 def _extend_crc(store: ObjectStore, key: str, start: int, end: int, crc: int) -> int:

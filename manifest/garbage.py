@@ -62,9 +62,6 @@ class GarbagePolicy(NamedTuple):
     limit: int = 10_000
 
 
-DEFAULT_POLICY = GarbagePolicy()
-
-
 class GarbagePlan(NamedTuple):
     """What one round deletes. `forget`: the keys that the manifest then no longer lists."""
 
@@ -98,11 +95,6 @@ def expired_versions(
             yield stat.version
 
 
-def nothing_uploading(_base_offset: int) -> bool:
-    """An `IsUploading` for callers that upload nothing."""
-    return False
-
-
 def orphans(
     stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsReferenced
 ) -> Iterator[str]:
@@ -119,9 +111,9 @@ class Collector:
         self,
         manifests: ManifestStore,
         pins: Pins,
-        policy: GarbagePolicy = DEFAULT_POLICY,
+        policy: GarbagePolicy,
         *,
-        is_uploading: IsUploading = nothing_uploading,
+        is_uploading: IsUploading = lambda _: False,
     ) -> None:
         self._manifests = manifests
         self._pins = pins

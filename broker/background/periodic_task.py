@@ -5,7 +5,7 @@
   because the logs still need maintenance.
 * A repeated failure is logged once, and so is the recovery from it. With `interval_max_s`, the
   interval doubles with each failure, up to that.
-* `wake` starts the next round at once; `stop` waits for the round in progress.
+* `wake` starts the next round at once.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class PeriodicTask:
     def wake(self) -> None:
         self._woken.set()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Returns whether the thread ended in time."""
+    def stop(self, timeout_s: float) -> None:
+        """Let the round in progress be the last, and wait for it."""
         self._stopping.set()
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     def _loop(self) -> None:
         while not self._stopping.is_set():

@@ -37,11 +37,6 @@ class _Problem(NamedTuple):
     detail: object
 
 
-def unchanged(entry: SegmentEntry) -> SegmentEntry:
-    """For a check without a bucket."""
-    return entry
-
-
 def check_local(
     partition: Partition,
     manifest: Manifest | None,
@@ -49,7 +44,7 @@ def check_local(
     *,
     deep: bool,
     find_hole: FindHole,
-    in_force: InForce = unchanged,
+    in_force: InForce = lambda entry: entry,
 ) -> Findings:
     """Check against `manifest` and `entries`, as they were read from the bucket."""
     found = Findings(partition.number)

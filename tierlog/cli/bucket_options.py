@@ -61,14 +61,10 @@ class BucketOptions:
         no such bucket.
         """
         from cold_tier.open import open_store
+        from cold_tier.s3_options import S3Options
 
-        return open_store(
-            self.store,
-            endpoint=self.endpoint,
-            region=self.region,
-            must_exist=True,
-            policy=policy,
-        )
+        options = S3Options(endpoint=self.endpoint or None, region=self.region or None)
+        return open_store(self.store, options, must_exist=True, policy=policy)
 
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:

@@ -433,7 +433,7 @@ def test_a_store_that_may_not_list_uploads_has_none():
 
 
 def test_missing_credentials_are_a_configuration_error(no_credentials):
-    store = open_store("s3://b/p", endpoint="http://127.0.0.1:1", region="us-east-1")
+    store = open_store("s3://b/p", S3Options(endpoint="http://127.0.0.1:1", region="us-east-1"))
     with pytest.raises(ConfigurationError, match="no credentials found"):
         store.head("k")
     store.close()

@@ -155,7 +155,9 @@ def test_an_upload_in_progress_is_never_aborted() -> None:
     abandoned = PlainUpload(entry(200).log_key, bucket.clock())
     bucket.store.uploads = [in_progress, abandoned]
     bucket.clock.now_ms += DAY_MS
-    bucket.collector = Collector(bucket.manifests, bucket.pins, is_uploading={100}.__contains__)
+    bucket.collector = Collector(
+        bucket.manifests, bucket.pins, GarbagePolicy(), is_uploading={100}.__contains__
+    )
     bucket.collect()
     assert bucket.store.uploads == [in_progress]
 
