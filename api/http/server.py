@@ -13,25 +13,29 @@ import logging
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 import structlog
 import uvicorn
+from httptools import HttpParserError
 
 from api.http import problems
 from api.http.context import Context
 from api.http.dispatch import TierlogApp, TruncatedResponse
+from api.http.responses import Response
 from api.http.settings import HttpSettings
 from api.protocol.immediate import ImmediateProtocol
 from api.protocol.limited_protocol import ConnectionLimits
 from api.protocol.send_scheduler import SendScheduler
 from api.protocol.tls_server import TlsServer
 from api.protocol.zerocopy import encode_head
-from record_format.errors import RequestError, Throttled
+from record_format.errors import RequestError, Throttled, TierlogError
 from record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
@@ -82,9 +86,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _is_not_logged_yet(record: logging.LogRecord) -> bool:
     """Filter uvicorn's log: it logs every exception of the application, including a
-    TruncatedResponse, which `dispatch` has already logged.
+    TruncatedResponse, which `dispatch` has logged, and what is not a request without its reason,
+    which `_error_response` logs.
     """
-    return record.exc_info is None or not isinstance(record.exc_info[1], TruncatedResponse)
+    error = sys.exception() if record.exc_info is None else record.exc_info[1]
+    return not isinstance(error, TruncatedResponse | HttpParserError)
 
 
 class _Server(uvicorn.Server):
@@ -233,7 +239,7 @@ def _protocol(app: TierlogApp, threads: ThreadPoolExecutor) -> type[ImmediatePro
         drain_max_bytes=8 * settings.body_max_bytes,
         drain_timeout_s=settings.body_idle_timeout_ms / 1000,
         busy_app=_busy(app),
-        error_response=_error_response,
+        error_response=partial(_error_response, app.context),
     )
     bound = {
         "limits": limits,
@@ -244,35 +250,37 @@ def _protocol(app: TierlogApp, threads: ThreadPoolExecutor) -> type[ImmediatePro
     return type("BoundProtocol", (ImmediateProtocol,), bound)
 
 
-def _busy(app: Any) -> Any:
+def _busy(app: TierlogApp) -> Any:
     """The application above the limit of connections: only health is served, the rest gets 429."""
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] in _HEALTH_PATHS:
             await app(scope, receive, send)
             return
-        problem = problems.to_problem(Throttled("too many connections"), request_id="")
-        body = problem.body()
-        headers = _connection_headers(problem, body)
-        await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        status, headers, body = _last_response(app.context, Throttled("too many connections"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     return busy
 
 
-def _error_response(error: RequestError) -> bytes:
+def _error_response(context: Context, error: RequestError) -> bytes:
     """The complete response to bytes that are not a request."""
-    problem = problems.to_problem(error, request_id="")
-    body = problem.body()
+    log.warning("not a request", error=str(error))
+    status, headers, body = _last_response(context, error)
     date = (b"date", formatdate(usegmt=True).encode())  # uvicorn adds it to all others
-    return encode_head(problem.status, [date, *_connection_headers(problem, body)]) + body
+    return encode_head(status, [date, *headers]) + body
 
 
-def _connection_headers(problem: problems.Problem, body: bytes) -> problems.HeaderList:
-    """The headers of a problem that ends its connection and does not go through `dispatch`."""
-    return [
+def _last_response(context: Context, error: TierlogError) -> Response:
+    """A problem that ends its connection and does not go through `dispatch`."""
+    problem = problems.to_problem(error, request_id="")
+    context.metrics.errors.labels(problem.code).inc()
+    body = problem.body()
+    headers = [
         *problem.headers,
         (b"x-request-id", secrets.token_hex(8).encode()),
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
     ]
+    return Response(problem.status, headers, body)

@@ -13,6 +13,7 @@ from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
 from broker.task_failures import TASKS
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
+from tests.integration.http.test_wire import exchange
 
 FOREIGN = ("process_", "python_")  # the client library's own
 
@@ -135,6 +136,19 @@ def test_problems_are_counted_by_code(api: Api) -> None:
     before = value(api, "tierlog_http_errors_total", code="unknown-topic")
     problem(api.get("/v1/topics/nowhere"), 404, "unknown-topic")
     assert value(api, "tierlog_http_errors_total", code="unknown-topic") == before + 1
+
+
+def test_what_is_not_a_request_is_counted_and_logged_with_its_reason(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = value(api, "tierlog_http_errors_total", code="invalid-request")
+    with capture_logs() as lines:
+        assert b" 400 " in exchange(api, b"BREW /pot HTTP/1.1\r\n\r\n")
+    assert value(api, "tierlog_http_errors_total", code="invalid-request") == before + 1
+    assert [line["error"] for line in lines if line["event"] == "not a request"] == [
+        "malformed request: Invalid method encountered"
+    ]
+    assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
 
 
 def test_offload_lag_is_what_is_not_in_the_bucket_yet(api: Api) -> None:
