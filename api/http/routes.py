@@ -199,7 +199,9 @@ def _produce(path: str, *, to_partition: bool) -> Call:
 
 
 _TAILING: Final = (
-    "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins."
+    "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins. There is "
+    "no id until the first event: whoever reconnects before it starts at `offset` again, and "
+    "`latest` leaves out what was appended meanwhile."
 )
 _TAILING_ALL: Final = (
     " Refused while a partition is damaged or lost: follow the others one by one, or with `POST "

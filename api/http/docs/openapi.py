@@ -83,7 +83,7 @@ NOT_STORED: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 _REQUEST_ID: Final = {"X-Request-Id": "names the request in the log"}
 COMMON_HEADERS: Final[Mapping[str, str]] = {
     **_REQUEST_ID,
-    "Server-Timing": "milliseconds in total, in the broker, and of encoding",
+    "Server-Timing": "milliseconds in total, in the broker, in the bucket, and of encoding",
 }
 _BOUNDS: Final[Mapping[str, str]] = {
     "Log-Start-Offset": "the earliest offset that can be read",
