@@ -27,7 +27,7 @@ async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
     `bodies.received_body` does.
     """
     media_types.content_type(exchange.header(b"content-type"), accepted=(media_types.JSON,))
-    encoding = bodies.encoding_of(exchange)
+    encoding = media_types.content_encoding(exchange.header(b"content-encoding"))
     limit = context.settings.control_body_max_bytes
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
@@ -42,7 +42,7 @@ async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
 
 async def no_body(context: Context, exchange: Exchange) -> None:
     """Check that a POST without parameters has no body, or an object without members."""
-    encoding = bodies.encoding_of(exchange)
+    encoding = media_types.content_encoding(exchange.header(b"content-encoding"))
     limit = context.settings.control_body_max_bytes
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit

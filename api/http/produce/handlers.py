@@ -58,7 +58,7 @@ async def _produce(
     context: Context, exchange: Exchange, *, partition: Partition | None
 ) -> Response:
     request = read_head(context, exchange, partition)
-    encoding = bodies.encoding_of(exchange)
+    encoding = media_types.content_encoding(exchange.header(b"content-encoding"))
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
         appends = await context.compute(
             _work_bytes(request, body, encoding),

@@ -22,7 +22,6 @@ import zstandard
 
 from api.http.exchange import Exchange
 from api.http.http_errors import StalledBody
-from api.http.request import media_types
 from api.http.settings import HttpSettings
 from api.protocol.body_receiver import DirectBody
 from api.protocol.errors import ClientDisconnected
@@ -34,7 +33,6 @@ from record_format.errors import (
     TooManyOpenFiles,
 )
 
-ENCODINGS: Final = ("gzip", "zstd")
 # The least remainder of a body that is received directly: less has usually arrived already.
 _DIRECT_MIN_BYTES: Final = 32 << 10
 # An uninitialized bytearray: to zero 64 MiB blocks the event loop for tens of milliseconds. It is
@@ -208,12 +206,6 @@ class _Pace:
 
     def stalled(self) -> StalledBody:
         return StalledBody(f"no byte of the body arrived for {self.idle_s:g} s")
-
-
-def encoding_of(exchange: Exchange) -> str:
-    """The Content-Encoding, or an empty string. Raises UnsupportedMediaType."""
-    found = media_types.content_encodings(exchange.header(b"content-encoding"), accepted=ENCODINGS)
-    return found[0] if found else ""
 
 
 def expand(body: bytes | bytearray, encoding: str, *, max_bytes: int) -> bytes | bytearray:

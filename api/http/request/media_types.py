@@ -17,6 +17,7 @@ NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 EVENTS: Final = "text/event-stream"
+ENCODINGS: Final = ("gzip", "zstd")
 _TEXT: Final = (JSON, NDJSON)
 
 # RFC 9110, 5.6.4; may hold "," and ";". Ends with the header if it is not closed: looking for the
@@ -103,16 +104,15 @@ def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
     return 0.0
 
 
-def content_encodings(header: str | None, *, accepted: Sequence[str]) -> list[str]:
-    """The content codings in the order in which they were applied, without `identity`."""
+def content_encoding(header: str | None) -> str:
+    """One of ENCODINGS, or an empty string. Raises UnsupportedMediaType."""
     names = [name.strip().lower() for name in (header or "").split(",")]
     names = ["gzip" if name == "x-gzip" else name for name in names if name not in ("", "identity")]
-    for name in names:
-        if name not in accepted:
-            raise UnsupportedMediaType(
-                f"Content-Encoding {name[:64]!r} is not supported; send one of `accepted`",
-                accepted=accepted,
-            )
-    if len(names) > 1:
-        raise UnsupportedMediaType("only one Content-Encoding is supported", accepted=accepted)
-    return names
+    if not names:
+        return ""
+    if len(names) == 1 and names[0] in ENCODINGS:
+        return names[0]
+    raise UnsupportedMediaType(
+        f"Content-Encoding {', '.join(names)[:64]!r} is not supported; send one of `accepted`",
+        accepted=ENCODINGS,
+    )
