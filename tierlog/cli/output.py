@@ -47,13 +47,12 @@ class Output(StrEnum):
         rows: Iterable[Sequence[object]],
         *,
         title: str = "",
-        caption: str = "",
     ) -> None:
         """Print what was asked for: as JSON, or as a table."""
         if self.is_json:
             print_json(document)
         else:
-            print_table(title, columns, rows, caption=caption)
+            print_table(title, columns, rows)
 
 
 def print_json(document: Any) -> None:

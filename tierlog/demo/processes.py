@@ -20,6 +20,7 @@ import httpx
 from record_format.errors import ConfigurationError
 
 TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 40.0
 
 
 class ChildProcess:
@@ -66,12 +67,12 @@ class ChildProcess:
         except subprocess.TimeoutExpired as error:
             raise ConfigurationError(f"{self.name} does not exit: {self._log_tail()}") from error
 
-    def stop(self, *, timeout_s: float = 40.0) -> int:
-        """Terminate, after `timeout_s` kill; return the exit code."""
+    def stop(self) -> int:
+        """Terminate, after `STOP_TIMEOUT_S` kill; return the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
-            return self._process.wait(timeout_s)
+            return self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
