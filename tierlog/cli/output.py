@@ -157,13 +157,13 @@ def progress_bar(
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        MofNCompleteColumn,
         Progress,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
     )
 
-    amount = DownloadColumn(binary_units=True) if in_bytes else MofNCompleteColumn()
+    amount = DownloadColumn(binary_units=True) if in_bytes else TaskProgressColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield partial(progress.update, progress.add_task(title, total=total))

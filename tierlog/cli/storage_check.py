@@ -24,7 +24,15 @@ from tierlog.cli.client_options import (
     client_or_bucket_command,
     topic_names,
 )
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table, progress_bar
+from tierlog.cli.output import (
+    FOUND_PROBLEMS,
+    Output,
+    format_size,
+    note,
+    print_json,
+    print_table,
+    progress_bar,
+)
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
@@ -146,17 +154,19 @@ def print_report(topic: str, report: Mapping[str, Any]) -> None:
         print_problems(topic, report["problems"])
     if left_out := report.get("problems_left_out", 0):
         note(f"and {left_out} more")
-    checked = ", ".join(
-        f"{count} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
-        for name, count in report["checked"].items()
-        if count
-    )
     if unreadable := report.get("error"):
         note(f"{topic}: not checked: {unreadable}")
         return
+    checked = ", ".join(_counted(*one) for one in report["checked"].items() if one[1])
     count = len(report["problems"]) + left_out
     verdict = "ok" if report["ok"] else f"{count} problem{'s' * (count != 1)}"
     note(f"{topic}: {verdict}; checked {checked or 'nothing'}")
+
+
+def _counted(name: str, count: int) -> str:
+    if name == "read_bytes":
+        return f"{format_size(count)} read"
+    return f"{count} {name.replace('_', ' ')[: -1 if count == 1 else None]}"
 
 
 def print_problems(topic: str, problems: Sequence[Mapping[str, Any]]) -> None:

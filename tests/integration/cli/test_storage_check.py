@@ -20,6 +20,7 @@ def test_verify_exits_0_for_an_intact_topic_and_3_for_a_missing_object(broker, t
     direct = offline.run("storage", "verify", "v", "--store", url, "--deep", "--output", "text")
     assert (direct.returncode, direct.stdout) == (0, b"")
     assert b"ok; checked 1 partition," in direct.stderr
+    assert direct.stderr.endswith(b"B read\n")
     content = log.read_bytes()
     log.unlink()
     for run in (
@@ -84,7 +85,9 @@ def test_verify_shows_progress_on_a_terminal(broker, tierlog):
             env=tierlog.environment | {"TERM": "xterm"},
         )
         assert process.wait(60) == 0
-        assert b"verify watched, by the broker" in os.read(screen, 4096)
+        shown = os.read(screen, 4096)
+        assert b"verify watched, by the broker" in shown
+        assert b"0/?" not in shown, "how much there is to verify is not known"
     finally:
         os.close(terminal)
         os.close(screen)
