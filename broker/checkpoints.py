@@ -41,27 +41,27 @@ class Checkpoints:
     ) -> None:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
         self._lock = threading.RLock()
-        self._written: frozenset[str] = frozenset()  # topics that may have rows in the files
-        self._saved: dict[str, Mapping[TopicPartition, int]] = {}  # by file
+        self._rows: dict[str, Mapping[TopicPartition, int] | None] = dict.fromkeys(
+            (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS)
+        )  # by file; None if they are not known
 
     def forget(self, name: str) -> None:
         """Remove, durably, the rows of a deleted topic."""
         with self._lock:
-            if name in self._written:
+            if any(
+                rows is None or any(name == one for one, _ in rows) for rows in self._rows.values()
+            ):
                 self.save()
 
     def save(self) -> None:
         """Bring all three files up to date."""
         with self._lock:
-            partitions, damaged = list(self._partitions()), list(self._damaged())
-            topics = frozenset(p.topic for p in partitions) | {d.topic for d in damaged}
-            self._written |= topics
-            flushed = {_place(p): p.log.recovery_point for p in partitions}
+            flushed = {_place(p): p.log.recovery_point for p in self._partitions()}
+            damaged = self._damaged()
             flushed |= {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
             for name in (RECOVERY_POINTS, HIGH_WATERMARKS):  # consumers read what is flushed
                 self._write(name, flushed)
             self._save_log_starts({})
-            self._written = topics
 
     def move_log_start(self, partition: Partition, offset: int) -> int:
         """Advance the log start, and return it; it never moves back. On an error nothing has moved.
@@ -83,16 +83,16 @@ class Checkpoints:
             start = max(log.log_start_offset, moved.get(partition, 0))
             if start > 0 or log.local_log_start_offset > 0:
                 starts[_place(partition)] = start
-        self._written |= {topic for topic, _ in starts}
         damaged = self._damaged()
         starts |= {_place(d): at for d in damaged if (at := d.log_start_offset) is not None}
         self._write(LOG_STARTS, starts)
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         """An idle broker does not write: the file has these offsets already."""
-        if self._saved.pop(name, None) != offsets:  # popped, because an error leaves it unknown
+        before, self._rows[name] = self._rows[name], None  # an error leaves them unknown
+        if before != offsets:
             self._folder.write_checkpoint(name, offsets)
-        self._saved[name] = offsets
+        self._rows[name] = offsets
 
 
 class CompactionOffsets:
