@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,16 +74,16 @@ def serve(
     """
     from tierlog import settings
     from tierlog.cli.broker_process import run_broker
-    from tierlog.cli.logs import configure_logs
+    from tierlog.cli.logs import STDERR, configure_logs
 
     given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
     loaded = settings.load(given, os.environ, file)
     configure_logs(verbose=verbose)
-    run_broker(loaded, announce=lambda url: _announce(url, loaded), verbose=verbose)
-
-
-def _announce(url: str, loaded: Any) -> None:
     store = loaded.store_url or "no store: nothing is offloaded"
-    sys.stderr.write(f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}\n")
-    sys.stderr.flush()
+
+    def announce(url: str) -> None:
+        where = f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}"
+        print(where, file=STDERR, flush=True)
+
+    run_broker(loaded, announce=announce, verbose=verbose)
