@@ -25,7 +25,12 @@ from cold_tier.object_store import ObjectStore, crc32c_checksum
 from cold_tier.ranged_reader import read_range
 from cold_tier.segment_indexes import SegmentIdentity, check_table
 from cold_tier.segment_scan import describe_chunk
-from record_format.errors import CorruptDataError, CorruptObject, MissingObject
+from record_format.errors import (
+    CorruptDataError,
+    CorruptObject,
+    MissingObject,
+    StoreUnavailable,
+)
 from record_format.findings import Findings, ProblemKind
 from record_format.index_layouts import parse_offset_index, parse_time_index, parse_txn_index
 from record_format.producer_snapshot import parse_snapshot
@@ -85,7 +90,9 @@ class _SegmentCheck:
         self.findings.checked.objects += 1
         stat = self.store.head(key)
         if stat is None:
-            self.add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
+            # The response to a HEAD does not say what is missing: this object, or the whole bucket.
+            if self._read(key, 0, 1) is not None:
+                raise StoreUnavailable(f"{key}: the store has it for a GET, but not for a HEAD")
             return False
         if stat.size_bytes != size_bytes:
             detail = f"the object has {stat.size_bytes} bytes, the manifest says {size_bytes}"

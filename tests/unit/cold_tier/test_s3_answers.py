@@ -1,6 +1,6 @@
 """What every kind of request makes of every kind of answer: who tries again, and what is named."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 from crc32c import crc32c
@@ -11,12 +11,15 @@ from cold_tier.retry import RetryPolicy
 from cold_tier.s3 import S3Store
 from cold_tier.s3_multipart import MULTIPART_FROM_BYTES
 from cold_tier.s3_options import S3Options
+from cold_tier.segment_check import check_segment
 from record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
     OutcomeUnknownError,
     StoreUnavailable,
 )
+from record_format.findings import ProblemKind
+from tests.fakes.manifests import entry
 from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
 
 TWICE = RetryPolicy(attempts=2, sleep=lambda _: None)
@@ -78,6 +81,13 @@ UNKNOWN_WITH_200 = {
 """The same, for requests whose response is not an object's bytes."""
 
 
+def open_store(endpoint):
+    options = S3Options(
+        endpoint=endpoint, region="us-east-1", access_key_id="ak", secret_access_key="sk"
+    )
+    return S3Store("bucket", "", options, policy=TWICE)
+
+
 def upload(store, path):
     path.write_bytes(BODY)
     store.put_file("k", path, size_bytes=len(BODY), crc32c=crc32c(BODY), part_bytes=1)
@@ -129,12 +139,8 @@ def outcome(call, tmp_path):
             CALLS[call](store, tmp_path / "file")
         return raised.value, len(requests) - before
 
-    with scripted_s3(respond) as (endpoint, requests):
-        options = S3Options(
-            endpoint=endpoint, region="us-east-1", access_key_id="ak", secret_access_key="sk"
-        )
-        with closing(S3Store("bucket", "", options, policy=TWICE)) as store:
-            yield outcome_of
+    with scripted_s3(respond) as (endpoint, requests), closing(open_store(endpoint)) as store:
+        yield outcome_of
 
 
 @pytest.mark.parametrize("call", SAYING_WHY)
@@ -180,6 +186,24 @@ def test_a_head_has_only_a_status(outcome):
             assert type(error) is kind, (status, error)
             assert f"{status}" in str(error)
             assert requests >= 2 or kind is ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Reply(404, "NoSuchBucket"), ConfigurationError),
+        (Reply(404, body=b"404 page not found"), ConfigurationError),  # a proxy's
+        (Reply(206, body=b"x", headers={"Content-Range": "bytes 0-0/9"}), StoreUnavailable),
+        (Reply(404, "NoSuchKey"), None),
+    ],
+)
+def test_a_head_that_finds_nothing_makes_no_object_missing(reply, error):
+    """A repair would give it up for lost."""
+    answers = scripted_s3(lambda request: Reply(404) if request.method == "HEAD" else reply)
+    raises = pytest.raises(error) if error else nullcontext()
+    with answers as (endpoint, _), closing(open_store(endpoint)) as store, raises:
+        found = check_segment(store, entry(0), partition=0, deep=False)
+        assert {problem.kind for problem in found.problems} == {ProblemKind.OBJECT_MISSING}
 
 
 @pytest.mark.parametrize("call", ["put", "create", "list", "start upload", "part"])
