@@ -32,7 +32,7 @@ TYPO_LIKENESS: Final = 0.8  # a name at least this similar to one of ours is tak
 
 
 class Option(NamedTuple):
-    """`read` parses a value, given the option's name and text. Raises InvalidOption."""
+    """`read` parses a value, given the option's name and stripped text. Raises InvalidOption."""
 
     read: Callable[[str, str], Any]
     secret: bool = False
@@ -76,7 +76,7 @@ def read_options(
 
 def _read(name: str, option: Option, text: str) -> Any:
     try:
-        return option.read(name, text)
+        return option.read(name, text.strip())
     except InvalidOption:
         if option.secret:
             raise InvalidOption(f"option {name}: invalid value (not shown)") from None

@@ -1,4 +1,4 @@
-"""Parsers for the values of single options, which Spark passes as text.
+"""Parsers for the values of single options, which Spark passes as text; spaces around are removed.
 
 An error names the option and its valid values, and never shows the value of a secret.
 """
@@ -33,14 +33,14 @@ def invalid(name: str, value: str, allowed: str) -> InvalidOption:
 
 
 def text(name: str, value: str) -> str:
-    if not value.strip():
+    if not value:
         raise invalid(name, value, "a non-empty text")
-    return value.strip()
+    return value
 
 
 def address(name: str, value: str) -> str:
     """Addresses may not contain a user or password, since Spark shows them in its plans."""
-    if _HAS_USER.match(value.strip()):
+    if _HAS_USER.match(value):
         raise InvalidOption(
             f"option {name}: the address (not shown here) must not contain a user or a password; "
             "use the options for tokens and keys"
@@ -69,14 +69,14 @@ def count(name: str, value: str) -> int:
 
 
 def size(name: str, value: str) -> int:
-    found = _SIZE.fullmatch(value.strip())
+    found = _SIZE.fullmatch(value)
     if not found or int(found[1]) == 0:
         raise invalid(name, value, "a size above 0, in bytes or with a unit, such as 64m")
     return int(found[1]) * _FACTORS[found[2].lower()]
 
 
 def duration_ms(name: str, value: str) -> int:
-    found = _DURATION.fullmatch(value.strip().lower())
+    found = _DURATION.fullmatch(value.lower())
     if not found:
         raise invalid(
             name, value, "a duration, such as 30s or 15m (milliseconds if it has no unit)"
@@ -113,7 +113,7 @@ def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, in
     allowed = f"one of {', '.join(words)}, or JSON such as {example} ({numbers})"
 
     def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
-        if (word := value.strip().lower()) in words:
+        if (word := value.lower()) in words:
             return word
         found = _by_partition(name, value, allowed=allowed, number=_offset)
         for topic, partitions in found.items():

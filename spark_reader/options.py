@@ -142,7 +142,7 @@ def parse_options(
 def wants_headers(given: Mapping[str, str]) -> bool:
     """`includeHeaders`, which Spark needs for the schema before all options are parsed."""
     name = "includeHeaders"
-    lowered = {key.lower(): value for key, value in given.items()}
+    lowered = {key.lower(): value.strip() for key, value in given.items()}
     return read.boolean(name, lowered.get(name.lower(), "false"))
 
 

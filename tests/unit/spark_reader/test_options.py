@@ -30,6 +30,7 @@ def test_option_names_are_case_insensitive():
 
 def test_values_are_parsed_as_kafkas_source_does():
     assert parse(startingOffsets=" Earliest ").starting.default == EARLIEST
+    assert parse(startingTimestamp=" 77 ", tier="cold\n").starting.timestamp == 77
     assert parse(maxTriggerDelay="15M").trigger.max_delay_ms == 15 * 60_000
 
 
