@@ -67,7 +67,7 @@ def read_arrow(
     if len(set(wanted)) < len(wanted):
         raise InvalidOption(f"a column is requested twice: {', '.join(wanted)}")
     warn = on_data_loss or log_to_stderr
-    splits = Planner(parsed, report=_ignore, warn=warn).batch()
+    splits = Planner(parsed, report=lambda _: None, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
     reader = SplitReader(parsed, wanted, warn=warn)
     batches = (batch for split in splits for batch in reader.read(split))
@@ -123,7 +123,3 @@ def _time(name: str, value: datetime) -> str:
     if value.utcoffset() is None:
         raise InvalidOption(f"option {name}: {value} needs a UTC offset, as in tzinfo=UTC")
     return value.isoformat()
-
-
-def _ignore(_: str) -> None:
-    return None

@@ -28,7 +28,7 @@ from record_format.record_walk import I64_MAX
 from spark_reader.access import Connections
 from spark_reader.catalog import PartitionFacts
 from spark_reader.gaps import skip_gap
-from spark_reader.options import ReadOptions
+from spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
 from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
@@ -111,10 +111,7 @@ class TierlogStreamReader(
         for one in _losses(begun, facts):
             planner.loss.report(one)
         backlogs = self._backlogs(facts, begun)
-        if is_limited:
-            ends = self._limited(backlogs, planner)
-        else:
-            ends = {one.name: max(one.start_offset, one.end_offset) for one in backlogs}
+        ends = self._ends(backlogs, self._options.trigger if is_limited else NO_LIMITS, planner)
         self._last_batch_ms = boottime_ms()
         reached = _offsets(facts, ends, named=self._named(begun))
         if reached.is_at(begun):
@@ -177,9 +174,11 @@ class TierlogStreamReader(
         found = sum(one.offsets for one in self._backlogs(facts, begun))
         return found < (self._options.trigger.min_offsets or 0) and not _losses(begun, facts)
 
-    def _limited(self, backlogs: list[Backlog], planner: Planner) -> dict[PartitionName, int]:
-        max_bytes = self._options.trigger.max_bytes
-        ends = limit_offsets(backlogs, self._options.trigger.max_offsets or I64_MAX)
+    def _ends(
+        self, backlogs: list[Backlog], limits: TriggerLimits, planner: Planner
+    ) -> dict[PartitionName, int]:
+        ends = limit_offsets(backlogs, limits.max_offsets or I64_MAX)
+        max_bytes = limits.max_bytes
         if max_bytes is None:
             return ends
         total = sum(one.offsets for one in backlogs)

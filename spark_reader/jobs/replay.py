@@ -123,7 +123,7 @@ def replay(
         log(f"step {number + 1} of {len(plan.steps)}")
         _check_topics(plan, parse_options(step_options(step, source), streaming=False, s3a=s3a))
         with progress_reported(session, progress):
-            _Step(session, source, target, notes, number).run(step)
+            _Step(session, source, target, notes, number, step).run()
     records = sum(
         int(json.loads(notes.read_text(f"{_NOTES}/{_done(number)}"))["records"])
         for number in range(len(plan.steps))
@@ -202,51 +202,48 @@ def _request(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, 
     }
 
 
+@dataclass(frozen=True, repr=False)
 class _Step:
     """One step of one replay."""
 
-    def __init__(
-        self,
-        session: SparkSession,
-        source: Mapping[str, str],
-        target: ToFiles | ToTopic,
-        notes: HadoopFolder,
-        number: int,
-    ) -> None:
-        self._session, self._source, self._target = session, source, target
-        self._notes, self._number = notes, number
-        self._staging = f"{_NOTES}/step-{number:05d}"
+    session: SparkSession
+    source: Mapping[str, str]
+    target: ToFiles | ToTopic
+    notes: HadoopFolder
+    number: int
+    reads: Step
 
-    def run(self, step: Step) -> None:
-        if isinstance(self._target, ToTopic):
-            records = self._to_topic(step, self._target)
+    def run(self) -> None:
+        staging = f"{_NOTES}/step-{self.number:05d}"
+        if isinstance(self.target, ToTopic):
+            records = self._to_topic(self.target)
         else:
-            records = self._to_files(step, self._target)
-        self._notes.write_text(f"{_NOTES}/{_done(self._number)}", json.dumps({"records": records}))
-        self._notes.delete(self._staging)
+            records = self._to_files(self.target, staging)
+        self.notes.write_text(f"{_NOTES}/{_done(self.number)}", json.dumps({"records": records}))
+        self.notes.delete(staging)
 
-    def _to_files(self, step: Step, target: ToFiles) -> int:
+    def _to_files(self, target: ToFiles, staging: str) -> int:
         """Stage, then move. A complete step whose move was interrupted is not written again."""
-        count = f"{self._staging}/_records"
-        if not self._notes.exists(count):
-            frame, counted = _counted(_by_hour(self._rows(step)))
+        count = f"{staging}/_records"
+        if not self.notes.exists(count):
+            frame, counted = _counted(_by_hour(self._rows()))
             if target.kind == "json" and not target.base64:
                 frame = _as_text(frame)
             writer = frame.write.partitionBy("date", "hour").mode("overwrite")
             if target.kind == "parquet":
                 writer = writer.option("compression", "zstd")
-            writer.format(target.kind).save(self._notes.url(self._staging))
-            self._notes.write_text(count, str(counted()))
-        records = int(self._notes.read_text(count))
-        for path in self._notes.walk(self._staging):
+            writer.format(target.kind).save(self.notes.url(staging))
+            self.notes.write_text(count, str(counted()))
+        records = int(self.notes.read_text(count))
+        for path in self.notes.walk(staging):
             folder, _, name = path.rpartition("/")
             if folder:
-                self._notes.move(f"{self._staging}/{path}", f"{folder}/{self._number:05d}-{name}")
+                self.notes.move(f"{staging}/{path}", f"{folder}/{self.number:05d}-{name}")
         return records
 
-    def _to_topic(self, step: Step, target: ToTopic) -> int:
-        rows = self._rows(step, includeHeaders="true")
-        partitions = sum(len(of) for of in step.values())
+    def _to_topic(self, target: ToTopic) -> int:
+        rows = self._rows(includeHeaders="true")
+        partitions = sum(len(of) for of in self.reads.values())
         frame = rows.repartition(partitions, "topic", "partition").sortWithinPartitions(
             "topic", "partition", "offset"
         )
@@ -256,9 +253,9 @@ class _Step:
         frame.write.format("tierlog").mode("append").options(**target.options).save()
         return counted()
 
-    def _rows(self, step: Step, **more: str) -> DataFrame:
-        options = {**step_options(step, self._source), **more}
-        return self._session.read.format("tierlog").options(**options).load()
+    def _rows(self, **more: str) -> DataFrame:
+        options = {**step_options(self.reads, self.source), **more}
+        return self.session.read.format("tierlog").options(**options).load()
 
 
 def _by_hour(rows: DataFrame) -> DataFrame:
