@@ -224,20 +224,14 @@ class Recovery:
             os.close(fd)
 
     def _drop_after(self, segment: Segment) -> None:
-        """Remove the segments after one that is about to be truncated: the log cannot continue
-        there. Once it is truncated, nothing shows any more that they have to go: compaction too
-        leaves segments that end before the next begins.
-        """
+        """Remove the segments after one that is truncated: the log cannot continue there."""
         state, report = self._state, self._report
         kept = state.segments.number_of(segment.base_offset) + 1
-        dropped = state.segments.items[kept:]
-        for later in dropped:
+        for later in state.segments.items[kept:]:
             report.removed_segments.append(later.base_offset)
             report.truncated_bytes += later.end.size_bytes
             self._folder.remove_segment(later.base_offset)
             state.files.invalidate(later.name(LOG))  # a new segment may get the name
-        if dropped:
-            state.disk.sync_folder(state.folder)
         state.segments = Segments.of(state.segments.items[:kept])
 
     def _activate(self, segment: Segment, builder: IndexBuilder) -> None:

@@ -197,7 +197,6 @@ def test_segments_after_a_truncated_one_are_removed(open_log, records_of, writte
 def test_a_crash_while_they_are_removed_leaves_no_hole(
     open_log, records_of, written, folder, tmp_path
 ):
-    """Compaction would explain one, so it would stay."""
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     flip(file_of(folder, bases[-4], ".log"), -1)
     config, disk, images = {**CONFIG, "cleanup.policy": "compact"}, LossyDisk(), []
