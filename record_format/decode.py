@@ -114,7 +114,6 @@ def decode_columns(
     fields = walk_batch(
         data, header, with_columns=True, from_delta=from_delta, columns_max=max_records
     ).fields
-    assert fields is not None
     high = len(fields.offset_deltas)
     if end_offset is not None:
         high = bisect_left(fields.offset_deltas, end_offset - header.base_offset)
@@ -165,7 +164,6 @@ def first_at_time(
     if header.max_timestamp < timestamp or header.last_offset < start_offset:
         return None
     fields = walk_batch(expand(buf, header), header, with_columns=True).fields
-    assert fields is not None
     is_stamped = header.attributes & LOG_APPEND_TIME_BIT
     for delta, given in zip(fields.offset_deltas, fields.timestamps, strict=True):
         stamped = header.max_timestamp if is_stamped else given

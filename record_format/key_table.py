@@ -44,7 +44,7 @@ class PlainKeyTable:
         return len(self._offsets)
 
     def add(self, data: bytes, header: BatchHeader) -> bool:
-        fields = _fields(data, header)
+        fields = walk_batch(data, header, with_columns=True).fields
         rows = zip(fields.offset_deltas, fields.key_starts, fields.key_ends, strict=True)
         for delta, start, end in rows:
             offset = header.base_offset + delta
@@ -56,7 +56,7 @@ class PlainKeyTable:
         return True
 
     def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
-        fields = _fields(data, header)
+        fields = walk_batch(data, header, with_columns=True).fields
         keep = bytearray(header.record_count)
         times, tombstones = [], 0
         for number, delta in enumerate(fields.offset_deltas):
@@ -100,12 +100,6 @@ class PlainKeyTable:
 
     def _hash(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=16, key=self._seed).digest()
-
-
-def _fields(data: bytes, header: BatchHeader) -> Fields:
-    fields = walk_batch(data, header, with_columns=True).fields
-    assert fields is not None
-    return fields
 
 
 def make_key_table(memory_bytes: int) -> KeyTable:

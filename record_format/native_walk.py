@@ -22,7 +22,15 @@ from numba import types
 from record_format.batch import Buffer
 from record_format.compiled import compiled
 from record_format.kernel_bytes import BYTES, READ_ONLY, pointer_to, varint, varlong
-from record_format.record_walk import I64_MAX, I64_MIN, Fields, Problem, Walk, WalkRequest
+from record_format.record_walk import (
+    I64_MAX,
+    I64_MIN,
+    NO_FIELDS,
+    Fields,
+    Problem,
+    Walk,
+    WalkRequest,
+)
 
 RELEASE_BYTES: Final = 64 << 10
 
@@ -164,7 +172,7 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
         columns,
         with_columns,
     )
-    fields = None
+    fields = NO_FIELDS
     if with_columns and not problem:
         start = bisect_left(columns[1], from_delta)
         fields = Fields(*columns[:, start : start + columns_max].tolist())

@@ -199,14 +199,12 @@ def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: Pro
         return ""
     if low == NO_TIMESTAMP < high:  # the -1 may hide an actual minimum that is too old
         fields = _walk_one(records, header, with_columns=True).fields
-        assert fields is not None
         low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
     return timestamp_problem(high, limits) or timestamp_problem(low, limits)
 
 
 def _key_problem(records: Buffer, header: BatchHeader) -> str:
     fields = _walk_one(records, header, with_columns=True).fields
-    assert fields is not None
     return KEY_REQUIRED if -1 in fields.key_starts else ""
 
 

@@ -83,10 +83,14 @@ class Fields(NamedTuple):
     header_starts: list[int]
 
 
+NO_FIELDS: Final = Fields([], [], [], [], [], [], [])
+
+
 class Walk(NamedTuple):
     """`record` and `position` (in the decompressed records) locate a problem.
 
-    Timestamps are base + delta, and undefined if there is a problem or no record.
+    Timestamps are base + delta, and undefined if there is a problem or no record. The fields are
+    empty if they were not asked for.
     """
 
     problem: int
@@ -94,7 +98,7 @@ class Walk(NamedTuple):
     position: int
     min_timestamp: int = 0
     max_timestamp: int = 0
-    fields: Fields | None = None
+    fields: Fields = NO_FIELDS
 
     def describe(self) -> str:
         """The problem in words."""
@@ -117,8 +121,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
     the common case, are decoded inline.
     """
     data = bytes(records)
-    columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])
-    fields = Fields(*columns)
+    fields = Fields([], [], [], [], [], [], [])
     last_offset_delta, base_timestamp = request.last_offset_delta, request.base_timestamp
     # The greatest allowed increase of an offset delta.
     step = 1 if request.dense else last_offset_delta + 1
@@ -211,14 +214,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
         return Walk(Problem.VARINT, record, position)
     if position != length:
         return Walk(Problem.TRAILING, request.record_count, position)
-    return Walk(
-        Problem.NONE,
-        request.record_count,
-        position,
-        minimum,
-        maximum,
-        fields if request.with_columns else None,
-    )
+    return Walk(Problem.NONE, request.record_count, position, minimum, maximum, fields)
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:
