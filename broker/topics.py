@@ -79,7 +79,7 @@ class Topic:
         self.config = LogConfig.parse(record.config)
         self.partitions: dict[int, Partition] = {}
         self.damaged: dict[int, DamagedPartition] = {}
-        self.turns = itertools.count()  # one a request: its records without a key share a partition
+        self._turns = itertools.count()  # one a request: its keyless records share a partition
         self.add(partitions)
 
     def add(self, partitions: Mapping[int, Partition | DamagedPartition]) -> None:
@@ -89,6 +89,7 @@ class Topic:
         self.partitions = dict(sorted((self.partitions | opened).items()))
         rest = {n: one for n, one in self.damaged.items() if n not in opened}
         self.damaged = dict(sorted((rest | damaged).items()))
+        self._in_turn = list(self.partitions) or self.numbers
 
     @property
     def numbers(self) -> list[int]:
@@ -99,10 +100,9 @@ class Topic:
         """For the records without a key of one request: round robin over the partitions that
         append, or over all if none does.
         """
-        numbers = list(self.partitions) or self.numbers
-        turn = next(self.turns) % len(numbers)
-        following = numbers[turn:] + numbers[:turn]
-        return next((number for number in following if self._appends(number)), numbers[turn])
+        numbers, turn = self._in_turn, next(self._turns)
+        turns = (numbers[at % len(numbers)] for at in range(turn, turn + len(numbers)))
+        return next(filter(self._appends, turns), numbers[turn % len(numbers)])
 
     def _appends(self, number: int) -> bool:
         partition = self.partitions.get(number)
