@@ -29,10 +29,10 @@ from api.http.admin.partitions import FromOffset
 from api.http.calls import Call, Handler
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET
 from api.http.packaged_files import PackagedFiles
 from api.http.problems import corruption_detail
 from api.http.responses import Response, json_response
+from api.http.settings import MAX_OFFSET
 from api.http.static_names import CONSOLE_NAMES
 from broker.groups.groups import Groups, OffsetState
 from broker.partition import Partition

@@ -17,6 +17,8 @@ MIB: Final = 1 << 20
 
 MAX_FETCH_BYTES: Final = 64 * MIB
 MAX_WAIT_MS: Final = 60_000
+MAX_OFFSET: Final = 2**63 - 1
+MAX_PARTITION: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

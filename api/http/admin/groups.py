@@ -16,10 +16,9 @@ from api.http.access.scopes import Grant
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET
-from api.http.produce.columns import MAX_PARTITION
 from api.http.responses import Response, json_response
 from api.http.schemas import GroupList, GroupState, GroupSummary
+from api.http.settings import MAX_OFFSET, MAX_PARTITION
 from broker.groups.groups import OffsetState
 from broker.groups.requests import NewOffset, check_group_name
 from record_format.errors import UnknownGroup

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from api.http.access.scopes import NOBODY
 from api.http.context import Context
 from api.http.control_requests import no_body
 from api.http.exchange import Exchange
+from api.http.fetch.reading import WaitMs
 from api.http.local_paths import short_path
 from api.http.metrics.registry import CONTENT_TYPE
 from api.http.request import media_types
 from api.http.responses import NO_STORE, Response, json_response
 from api.http.schemas import Alive, Ready
-from api.http.settings import MAX_WAIT_MS
 from record_format.findings import Problem
 
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
-    wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | UnsetType = UNSET
+    wait_ms: WaitMs | UnsetType = UNSET
 
 
 class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):

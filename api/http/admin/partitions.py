@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.context import Context
 from api.http.control_requests import json_body
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET, find_time, parse_timestamp
+from api.http.fetch.positions import find_time, parse_timestamp
 from api.http.responses import Response, json_response
 from api.http.schemas import (
     EpochState,
@@ -24,6 +24,7 @@ from api.http.schemas import (
     SegmentList,
     Trimmed,
 )
+from api.http.settings import MAX_OFFSET
 from broker.cold_log import ColdLog
 from broker.partition import Partition
 from broker.segment_listing import SegmentState, iter_segments

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from api.http import strict_json
 from api.http.context import Context
 from api.http.request.times import parse_time
+from api.http.settings import MAX_OFFSET
 from broker.partition import Fetched, Partition
 from hot_tier.log_state import Offsets
 
@@ -17,7 +18,6 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 EARLIEST_LOCAL: Final = "earliest-local"
 KEYWORDS: Final = (EARLIEST, LATEST, EARLIEST_LOCAL)
-MAX_OFFSET: Final = 2**63 - 1
 
 
 class Position(NamedTuple):

@@ -30,7 +30,6 @@ from api.http.fetch import record_json
 from api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from api.http.fetch.positions import (
     LATEST,
-    MAX_OFFSET,
     check_within,
     parse_position,
     resolve,
@@ -47,6 +46,7 @@ from api.http.fetch.shared_pages import RenderedPage, page_key
 from api.http.problems import HeaderList
 from api.http.request import media_types
 from api.http.responses import AnyResponse, StreamResponse
+from api.http.settings import MAX_OFFSET
 from broker.partition import Fetched, Partition, Tier
 from broker.topics import Topic
 from record_format.errors import TierlogError

@@ -30,6 +30,7 @@ from api.http.produce.repeated_members import (
     refuse_repeated_in_object,
 )
 from api.http.request.times import MAX_TIMESTAMP, parse_time
+from api.http.settings import MAX_PARTITION
 from record_format.encode import Headers
 from record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
 
@@ -42,7 +43,6 @@ T = TypeVar("T")
 _QUOTE, _BACKSLASH = b'"\\'
 # So many braces, or line breaks, are parsed per record that is allowed.
 _CANDIDATES_PER_RECORD: Final = 4
-MAX_PARTITION: Final = 2**31 - 1
 
 
 class HeaderIn(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,10 +11,10 @@ from msgspec import UNSET, UnsetType
 from api.http import strict_json
 from api.http.context import Context
 from api.http.exchange import Exchange
-from api.http.fetch.positions import MAX_OFFSET
 from api.http.http_errors import UnsupportedMediaType
 from api.http.produce.batches import ProducerState
 from api.http.request import media_types
+from api.http.settings import MAX_OFFSET
 from broker.partition import Partition
 from broker.topic_registry import INTERNAL_PREFIX
 from broker.topics import Topic
