@@ -33,7 +33,7 @@ from broker.repair.verify import VerifyContext, check_topic_object, verify_topic
 from broker.topic_registry import TopicRecord
 from broker.topics import Topic
 from manifest.garbage import GarbagePlan
-from record_format.errors import Throttled, UnknownTopic
+from record_format.errors import ConfigurationError, Throttled, UnknownTopic
 from record_format.findings import VerifyReport
 
 
@@ -114,6 +114,7 @@ class Maintenance:
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
+        refused: list[ConfigurationError] = []
         for number, partition in topic.partitions.items():
             if partition.cold is None:
                 continue
@@ -121,7 +122,12 @@ class Maintenance:
             if (manifest := partition.cold.load_newest()) is not None:
                 plans[number] = partition.cold.collection_plan(manifest, self._policy)
             if apply:
-                partition.cold.collect(self._policy)
+                try:
+                    partition.cold.collect(self._policy)
+                except ConfigurationError as error:  # an object that may not be deleted
+                    refused.append(error)
+        if refused:
+            raise refused[0]
         return plans
 
     def _check_owned(self, partition: Partition, *, claim: bool) -> None:

@@ -55,7 +55,13 @@ from manifest.garbage import GarbagePlan, GarbagePolicy
 from manifest.keys import PartitionKeys
 from manifest.state import Manifest, SegmentEntry
 from manifest.transitions import record_gap
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment, eio_as
+from record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    OffsetTrimmed,
+    UnknownSegment,
+    eio_as,
+)
 from record_format.file_slice import FileSlice
 from record_format.findings import Problem, ProblemKind
 
@@ -241,7 +247,10 @@ class Repair:
         if step.action is Action.NONE:
             return step
         if step.action is Action.COLLECT:
-            self._cold.collect(self._policy)
+            try:
+                self._cold.collect(self._policy)
+            except ConfigurationError as error:  # an object that may not be deleted
+                return msgspec.structs.replace(step, detail=str(error))
         elif entry is None:
             assert step.last_offset is not None, "the step of a hole has its last offset"
             end_offset = step.last_offset + 1

@@ -14,7 +14,7 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
-from record_format.errors import CorruptDataError, Throttled
+from record_format.errors import ConfigurationError, CorruptDataError, Throttled
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
@@ -26,6 +26,7 @@ from tests.fakes.compacted_topics import (
     offload,
 )
 from tests.fakes.damage import cut, flip
+from tests.fakes.faulty_object_store import FailsBefore
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_verify import entries, filled, path_of
 
@@ -394,6 +395,33 @@ def test_orphans_are_collected_after_the_grace_period(filled):
     filled.broker.repair("t", apply=True)
     assert not orphan.exists()
     assert filled.broker.verify("t", deep=True).ok
+
+
+def test_an_object_that_may_not_be_deleted_does_not_end_a_repair_or_a_collection(harness):
+    """Neither for its own partition nor for those after it."""
+    harness.broker.create_topic("t", partitions=2, config={"retention.ms": "-1"})
+    harness.restart(gc_grace_ms=0)
+    orphans = []
+    for number in (0, 1):
+        harness.fill(10, partition=number)
+        harness.offload()
+        (entry,) = harness.broker.partition("t", number).cold.entries(0)
+        orphans.append(path_of(harness, entry.log_key).with_name(f"{7:020d}-1-abc.log"))
+
+    def refusal(key):
+        return ConfigurationError(f"no permission to delete {key}")
+
+    is_locked = str(orphans[0]).endswith
+    harness.store.fail("delete", FailsBefore(refusal), times=2, when=is_locked)
+    for orphan in orphans:
+        orphan.write_bytes(b"orphan")
+    refused, done = harness.broker.repair("t", apply=True)
+    assert (refused.done, done.done) == (False, True)
+    assert "no permission to delete topics/t/" in refused.detail
+    orphans[1].write_bytes(b"again")
+    with pytest.raises(ConfigurationError, match="no permission to delete topics/t/"):
+        harness.broker.collect_garbage("t", apply=True)
+    assert [orphan.exists() for orphan in orphans] == [True, False]
 
 
 def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_manifest(
