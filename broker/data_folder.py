@@ -61,6 +61,8 @@ CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 COMPACTION_REACHED = "tierlog/compaction-reached"
 RESTORING = "tierlog/restoring"
 
+NAME_BYTES_MAX: Final = 255  # of a file, on the usual file systems
+
 # Set aside by a take-over: `<topic>-<partition>.diverged-<epoch>`, with Kafka's files.
 DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
@@ -95,6 +97,11 @@ def format_topic_id_partition(topic_id: str, partition: int) -> str:
 def parse_topic_id_partition(name: str) -> TopicIdPartition:
     topic_id, _, partition = name.rpartition("-")
     return topic_id, int(partition)
+
+
+def with_suffix(folder: Path, suffix: str) -> Path:
+    """The folder's path with the suffix. A name that would be too long loses its start."""
+    return folder.with_name((folder.name + suffix)[-NAME_BYTES_MAX:])
 
 
 class DataFolder:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker.data_folder import DataFolder, topic_id_of
+from broker.data_folder import DataFolder, topic_id_of, with_suffix
 from broker.topic_registry import TopicRecord
 from hot_tier.durable_file import sync_folder
 from record_format.errors import CorruptDataError
@@ -23,7 +23,7 @@ def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) ->
     aside = []
     for number in range(record.partitions):
         path = folder.partition_folder(record.name, number)
-        gone = path.with_name(f"{path.name}.{record.topic_id}-delete"[-255:])
+        gone = with_suffix(path, f".{record.topic_id}-delete")
         if path.exists() and _is_of(record, path, gone, is_name_free=is_name_free):
             if gone.exists():  # a start that missed the deletion re-created the folder
                 shutil.rmtree(gone)

@@ -27,6 +27,7 @@ from broker.data_folder import (
     Document,
     parse_topic_id_partition,
     topic_id_of,
+    with_suffix,
 )
 from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
@@ -263,7 +264,7 @@ def _folder_for(folder: Path, epoch: int) -> Path:
     records set aside under it, which are never overwritten.
     """
     own = topic_id_of([folder])
-    paths = (folder.with_name(f"{folder.name}.diverged-{number}") for number in count(epoch))
+    paths = (with_suffix(folder, f".diverged-{number}") for number in count(epoch))
     return next(path for path in paths if _may_hold(path, own))
 
 

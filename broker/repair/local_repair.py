@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder
+from broker.data_folder import DataFolder, with_suffix
 from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.closed_log import base_offsets
@@ -138,8 +138,9 @@ def copy_segment(folder: Path, base_offset: int, aside: Path) -> None:
 
 def unused_path(folder: Path) -> Path:
     """The path, or the first free one with a number: never overwrite an earlier repair's files."""
-    names = (folder.with_name(f"{folder.name}.{number}") for number in count(2))
-    return next(path for path in chain([folder], names) if not path.exists())
+    suffixes = chain([""], (f".{number}" for number in count(2)))
+    paths = (with_suffix(folder, suffix) for suffix in suffixes)
+    return next(path for path in paths if not path.exists())
 
 
 def _copy(folder: Path, aside: Path, is_wanted: Callable[[int], bool]) -> None:

@@ -6,8 +6,10 @@ import struct
 
 import pytest
 
+from broker.repair.local_repair import unused_path
 from hot_tier.append import Acks
 from record_format.errors import CorruptDataError, StoreUnavailable
+from record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.integration.broker.test_verify import path_of
@@ -206,6 +208,14 @@ def test_a_corrupt_segment_that_was_uploaded_is_set_aside(harness):
     assert harness.broker.partition("t", 0).log.first_local_offset == 30
     assert harness.records("t") == before
     assert harness.broker.verify("t", deep=True).ok
+
+
+def test_repairs_of_the_longest_partition_name_have_folders_of_their_own(tmp_path):
+    wanted = tmp_path / f"{'t' * MAX_NAME_LENGTH}-{MAX_PARTITIONS - 1}-123456789"
+    first = unused_path(wanted)
+    first.mkdir()
+    unused_path(wanted).mkdir()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_corrupt_segment_before_unflushed_records_is_set_aside(harness):

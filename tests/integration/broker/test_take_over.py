@@ -19,6 +19,7 @@ from manifest.store import ManifestStore
 from manifest.topic_objects import TopicObjects
 from record_format.checkpoint_files import format_partition_metadata
 from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
+from record_format.topic_rules import MAX_NAME_LENGTH
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.records import iter_records
@@ -131,6 +132,27 @@ def test_diverged_records_are_set_aside_and_the_log_continues_at_the_buckets_end
     harness.fill(10, mark=b"after")
     harness.offload()
     assert harness.broker.verify("t", deep=True).ok
+
+
+def test_diverged_records_of_the_longest_topic_name_are_set_aside(harness, tmp_path):
+    topic = "t" * MAX_NAME_LENGTH
+    harness.broker.create_topic(topic, config=CONFIG)
+    harness.fill(10, topic)
+    harness.offload(topic)
+    harness.broker.close()
+    copy = BrokerHarness(harness.copy_to(tmp_path / "copy"))
+    copy.fill(10, topic)
+    copy.offload(topic)
+    copy.broker.close()
+    harness.broker = harness.open(down=True, store_start_timeout_ms=200)
+    harness.fill(20, topic, mark=b"original")
+    harness.broker.close()
+    harness.broker = harness.open(take_over=True)
+    (folder,) = diverged_folders(harness)
+    assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 20
+    assert len(harness.records(topic)) == 20
+    harness.restart()
+    assert [one.name for one in harness.broker.list_topics()] == [topic]
 
 
 def test_a_diverged_folder_that_is_being_removed_fails_no_report(diverged):
