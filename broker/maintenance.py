@@ -33,6 +33,7 @@ from broker.repair.verify import VerifyContext, check_topic_object, verify_topic
 from broker.topic_registry import TopicRecord
 from broker.topics import Topic
 from manifest.garbage import GarbagePlan
+from record_format.deferred_errors import DeferredErrors
 from record_format.errors import ConfigurationError, Throttled, UnknownTopic
 from record_format.findings import VerifyReport
 
@@ -114,7 +115,7 @@ class Maintenance:
 
     def collect_garbage(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
         plans: dict[int, GarbagePlan] = {}
-        refused: list[ConfigurationError] = []
+        refused = DeferredErrors(ConfigurationError)  # for objects that may not be deleted
         for number, partition in topic.partitions.items():
             if partition.cold is None:
                 continue
@@ -122,12 +123,9 @@ class Maintenance:
             if (manifest := partition.cold.load_newest()) is not None:
                 plans[number] = partition.cold.collection_plan(manifest, self._policy)
             if apply:
-                try:
+                with refused:
                     partition.cold.collect(self._policy)
-                except ConfigurationError as error:  # an object that may not be deleted
-                    refused.append(error)
-        if refused:
-            raise refused[0]
+        refused.raise_first()
         return plans
 
     def _check_owned(self, partition: Partition, *, claim: bool) -> None:

@@ -27,7 +27,8 @@ import structlog
 from broker.ownership.owned_partition import OwnedPartition
 from cold_tier.object_store import IncompleteUpload, ObjectStore
 from manifest.topic_objects import TopicObject, TopicObjects
-from record_format.errors import CorruptDataError, StoreUnavailable
+from record_format.deferred_errors import DeferredErrors
+from record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +50,11 @@ class TopicDeletion:
         self._mark_deleted(topic)
         for partition in self._partitions:
             partition.drop_all()
+        refused = DeferredErrors(ConfigurationError)  # for objects that may not be deleted
         for partition in self._partitions:
-            self._clear(partition)
+            with refused:
+                self._clear(partition)
+        refused.raise_first()
         self._topics.delete_versions(topic.name, topic.topic_id, check=self._check)
 
     def _mark_deleted(self, topic: TopicObject) -> None:

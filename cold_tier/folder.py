@@ -50,6 +50,7 @@ from cold_tier.object_store import (
 )
 from cold_tier.retry import READ_POLICY
 from cold_tier.store_ledger import Operation, StoreLedger
+from record_format.deferred_errors import DeferredErrors
 from record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -137,14 +138,11 @@ class FolderStore:
             return self._stat(key, target)
 
     def delete(self, keys: Sequence[str]) -> None:
-        refused: list[ConfigurationError] = []
+        refused = DeferredErrors(ConfigurationError)
         for key in keys:
-            try:
+            with refused:
                 self._delete(key)
-            except ConfigurationError as error:
-                refused.append(error)
-        if refused:
-            raise refused[0]
+        refused.raise_first()
 
     def _delete(self, key: str) -> None:
         path = self._path(key)

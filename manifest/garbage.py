@@ -42,6 +42,7 @@ from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage
 from manifest.store import DAY_MS, ManifestStore
 from manifest.transitions import PageSource, forget_removed
 from manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
+from record_format.deferred_errors import DeferredErrors
 from record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -183,19 +184,16 @@ class Collector:
         keys = [versions.key(version) for version in plan.versions if version not in kept]
         keys += [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
         expired = (p for p in pins if p.name in plan.pins and p not in pinned_since)
-        deletions: list[Callable[[], object]] = [
-            partial(objects.delete, keys),
-            *(partial(objects.abort_upload, upload) for upload in plan.uploads),
-            *(partial(self._pins.delete, pin.name) for pin in expired),
-        ]
-        refused: list[ConfigurationError] = []
-        for delete in deletions:
-            try:
-                delete()
-            except ConfigurationError as error:
-                refused.append(error)
-        if refused:
-            raise refused[0]
+        refused = DeferredErrors(ConfigurationError)
+        with refused:
+            objects.delete(keys)
+        for upload in plan.uploads:
+            with refused:
+                objects.abort_upload(upload)
+        for pin in expired:
+            with refused:
+                self._pins.delete(pin.name)
+        refused.raise_first()
 
     def _due_objects(
         self, manifest: Manifest, is_pinned: IsReferenced, *, now_ms: int

@@ -16,6 +16,7 @@ import structlog
 from broker.bucket import Bucket
 from broker.live_topics import LiveTopics
 from broker.topic_registry import TopicRecord
+from record_format.deferred_errors import DeferredErrors
 from record_format.errors import FencedError, TierlogError
 
 log = structlog.get_logger(__name__)
@@ -32,16 +33,13 @@ class Deletions:
         self._for_each(self._finish)
 
     def _for_each(self, act: Callable[[TopicRecord], None]) -> None:
-        failures: list[Exception] = []
+        failures = DeferredErrors(TierlogError, OSError)
         for record in self._topics.deleted():
             if self._topics.is_closed:
                 break
-            try:
+            with failures:
                 act(record)
-            except (TierlogError, OSError) as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        failures.raise_first()
 
     def _finish(self, record: TopicRecord) -> None:
         if self._topics.is_busy(record):

@@ -818,6 +818,22 @@ def test_a_deletion_that_keeps_failing_writes_one_topic_object(offloaded) -> Non
     assert in_bucket(offloaded) == ["cluster.json"]
 
 
+def test_an_object_that_may_not_be_deleted_keeps_no_other_partition(harness) -> None:
+    harness.broker.create_topic("t", partitions=3)
+    harness.offload()
+    harness.stop_copying()
+    harness.broker.background.deleting.stop(10)
+    denied = FailsBefore(lambda key: ConfigurationError(f"{key}: no permission to delete"))
+    harness.store.fail("delete", denied, when=lambda key: "/1/manifest/" in key)
+    harness.broker.delete_topic("t")
+    with pytest.raises(ConfigurationError, match=r"/1/manifest/.*: no permission"):
+        harness.broker.background.deletions.run_round()
+    folders = {key.split("/")[3] for key in in_bucket(harness) if key.startswith("topics/")}
+    assert folders == {"1", "topic"}
+    harness.broker.background.deletions.run_round()
+    assert in_bucket(harness) == ["cluster.json"]
+
+
 def test_a_long_deletion_does_not_block_uploads(harness, monkeypatch) -> None:
     """The deletion of a thousand partitions takes many minutes."""
     harness.broker.create_topic("going")
