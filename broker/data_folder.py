@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from hot_tier.durable_file import sync_folder, write_durably
+from hot_tier.durable_file import REAL_DISK, write_durably
 from hot_tier.log_folder import has_segments
 from record_format import checkpoint_files, sealed_json
 from record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
@@ -208,7 +208,7 @@ class DataFolder:
     def _sync_folders(self) -> None:
         """Sync renames that a process which died may not have synced: startup relies on them."""
         for folder in (self.path, self.path / "tierlog", self.path / "tierlog" / "manifests"):
-            sync_folder(folder)
+            REAL_DISK.sync_folder(folder)
 
     # --- identity ---------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class DataFolder:
         if not marker.exists():
             return False
         marker.unlink()
-        sync_folder(self.path)
+        REAL_DISK.sync_folder(self.path)
         return True
 
 

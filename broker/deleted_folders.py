@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker.data_folder import DataFolder, topic_id_of, with_suffix
 from broker.topic_registry import TopicRecord
-from hot_tier.durable_file import sync_folder
+from hot_tier.durable_file import REAL_DISK
 from record_format.errors import CorruptDataError
 
 
@@ -31,7 +31,7 @@ def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) ->
         if gone.exists():
             aside.append(gone)
     if aside:
-        sync_folder(folder.path)
+        REAL_DISK.sync_folder(folder.path)
     return aside
 
 

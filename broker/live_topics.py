@@ -35,7 +35,7 @@ from broker.topics import (
     TopicSummary,
     check_topic_name,
 )
-from hot_tier.durable_file import sync_folder
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.log_config import LogConfig
 from record_format.config_value import ConfigValue
 from record_format.errors import (
@@ -225,7 +225,7 @@ class LiveTopics:
         except (TierlogError, OSError):
             with suppress(OSError):  # the next change or start opens them, as the registry says
                 deleted_folders.remove(path for path in made if path.exists())
-                sync_folder(self._folder.path)
+                REAL_DISK.sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
                 self.registry.put(msgspec.structs.replace(before, dirty=True))
             raise

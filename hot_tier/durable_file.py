@@ -38,10 +38,6 @@ def write_atomically(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: b
     disk.rename(temporary, path)
 
 
-def sync_folder(path: Path) -> None:
-    REAL_DISK.sync_folder(path)
-
-
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:
     """Read a file that can be rebuilt. Raises FileNotFoundError, or `corrupt` if the disk cannot
     read it.

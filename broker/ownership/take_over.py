@@ -31,7 +31,7 @@ from broker.data_folder import (
 )
 from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from hot_tier import closed_log
-from hot_tier.durable_file import sync_folder
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.log import PartitionLog
 from manifest.state import EpochStart, Manifest, SegmentEntry
 from record_format.errors import (
@@ -107,7 +107,7 @@ def write_take_overs(data_dir: Path, pending: dict[str, PendingTakeOver]) -> Non
         TAKE_OVERS.write(data_dir, pending)
     elif (path := TAKE_OVERS.path(data_dir)).exists():
         path.unlink()
-        sync_folder(path.parent)
+        REAL_DISK.sync_folder(path.parent)
 
 
 class TakeOver:

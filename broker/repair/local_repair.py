@@ -27,7 +27,7 @@ from broker.data_folder import DataFolder, with_suffix
 from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from hot_tier.bad_sectors import zero_filling_pread
 from hot_tier.closed_log import base_offsets
-from hot_tier.durable_file import REAL_DISK, sync_folder
+from hot_tier.durable_file import REAL_DISK
 from hot_tier.file_names import LOG, parse_file_name, segment_files
 from record_format.errors import CorruptDataError
 
@@ -164,4 +164,4 @@ def _copy_file(path: Path, copied: Path) -> None:
 
 def _sync_folders(folder: Path, aside: Path) -> None:
     for place in (aside, aside.parent, aside.parent.parent, folder):
-        sync_folder(place)
+        REAL_DISK.sync_folder(place)

@@ -52,7 +52,7 @@ from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_
 from broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from cold_tier.object_store import ObjectStore
-from hot_tier.durable_file import sync_folder, write_durably
+from hot_tier.durable_file import REAL_DISK, write_durably
 from hot_tier.log_config import LogConfig
 from hot_tier.overlay import with_swaps_finished
 from manifest.keys import PartitionKeys, topic_versions
@@ -157,7 +157,7 @@ def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> Res
             if old is not None:
                 old.close()
         unfinished.unlink()
-        sync_folder(unfinished.parent)
+        REAL_DISK.sync_folder(unfinished.parent)
     return report
 
 

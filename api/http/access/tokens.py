@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from api.http.access.scopes import Grant, Scope
-from hot_tier.durable_file import sync_folder
+from hot_tier.durable_file import REAL_DISK
 from record_format import typed_json
 from record_format.errors import ConfigurationError
 from record_format.medium import sync_all
@@ -172,7 +172,7 @@ def _write(path: Path, data: bytes) -> None:
     finally:
         os.close(fd)
     temporary.rename(path)
-    sync_folder(path.parent)
+    REAL_DISK.sync_folder(path.parent)
 
 
 class TokensFile:
