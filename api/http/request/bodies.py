@@ -14,7 +14,7 @@ import ctypes
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
@@ -215,31 +215,14 @@ def expand(body: bytes | bytearray, encoding: str, *, max_bytes: int) -> bytes |
     """
     if not encoding:
         return body
+    new_decoder, piece_bytes = _DECODERS[encoding]
     try:
-        if encoding == "gzip":
-            return _gunzip(body, max_bytes)
-        return _unzstd(body, max_bytes)
+        return _decode_members(body, new_decoder, max_bytes=max_bytes, piece_bytes=piece_bytes)
     except (zlib.error, zstandard.ZstdError, EOFError) as error:
         detail = f"the body does not decode as {encoding}: {error}"
         raise InvalidRequest(
             detail, problems=(FieldProblem("Content-Encoding", detail),)
         ) from error
-
-
-def _gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """Decode all members of a gzip stream (RFC 1952, 2.2)."""
-    return _decode_members(
-        body, lambda: zlib.decompressobj(wbits=31), max_bytes=max_bytes, piece_bytes=16 << 10
-    )
-
-
-def _unzstd(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """Decode all frames of a zstd stream (RFC 8878)."""
-
-    def frame() -> _Decoder:
-        return zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX).decompressobj()
-
-    return _decode_members(body, frame, max_bytes=max_bytes, piece_bytes=2 << 10)
 
 
 class _Decoder(Protocol):
@@ -250,6 +233,17 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes | memoryview, /) -> bytes: ...
 
 
+# For a member of gzip (RFC 1952, 2.2) and a frame of zstd (RFC 8878): how to begin one, and how
+# much to feed at once.
+_DECODERS: Final[Mapping[str, tuple[Callable[[], _Decoder], int]]] = {
+    "gzip": (lambda: zlib.decompressobj(wbits=31), 16 << 10),
+    "zstd": (
+        lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX).decompressobj(),
+        2 << 10,
+    ),
+}
+
+
 def _decode_members(
     body: bytes | bytearray,
     new_decoder: Callable[[], _Decoder],
@@ -257,7 +251,7 @@ def _decode_members(
     max_bytes: int,
     piece_bytes: int,
 ) -> bytes:
-    """Decode in pieces so small that none expands to more than some tens of MiB."""
+    """Decode all members, in pieces so small that none expands to more than some tens of MiB."""
     parts: list[bytes] = []
     position = members = size = 0
     while position < len(body) or not members:
