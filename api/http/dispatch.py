@@ -221,7 +221,8 @@ class TierlogApp(FastAPI):
         call = by_method.get(method)
         if call is None:
             exchange.template = next(iter(by_method.values())).path
-            raise MethodNotAllowed(exchange.method, allowed=allowed_methods(by_method))
+            head = {"HEAD"} if "GET" in by_method else set()
+            raise MethodNotAllowed(exchange.method, allowed=sorted(by_method.keys() | head))
         exchange.template = call.path
         return call
 
@@ -263,7 +264,3 @@ def _log_params(params: Mapping[str, str]) -> dict[str, str]:
     if "topic" in shown and "partition" in shown:
         shown["partition"] = f"{shown.pop('topic')}-{shown['partition']}"
     return shown
-
-
-def allowed_methods(by_method: Any) -> list[str]:
-    return sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})

@@ -208,11 +208,8 @@ def _columns(
     if parsed.others:
         columns = _with_others(columns, given)
     assert columns.keys is not None, "set above"
-    return (columns._replace(keys=None) if _is_empty(columns.keys) else columns), parsed
-
-
-def _is_empty(column: list[Content]) -> bool:
-    return column.count(None) == len(column)
+    has_keys = columns.keys.count(None) < len(columns.keys)
+    return (columns if has_keys else columns._replace(keys=None)), parsed
 
 
 def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]) -> list[Content]:
