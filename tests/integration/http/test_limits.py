@@ -246,6 +246,19 @@ def test_a_tls_handshake_times_out(tmp_path: Path, tls: Tls, loop: str, said: by
             assert sock.recv(1) == b"", "not after asyncio's own minute"
 
 
+def test_a_connection_too_many_gets_a_429_that_is_counted_and_health(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(served(tmp_path, HttpSettings(connections_max=1)))
+        first, beyond = (stack.enter_context(httpx.Client(base_url=server.url)) for _ in range(2))
+        assert first.get("/healthz").status_code == 200
+        assert beyond.get("/healthz").status_code == 200
+        refused = beyond.post(records_path("t"), json={"records": [{"value": "a"}]})
+        assert problem(refused, 429, "throttled")["detail"] == "too many connections"
+        assert refused.headers["connection"] == "close"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert 'tierlog_http_errors_total{code="throttled"} 1.0' in first.get("/metrics").text
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_tls_handshake_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: str) -> None:
     context = ssl.create_default_context(cafile=tls.certificate)
