@@ -159,15 +159,18 @@ def with_index_rebuild(
 
 
 def file_of(state: LogState, segment: Segment) -> OpenFile:
-    """A segment's `.log`. Raises as `_missing_segment_error`."""
+    """A segment's `.log`. Raises as `_missing_segment_error`, and CorruptBatch if the disk cannot
+    open it.
+    """
     try:
-        return state.files.open(segment.name(LOG))
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            return state.files.open(segment.name(LOG))
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None
 
 
 def log_reader_of(state: LogState, segment: Segment) -> FileReader:
-    """As `Segment.log_reader`. Raises as `_missing_segment_error`."""
+    """As `Segment.log_reader`. Raises as `file_of`."""
     return FileReader(file_of(state, segment), state.files.pread)
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from hot_tier.open_files import OpenFiles
 
 
-def cannot_read(monkeypatch, path: Path, *, kept: Path, where: range | None = None) -> None:
+def cannot_read(
+    monkeypatch, path: Path, *, kept: Path, where: range | None = None, opens: bool = True
+) -> None:
     """Reads of this file fail from now on; reads of a file that replaces it do not.
 
-    `where`: only those that touch these bytes.
+    `where`: only those that touch these bytes. `opens`: False if it cannot even be opened.
     """
     os.link(path, kept)  # so that no other file gets its inode number
     bad, read_bytes, pread, preadv = path.stat().st_ino, Path.read_bytes, os.pread, os.preadv
+    open_ = os.open
     sectors = where or range(path.stat().st_size)
 
     def refuse(number: int, start: int, end: int) -> None:
@@ -33,6 +36,14 @@ def cannot_read(monkeypatch, path: Path, *, kept: Path, where: range | None = No
         refuse(os.fstat(fd).st_ino, position, position + sum(map(len, buffers)))
         return preadv(fd, buffers, position)
 
+    def open_file(path: Path | str, flags: int, *more: int) -> int:
+        fd = open_(path, flags, *more)
+        if not opens and os.fstat(fd).st_ino == bad:
+            os.close(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return fd
+
+    monkeypatch.setattr(os, "open", open_file)
     monkeypatch.setattr(Path, "read_bytes", read_whole)
     monkeypatch.setattr(os, "pread", read_some)
     monkeypatch.setattr(os, "preadv", read_into)

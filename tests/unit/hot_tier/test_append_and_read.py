@@ -402,8 +402,9 @@ def test_a_batch_larger_than_any_fetch_is_verified_before_it_is_returned(
     assert (refusal.value.file, refusal.value.position) == (str(log_file), first.position)
 
 
+@pytest.mark.parametrize("opens", [True, False])
 def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
-    open_log, append_a_record_per_ms, tmp_path, monkeypatch
+    open_log, append_a_record_per_ms, tmp_path, monkeypatch, opens
 ):
     log = open_log(config={"index.interval.bytes": 100})
     for _ in range(2):
@@ -412,13 +413,14 @@ def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
     log.close()
     log = open_log(config={"index.interval.bytes": 100})
     log_file = tmp_path / "t-0" / f"{0:020d}.log"
-    cannot_read(monkeypatch, log_file, kept=tmp_path / "bad sectors")
+    cannot_read(monkeypatch, log_file, kept=tmp_path / "bad sectors", opens=opens)
     assert [view.max_timestamp for view in log.segments()] == [-1, NOW_MS + 9, -1]
     for use in (
         lambda: log.read(5, max_bytes=1),
         lambda: log.offset_for_timestamp(NOW_MS + 5),
         lambda: log.segment_stats(0),
         lambda: log.sealed.crc32c(0),
+        lambda: log.sealed.open(0),
         lambda: log.sealed.files(0),
     ):
         with pytest.raises(CorruptBatch, match="cannot be read") as refusal:
