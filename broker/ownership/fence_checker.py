@@ -38,32 +38,32 @@ class FenceChecker:
     def run_round(self) -> None:
         """If the store is down, the round ends early, and the next one tries again."""
         partitions = list(self._partitions())
-        self._check(partitions, threads=1 + len(partitions) // PARTITIONS_PER_THREAD)
+        check = self._checker(partitions)
+        helpers = _started(check, len(partitions) // PARTITIONS_PER_THREAD)
+        check()
+        for thread in helpers:
+            thread.join()
 
     def check_before_serving(self, *, timeout_s: float) -> None:
         """Return after `timeout_s` at most: a request may take a minute to time out."""
-        self._check(self._partitions(), threads=STARTUP_THREADS, timeout_s=timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        for thread in _started(self._checker(self._partitions(), deadline_s), STARTUP_THREADS):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _check(
-        self, partitions: Iterable[Partition], *, threads: int, timeout_s: float = inf
-    ) -> None:
+    def _checker(
+        self, partitions: Iterable[Partition], deadline_s: float = inf
+    ) -> Callable[[], None]:
+        """Checks them one by one, in as many threads as call it."""
         waiting: SimpleQueue[Partition] = SimpleQueue()
         for partition in partitions:
             waiting.put(partition)
-        deadline = time.monotonic() + timeout_s
 
         def check_waiting() -> None:
             with suppress(Empty):
-                while time.monotonic() <= deadline and self._check_one(waiting.get_nowait()):
+                while time.monotonic() <= deadline_s and self._check_one(waiting.get_nowait()):
                     pass
 
-        workers = [
-            Thread(target=check_waiting, name="fence-checker", daemon=True) for _ in range(threads)
-        ]
-        for thread in workers:
-            thread.start()
-        for thread in workers:
-            thread.join(None if timeout_s == inf else max(0.0, deadline - time.monotonic()))
+        return check_waiting
 
     def _check_one(self, partition: Partition) -> bool:
         """Returns False if the store does not respond."""
@@ -84,3 +84,14 @@ class FenceChecker:
         if partition.leadership_lost:  # found here, or by a commit since the last round
             partition.wake_all()
         return True
+
+
+def _started(check: Callable[[], None], count: int) -> list[Thread]:
+    """Threads that check; fewer if the process may not have so many."""
+    threads: list[Thread] = []
+    with suppress(RuntimeError):
+        for _ in range(count):
+            thread = Thread(target=check, name="fence-checker", daemon=True)
+            thread.start()
+            threads.append(thread)
+    return threads

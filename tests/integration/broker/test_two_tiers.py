@@ -585,5 +585,6 @@ def test_a_broker_that_may_start_no_more_threads_uploads_reads_trims_and_stops(
         assert [record.value for record in harness.records("t")] == values
         assert harness.broker.trim("t", 0, 55) == 55
         assert harness.broker.partition("t", 0).cold.manifest.log_start_offset == 55
+        harness.broker.background.fence_checker.run_round()
         harness.broker.close()
     assert (harness.root / "data" / ".kafka_cleanshutdown").exists()
