@@ -19,11 +19,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from record_format.arrow_columns import COLUMNS, SCHEMA
+from spark_reader.data_loss import log_to_stderr
 from spark_reader.option_table import is_kafka_option
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import NAMES, parse_options, wants_headers
 from spark_reader.planner import Planner
-from spark_reader.ranges import log_to_stderr
 from spark_reader.split_reader import SplitReader
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader
 
+from spark_reader.data_loss import log_to_stderr
 from spark_reader.filters import push_down
 from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.ranges import log_to_stderr
 from spark_reader.source_partition import SplitPartition
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Plans a read from its options: fetches facts from the catalog for the pure functions of `ranges`
-and `plan`, which make all decisions.
+"""Plans a read from its options: fetches facts from the catalog for the pure functions of
+`data_loss` and `plan`, which make all decisions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from record_format.row_filter import RowFilter
 from spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
 from spark_reader.catalog import Catalog, PartitionFacts
 from spark_reader.cold_index import may_match
+from spark_reader.data_loss import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
 from spark_reader.gaps import count_offsets
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import ReadOptions
@@ -29,7 +30,6 @@ from spark_reader.plan import (
     pack_tasks,
     plan_splits,
 )
-from spark_reader.ranges import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
 
 
 class Planner:

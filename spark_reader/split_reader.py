@@ -28,9 +28,9 @@ from record_format.errors import (
 )
 from record_format.row_filter import RowFilter
 from spark_reader.access import Connections
+from spark_reader.data_loss import DataLossPolicy, Warn, log_to_stderr, report_if_lost
 from spark_reader.options import ReadOptions
 from spark_reader.plan import NO_FILTERS, Split
-from spark_reader.ranges import DataLossPolicy, Warn, log_to_stderr, report_if_lost
 from tierlog.client.calls import Limits
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024

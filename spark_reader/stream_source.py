@@ -27,12 +27,12 @@ from manifest.versions import boottime_ms
 from record_format.record_walk import I64_MAX
 from spark_reader.access import Connections
 from spark_reader.catalog import PartitionFacts
+from spark_reader.data_loss import OffsetRange, log_to_stderr
 from spark_reader.gaps import skip_gap
 from spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
 from spark_reader.parallel import parallel_map
 from spark_reader.planner import Planner
 from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.ranges import OffsetRange, log_to_stderr
 from spark_reader.source_partition import SplitPartition
 from spark_reader.stream_offsets import (
     Backlog,

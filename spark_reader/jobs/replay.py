@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from record_format.errors import InvalidRequest
 from spark_reader.access import Connections
+from spark_reader.data_loss import DataLoss
 from spark_reader.jobs.hadoop_files import HadoopFolder
 from spark_reader.jobs.replay_plan import (
     ReplayPlan,
@@ -36,7 +37,6 @@ from spark_reader.jobs.session import Progress, progress_reported
 from spark_reader.options import NAMES, ReadOptions, parse_options
 from spark_reader.plan import MAX_SPLIT_BYTES
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss
 from spark_reader.s3a import S3ASettings, settings_of
 from spark_reader.topics import Topics
 

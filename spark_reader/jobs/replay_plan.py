@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from record_format.errors import CorruptDataError
+from spark_reader.data_loss import OffsetRange
 from spark_reader.plan import Split
-from spark_reader.ranges import OffsetRange
 
 FORMAT_VERSION: Final = 1
 

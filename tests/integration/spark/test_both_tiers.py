@@ -16,10 +16,10 @@ from record_format.arrow_columns import COLUMNS
 from record_format.errors import CorruptDataError, UnknownTopic
 from spark_reader import access
 from spark_reader.catalog import Catalog
+from spark_reader.data_loss import DataLoss
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss
 from spark_reader.split_reader import SplitReader
 from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES

@@ -16,6 +16,7 @@ import pytest
 
 from record_format.errors import InvalidRequest
 from record_format.findings import ProblemKind
+from spark_reader.data_loss import DataLoss
 from spark_reader.jobs import replay as replay_module
 from spark_reader.jobs import verify as verify_module
 from spark_reader.jobs.hadoop_files import HadoopFolder
@@ -23,7 +24,6 @@ from spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from spark_reader.jobs.stats import stats
 from spark_reader.jobs.stats_chart import chart_svg
 from spark_reader.jobs.verify import verify
-from spark_reader.ranges import DataLoss
 from tests.fakes import spark_process
 from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers

@@ -16,10 +16,10 @@ from record_format.row_filter import RowFilter
 from spark_reader import catalog
 from spark_reader.batch_source import TierlogReader
 from spark_reader.catalog import Catalog, PartitionFacts
+from spark_reader.data_loss import DataLoss
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import Filters
-from spark_reader.ranges import DataLoss
 from spark_reader.stream_offsets import StreamOffsets
 from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers

@@ -20,12 +20,12 @@ from record_format.errors import (
 from record_format.row_filter import RowFilter
 from spark_reader import access
 from spark_reader.cold_index import may_match
+from spark_reader.data_loss import DataLoss
 from spark_reader.jobs.replay_plan import split_into_steps, step_options
 from spark_reader.option_values import InvalidOption
 from spark_reader.options import parse_options
 from spark_reader.plan import NO_FILTERS
 from spark_reader.planner import Planner
-from spark_reader.ranges import DataLoss
 from spark_reader.split_reader import SplitReader
 from tests.fakes.bucket import (
     FIXTURES,

@@ -5,10 +5,10 @@ import pytest
 
 from record_format.errors import CorruptDataError
 from spark_reader.catalog import PartitionFacts
+from spark_reader.data_loss import OffsetRange
 from spark_reader.jobs.replay import ToFiles, _request
 from spark_reader.jobs.replay_plan import ReplayPlan, from_json, split_into_steps, step_options
 from spark_reader.plan import Split
-from spark_reader.ranges import OffsetRange
 
 
 def offset_range(partition, start, end):
