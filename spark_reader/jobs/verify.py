@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import pyarrow as pa
 
 from cold_tier.segment_check import check_segment
 from manifest.keys import PartitionKeys
@@ -47,12 +46,12 @@ def verify(
     connections = Connections(options.access)
     store = connections.store
     found = Findings(-1)
-    work: list[tuple[int, bytes]] = []
+    work: list[tuple[int, SegmentEntry]] = []
     for topic, number in Topics(options, connections).chosen():
         check = ManifestCheck(store, PartitionKeys(topic.name, topic.topic_id, number), clock=clock)
         manifest = check.manifest()
         if manifest is not None:
-            work += [(number, msgspec.json.encode(one)) for one in check.entries(manifest)]
+            work += [(number, one) for one in check.entries(manifest)]
             check.pins()
         found.merge(check.findings)
     with progress_reported(session, progress):
@@ -62,42 +61,32 @@ def verify(
 
 
 def _on_executors(
-    session: SparkSession, access: Access, work: list[tuple[int, bytes]]
+    session: SparkSession, access: Access, work: list[tuple[int, SegmentEntry]]
 ) -> Iterator[Findings]:
     """The findings of each segment, by partition and base offset.
 
     Sorted here: to sort, Spark samples its input first, and so would read every segment twice.
     """
+    from pyspark.sql.functions import udf
+
     if not work:
         return
     given = session.createDataFrame(
-        [(partition, bytearray(entry)) for partition, entry in work],
-        "partition int, entry binary",
+        [(number, one.base_offset, bytearray(msgspec.json.encode(one))) for number, one in work],
+        "partition int, base_offset bigint, entry binary",
     ).repartition(min(len(work), MAX_TASKS))
-    checked = given.mapInArrow(
-        _check_with(access), "partition int, base_offset bigint, found binary"
-    )
+    check = udf(_check_with(access), "binary", useArrow=False)  # Arrow's functions need pandas
+    checked = given.select("partition", "base_offset", check("partition", "entry").alias("found"))
     for row in sorted(checked.collect(), key=lambda row: (row["partition"], row["base_offset"])):
         yield typed_json.decode(bytes(row["found"]), Findings)
 
 
-def _check_with(
-    access: Access,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that a task runs; it carries `access`."""
+def _check_with(access: Access) -> Callable[[int, bytes], bytes]:
+    """The function that a task calls for each segment; it carries `access`."""
 
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(partition: int, entry: bytes) -> bytes:
+        segment = typed_json.decode(bytes(entry), SegmentEntry)
         store = Connections(access).store
-        for batch in batches:
-            for row in batch.to_pylist():
-                entry = typed_json.decode(row["entry"], SegmentEntry)
-                found = check_segment(store, entry, partition=row["partition"], deep=True)
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "partition": pa.array([row["partition"]], pa.int32()),
-                        "base_offset": pa.array([entry.base_offset], pa.int64()),
-                        "found": pa.array([msgspec.json.encode(found)], pa.binary()),
-                    }
-                )
+        return msgspec.json.encode(check_segment(store, segment, partition=partition, deep=True))
 
     return check

@@ -189,7 +189,8 @@ def test_a_replay_does_not_resume_with_a_re_created_topic(spark, tmp_path, monke
             replay(spark, source(tiers), target, step_bytes=20_000, log=lambda _: None)
 
 
-def test_verify_reads_every_byte_on_the_executors(spark, tmp_path):
+def test_verify_reads_every_byte_on_the_executors(spark, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # the extra `spark` does not install it
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights", partitions=2)
         tiers.produce("flights", 200)
