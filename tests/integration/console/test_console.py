@@ -1232,6 +1232,9 @@ def test_the_records_of_a_compacted_topic_are_at_most_its_offsets(console: Conso
         console.produce(console.topic(name, cleanup_policy=policy), *[{"key": "k"}] * 30)
     listed = console.get("/console/topics", params={"filter": "compacted"}).text
     assert '<td class="number" data-label="Records">up to 30</td>' in listed
+    console.topic("compacted-empty", cleanup_policy="compact")
+    listed = console.get("/console/topics", params={"filter": "compacted-empty"}).text
+    assert '<td class="number" data-label="Records">0</td>' in listed
     listed = console.get("/console/topics", params={"filter": "kept"}).text
     assert '<td class="number" data-label="Records">30</td>' in listed
 
