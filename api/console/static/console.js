@@ -227,6 +227,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest("input, select, textarea")) {
       if (event.key === "Escape") event.target.blur();
+      if (event.key === "ArrowDown" && event.target.id === "filter") move(1);
       return;
     }
     const act = KEYS[event.key];
