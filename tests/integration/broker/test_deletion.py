@@ -820,7 +820,7 @@ def test_a_deletion_that_keeps_failing_writes_one_topic_object(offloaded) -> Non
 
 def test_an_object_that_may_not_be_deleted_keeps_no_other_partition(harness) -> None:
     harness.broker.create_topic("t", partitions=3)
-    harness.offload()
+    harness.claim()
     harness.stop_copying()
     harness.broker.background.deleting.stop(10)
     denied = FailsBefore(lambda key: ConfigurationError(f"{key}: no permission to delete"))
