@@ -3,7 +3,7 @@
 * The address is bound before anything is opened, and the store is checked before a data folder is
   created: a port in use, or refused credentials, leave nothing behind.
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
-  Before the server listens, a signal aborts the start.
+  Before the server listens, a signal aborts the start. Further ones change nothing.
 * The garbage collector is off until everything is loaded, and never scans that: one scan would
   delay every request by a tenth of a second.
 """
@@ -55,8 +55,8 @@ def run_broker(
 
     Raises ConfigurationError and OSError if it cannot start.
     """
-    listening = threading.Event()
-    _stop_on_signals(listening)
+    start_ended = threading.Event()
+    _stop_on_signals(start_ended)
     gc.disable()
     try:
         tls = _tls(settings)
@@ -66,7 +66,7 @@ def run_broker(
             url = _url(sock, tls)
 
             def on_started() -> None:
-                listening.set()
+                start_ended.set()
                 announce(url)
                 _load_kernels_in_thread()
 
@@ -85,14 +85,14 @@ def run_broker(
         gc.enable()
 
 
-def _stop_on_signals(listening: threading.Event) -> None:
-    """Until the server listens, a signal raises `_Stopped`. uvicorn replaces these handlers while
-    it serves, and raises the signal again for them when it is done: they must not end the process
-    before the broker is closed.
+def _stop_on_signals(start_ended: threading.Event) -> None:
+    """A signal during the start ends it: it raises `_Stopped`. While the broker serves, uvicorn has
+    handlers of its own. Any other signal comes while it is being closed, and is ignored.
     """
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if not listening.is_set():
+        if not start_ended.is_set():
+            start_ended.set()
             raise _Stopped
 
     for number in (signal.SIGTERM, signal.SIGINT):

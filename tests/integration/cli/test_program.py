@@ -243,6 +243,22 @@ def test_a_signal_before_a_broker_has_its_handlers_ends_the_program_by_custom(nu
     assert (result.returncode, result.stdout, result.stderr) == (code, b"", b"")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_during_a_start_changes_nothing(tmp_path, number):
+    script = (
+        "import signal; from types import SimpleNamespace; "
+        "from tierlog.cli import broker_process, program; "
+        f"signalled = lambda *_, **__: signal.raise_signal({number:d}); "
+        "broker_process._open_broker = signalled; "
+        "broker_process.log = SimpleNamespace(info=signalled); program.main()"
+    )
+    command = [sys.executable, "-c", script, "serve", "--data-dir", str(tmp_path / "data")]
+    result = subprocess.run(
+        [*command, "--listen", "127.0.0.1:0"], capture_output=True, env=ENVIRONMENT, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
 def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
