@@ -28,7 +28,6 @@ from cold_tier.object_store import (
     Resumable,
     check_key,
     check_prefix,
-    crc32c_checksum,
 )
 from cold_tier.retry import READ_POLICY
 from cold_tier.store_ledger import StoreLedger
@@ -137,7 +136,7 @@ class MemoryStore:
             for key in islice(self._keys, begin, begin + limit):
                 if not key.startswith(prefix):
                     break
-                found.append(self._stat(key)._replace(checksum=None))
+                found.append(self._stat(key)._replace(crc32c=None))
         return found
 
     def folders(self, prefix: str, *, limit: int) -> Names:
@@ -176,8 +175,7 @@ class MemoryStore:
 
     def _stat(self, key: str) -> ObjectStat:
         stored = self._objects[key]
-        checksum = crc32c_checksum(stored.crc32c)
-        return ObjectStat(key, len(stored.body), checksum, stored.modified_ms)
+        return ObjectStat(key, len(stored.body), stored.crc32c, stored.modified_ms)
 
     def _check_no_folder(self, key: str) -> None:
         parts = key.split("/")

@@ -46,21 +46,12 @@ class IncompleteUpload(NamedTuple):
     initiated_ms: int
 
 
-class Checksum(NamedTuple):
-    """A checksum of the whole object: `algorithm` in lower case (`crc32c`, `md5`, …), `value` in
-    hex.
-    """
-
-    algorithm: str
-    value: str
-
-
 class ObjectStat(NamedTuple):
-    """An object's metadata as the store reports it; `checksum` is None if the store keeps none."""
+    """An object's metadata as the store reports it; `crc32c` is None if it reports none."""
 
     key: str
     size_bytes: int
-    checksum: Checksum | None
+    crc32c: int | None
     modified_ms: int
 
 
@@ -173,7 +164,7 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         """At most `limit` objects whose keys begin with `prefix` and sort after `start_after`, in
-        order of their UTF-8 bytes. Checksums are not filled in.
+        order of their UTF-8 bytes. `crc32c` is not filled in.
         """
         ...
 
@@ -206,10 +197,6 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Close the connections. Later calls that would send a request raise ShuttingDown."""
         ...
-
-
-def crc32c_checksum(crc: int) -> Checksum:
-    return Checksum("crc32c", f"{crc:08x}")
 
 
 def check_key(key: str) -> str:

@@ -56,7 +56,7 @@ from cold_tier.s3_multipart import (
 )
 from cold_tier.s3_options import S3Options
 from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from cold_tier.s3_responses import check_range, checksum_of, member_of, response_time_ms
+from cold_tier.s3_responses import check_range, member_of, reported_crc32c, response_time_ms
 from cold_tier.store_ledger import Operation, StoreLedger
 from record_format.errors import (
     ClockSkewTooLarge,
@@ -144,7 +144,7 @@ class S3Store:
             return response
 
         response = self._retry("put", key, send, creates=if_absent, sent_bytes=len(data))
-        return ObjectStat(key, len(data), checksum_of(response), response_time_ms(response))
+        return ObjectStat(key, len(data), reported_crc32c(response), response_time_ms(response))
 
     def put_file(
         self,
@@ -239,13 +239,11 @@ class S3Store:
                     raise CorruptObject(f"has {size_bytes} bytes, more than {max_bytes}", file=key)
                 pieces = stream.iter_chunks(PIECE_BYTES)
                 body = b"".join(self._counted(key, pieces, size_bytes))
-            given = checksum_of(response)
-            if given is not None and given.algorithm == "crc32c":
-                actual = f"{crc32c_of(body):08x}"
-                if actual != given.value:
-                    raise ChecksumMismatch(
-                        f"came with CRC-32C {actual}, the store says {given.value}"
-                    )
+            given = reported_crc32c(response)
+            if given is not None and given != (actual := crc32c_of(body)):
+                raise ChecksumMismatch(
+                    f"came with CRC-32C {actual:08x}, the store says {given:08x}"
+                )
             return body
 
         return retry_on_checksum_mismatch(lambda: self._retry("get", key, send), file=key)
@@ -301,7 +299,7 @@ class S3Store:
         size_bytes = member_of(response, "ContentLength", key=key)
         modified = member_of(response, "LastModified", key=key)
         modified_ms = int(modified.timestamp() * 1000)
-        return ObjectStat(key, size_bytes, checksum_of(response), modified_ms)
+        return ObjectStat(key, size_bytes, reported_crc32c(response), modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from cold_tier.object_store import Checksum, ObjectStat
+from cold_tier.object_store import ObjectStat
 from cold_tier.s3_connection import UnsupportedResponse
 from record_format.clock import wall_clock_ms
 from record_format.errors import CorruptObject, StoreUnavailable
@@ -40,19 +40,15 @@ def check_range(content_range: str, size_bytes: int, *, start: int, end: int, ke
         )
 
 
-def checksum_of(response: Any) -> Checksum | None:
-    """The CRC-32C of the whole object if the store returns it, else the ETag if it is an MD5."""
+def reported_crc32c(response: Any) -> int | None:
+    """The CRC-32C of the whole object, if the store reports it."""
     crc = response.get("ChecksumCRC32C", "")
-    if crc and "-" not in crc and response.get("ChecksumType") != "COMPOSITE":
-        try:
-            return Checksum("crc32c", base64.b64decode(crc, validate=True).hex())
-        except binascii.Error:
-            return None
-    etag = response.get("ETag", "").strip('"').lower()
-    encrypted = response.get("ServerSideEncryption", "AES256") != "AES256"
-    if re.fullmatch(r"[0-9a-f]{32}", etag) and not encrypted:
-        return Checksum("md5", etag)
-    return None
+    if not crc or "-" in crc or response.get("ChecksumType") == "COMPOSITE":
+        return None
+    try:
+        return int.from_bytes(base64.b64decode(crc, validate=True), "big")
+    except binascii.Error:
+        return None
 
 
 def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
@@ -60,15 +56,14 @@ def stat_of(key: str, headers: Mapping[str, str]) -> ObjectStat:
     described = {
         "ChecksumCRC32C": headers.get("x-amz-checksum-crc32c", ""),
         "ChecksumType": headers.get("x-amz-checksum-type"),
-        "ETag": headers.get("etag", ""),
-        "ServerSideEncryption": headers.get("x-amz-server-side-encryption", "AES256"),
     }
     try:
         size_bytes = int(headers["content-length"])
         modified = parsedate_to_datetime(headers["last-modified"])
     except (KeyError, ValueError) as error:
         raise UnsupportedResponse(f"it does not describe the object: {error}") from error
-    return ObjectStat(key, size_bytes, checksum_of(described), int(modified.timestamp() * 1000))
+    modified_ms = int(modified.timestamp() * 1000)
+    return ObjectStat(key, size_bytes, reported_crc32c(described), modified_ms)
 
 
 def member_of(response: Any, name: str, *, key: str) -> Any:

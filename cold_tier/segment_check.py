@@ -21,7 +21,7 @@ from crc32c import crc32c as crc32c_of
 
 from cold_tier.chunk_table import Chunk, ChunkTable
 from cold_tier.index_bundle import ParsedBundle, parse_bundle
-from cold_tier.object_store import ObjectStore, crc32c_checksum
+from cold_tier.object_store import ObjectStore
 from cold_tier.ranged_reader import read_range
 from cold_tier.segment_indexes import SegmentIdentity, check_table
 from cold_tier.segment_scan import describe_chunk
@@ -98,10 +98,8 @@ class _SegmentCheck:
             detail = f"the object has {stat.size_bytes} bytes, the manifest says {size_bytes}"
             self.add(ProblemKind.OBJECT_SIZE, detail, key=key)
             return False
-        given = stat.checksum
-        comparable = given is not None and given.algorithm == "crc32c"
-        if comparable and given != crc32c_checksum(crc32c):
-            detail = f"the store has CRC-32C {given and given.value}, the manifest {crc32c:08x}"
+        if stat.crc32c is not None and stat.crc32c != crc32c:
+            detail = f"the store has CRC-32C {stat.crc32c:08x}, the manifest {crc32c:08x}"
             self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         return True
 

@@ -25,7 +25,6 @@ from cold_tier.object_store import (
     ObjectStore,
     Resumable,
     UploadNotFound,
-    crc32c_checksum,
 )
 from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
 from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
@@ -210,18 +209,17 @@ class SegmentUploader:
     def _verify(self, stat: ObjectStat, *, size_bytes: int, crc32c: int) -> None:
         """Raise StoreUnavailable unless the store holds exactly these bytes.
 
-        The store's own CRC-32C is accepted if the store is trusted to compute it. Any other
-        checksum (an ETag that may be an MD5) is not, and the object is read back.
+        The store's own CRC-32C is accepted if the store is trusted to compute it. Otherwise the
+        object is read back.
         """
         if stat.size_bytes != size_bytes:
             raise StoreUnavailable(
                 f"{stat.key}: stored with {stat.size_bytes} of {size_bytes} bytes"
             )
-        given = stat.checksum
-        if given is not None and given.algorithm == "crc32c" and not self._read_back_whole:
-            if given != crc32c_checksum(crc32c):
+        if stat.crc32c is not None and not self._read_back_whole:
+            if stat.crc32c != crc32c:
                 raise StoreUnavailable(
-                    f"{stat.key}: stored with CRC-32C {given.value}, not {crc32c:08x}"
+                    f"{stat.key}: stored with CRC-32C {stat.crc32c:08x}, not {crc32c:08x}"
                 )
             return
         actual = 0

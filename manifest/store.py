@@ -450,7 +450,6 @@ class ManifestStore:
     def _put_page(self, key: str, body: bytes) -> None:
         """Write a page. Unless the store reports its CRC-32C, read it back."""
         stat = self.objects.put(key, body)
-        expected = (len(body), ("crc32c", f"{crc32c(body):08x}"))
-        confirmed = (stat.size_bytes, stat.checksum) == expected
+        confirmed = (stat.size_bytes, stat.crc32c) == (len(body), crc32c(body))
         if not confirmed and get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
             raise CorruptManifest("the stored page differs from what was sent", file=key)

@@ -130,12 +130,7 @@ def test_head_returns_size_checksum_and_time(store):
     assert stat is not None
     assert (stat.key, stat.size_bytes) == ("k", 5)
     assert stat.modified_ms > 1_600_000_000_000
-    if stat.checksum is not None:
-        expected = {
-            "crc32c": f"{crc32c(b'hello'):08x}",
-            "md5": hashlib.md5(b"hello").hexdigest(),
-        }
-        assert stat.checksum.value == expected[stat.checksum.algorithm]
+    assert stat.crc32c in {None, crc32c(b"hello")}
 
 
 def test_list_is_ordered_and_limited(store):
@@ -288,8 +283,7 @@ def test_a_file_of_any_size_is_stored_completely(store, tmp_path, size_bytes):
     )
     assert stat.size_bytes == size_bytes
     assert sum(paced) == size_bytes
-    if stat.checksum is not None and stat.checksum.algorithm == "crc32c":
-        assert stat.checksum.value == f"{crc32c(body):08x}"
+    assert stat.crc32c in {None, crc32c(body)}
     assert store.get("s/file.log", max_bytes=size_bytes) == body
 
 

@@ -38,7 +38,7 @@ class Fault(Enum):
 class PlainStat(NamedTuple):
     key: str
     size_bytes: int
-    checksum: object | None
+    crc32c: int | None
     modified_ms: int
 
 
@@ -150,7 +150,7 @@ class PlainStore:
 
     def _stat(self, key: str) -> PlainStat:
         body, modified_ms = self.objects[key]
-        return PlainStat(key, len(body), ("crc32c", f"{crc32c(body):08x}"), modified_ms)
+        return PlainStat(key, len(body), crc32c(body), modified_ms)
 
     def _begin(self, call: str, key: str) -> Fault | None:
         with self._lock:

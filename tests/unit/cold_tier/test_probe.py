@@ -48,7 +48,7 @@ class IgnoresChecksums(MemoryStore):
 class ReturnsNoChecksum(MemoryStore):
     def head(self, key) -> ObjectStat | None:
         stat = super().head(key)
-        return stat and stat._replace(checksum=None)
+        return stat and stat._replace(crc32c=None)
 
 
 class LosesResponses(MemoryStore):

@@ -63,12 +63,10 @@ def test_an_incomplete_object_is_detected(store, written):
 def test_an_upload_to_a_store_without_checksums_is_read_back(store, written, monkeypatch):
     plain = store._store
     monkeypatch.setattr(
-        store, "head", lambda key: plain.head(key)._replace(checksum=None), raising=False
+        store, "head", lambda key: plain.head(key)._replace(crc32c=None), raising=False
     )
     put_file = store.put_file
-    monkeypatch.setattr(
-        store, "put_file", lambda *a, **k: put_file(*a, **k)._replace(checksum=None)
-    )
+    monkeypatch.setattr(store, "put_file", lambda *a, **k: put_file(*a, **k)._replace(crc32c=None))
     uploaded = upload(store, written)
     assert ("get_range", uploaded.log_key) in store.calls
     assert ("get_range", uploaded.indexes_key) in store.calls
