@@ -96,15 +96,6 @@ def expired_versions(
             yield stat.version
 
 
-def orphans(
-    stats: Iterable[Stat], *, now_ms: int, grace_ms: int, is_named: IsReferenced
-) -> Iterator[str]:
-    """Keys of objects that are old enough and neither referenced nor listed as removed."""
-    for stat in stats:
-        if now_ms - stat.modified_ms >= grace_ms and not is_named(stat.key):
-            yield stat.key
-
-
 class Collector:
     """Garbage collection of one partition."""
 
@@ -163,7 +154,7 @@ class Collector:
         """Execute the plan; returns the manifest afterwards.
 
         Raises FencedError for another owner, and ManifestConflict if `manifest` is not in force,
-        before anything is deleted.
+        before anything is deleted; ConfigurationError for what may not be deleted, after the rest.
         """
         current = self._manifests.check_fence_by_list(manifest)
         if current is not manifest:
@@ -175,7 +166,6 @@ class Collector:
         return forgotten
 
     def _delete(self, plan: GarbagePlan) -> None:
-        """What may not be deleted does not keep the rest: the first such error is raised then."""
         objects, versions = self._manifests.objects, self._manifests.versions
         pins = self._pins.all()
         pinned_since = [pin for pin in pins if pin.nonce not in plan.pins_seen]
@@ -244,10 +234,9 @@ class Collector:
         def is_named(key: str) -> bool:
             return key in removed or self._is_uploading(key) or in_force(key) or is_pinned(key)
 
-        found = orphans(
-            self._own_objects(), now_ms=now_ms, grace_ms=self._policy.grace_ms, is_named=is_named
-        )
-        candidates = tuple(islice(found, self._policy.limit))
+        grace_ms, limit = self._policy.grace_ms, self._policy.limit
+        old = (stat.key for stat in self._own_objects() if now_ms - stat.modified_ms >= grace_ms)
+        candidates = tuple(islice((key for key in old if not is_named(key)), limit))
         for page in manifest.removed_pages if candidates else ():
             if (listed := self._removed_with(page)) is None:
                 return ()  # any of them may be listed there, still in its grace period
