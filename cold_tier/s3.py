@@ -198,7 +198,8 @@ class S3Store:
         refused = []
         for failed in response.get("Errors", []):
             key = failed.get("Key", keys[0])
-            fault = ErrorResponse(0, failed.get("Code", ""), failed.get("Message", ""))
+            # It has no status: what the table does not know is refused, and not an outage.
+            fault = ErrorResponse(400, failed.get("Code", ""), failed.get("Message", ""))
             kind = classify(fault)
             if kind is Fault.MISCONFIGURED:
                 refused.append((key, fault))

@@ -58,6 +58,7 @@ _BY_CODE = {
     "TooManyRequests": Fault.REFUSED,
     "429": Fault.REFUSED,
     "IncompleteBody": Fault.REFUSED,  # the connection broke, for S3 or a proxy before it
+    "InternalError": Fault.UNKNOWN,
     "RequestTimeout": Fault.UNKNOWN,
     "408": Fault.UNKNOWN,  # a proxy's, or Google's
     CONNECT_FAILED: Fault.REFUSED,
