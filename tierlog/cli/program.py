@@ -201,7 +201,9 @@ def main() -> NoReturn:
     finally:
         _flush_or_discard_output()
     if terminated and code == INTERRUPTED:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the demo's cleanup ignores it
         signal.raise_signal(signal.SIGTERM)
+        code = 128 + signal.SIGTERM  # the first process of a container survives its own signals
     sys.exit(code)
 
 

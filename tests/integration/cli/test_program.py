@@ -233,10 +233,19 @@ def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
 )
 def test_a_signal_before_a_broker_has_its_handlers_ends_the_program_by_custom(number, code):
-    script = (
-        "import signal; from tierlog.cli import program; "
-        f"program.load_command = lambda _: signal.raise_signal({number:d}); program.main()"
-    )
+    script = f"""
+import signal
+from tierlog.cli import program
+
+def command(_):
+    try:
+        signal.raise_signal({number:d})
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the demo while it cleans up
+
+program.load_command = command
+program.main()
+"""
     result = subprocess.run(
         [sys.executable, "-c", script, "serve"], capture_output=True, env=ENVIRONMENT, check=False
     )
