@@ -181,7 +181,8 @@ def _checked_delimiter(kind: Format, text: str) -> str:
         raise typer.BadParameter("--delimiter requires --format csv")
     delimiter = "\t" if text == r"\t" else text
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise typer.BadParameter(f"--delimiter must be one character, not {text!r}")
+        required = "one character, neither a quote nor a line break"
+        raise typer.BadParameter(f"--delimiter must be {required}, not {text!r}")
     return delimiter
 
 

@@ -141,7 +141,11 @@ def test_csv_from_pandas_and_windows_is_accepted(tierlog):
         b'{"a":"1,5","b":"2"}',
         b'{"a":"1","b":"2"}',
     ]
-    assert "must be one character, not ''" in tierlog.fails(2, *arguments, "--delimiter", "")
+    for refused in ("", ";;", '"', "\n"):
+        message = tierlog.fails(2, *arguments, "--delimiter", refused)
+        assert (
+            f"must be one character, neither a quote nor a line break, not {refused!r}" in message
+        )
     assert "requires --format csv" in tierlog.fails(2, "produce", "csv", "--delimiter", ";")
     for text, expected in (
         ("a,b,a\n1,2,3\n", "more than one column is named 'a'"),
