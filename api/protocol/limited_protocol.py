@@ -202,24 +202,23 @@ class LimitedProtocol(NoUpgradeProtocol):
         """Send an error response after those in progress, then close the connection."""
         self._end_head()
         self._discards_input = True
-        response = self.limits.error_response(error)
         active, last = self._active, self.cycle
         if active is not None and active is last and active.more_body:  # the error is in its body
             if active.response_complete:
-                response = b""
-            elif active.response_started:
+                self._send_final_response(b"")
+                return
+            if active.response_started:
                 self.transport.abort()
                 return
-            else:
-                active.disconnected = True
-                active.message_event.set()
+            active.disconnected = True
+            active.message_event.set()
         elif active is not None and not active.response_complete:
             if last.more_body:  # the error response is the response to it
                 self.pipeline.popleft()
-            self._final_response = response
+            self._final_response = self.limits.error_response(error)
             self._input_ended()
             return
-        self._send_final_response(response)
+        self._send_final_response(self.limits.error_response(error))
 
     def close_after_response(self) -> None:
         """Close later: an immediate close would reset a client that is still sending its body."""

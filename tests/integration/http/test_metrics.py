@@ -1,6 +1,7 @@
 """Observability: `/metrics`, `Server-Timing`, log lines."""
 
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
 from broker.task_failures import TASKS
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
-from tests.integration.http.test_wire import exchange
+from tests.integration.http.test_wire import exchange, post
 
 FOREIGN = ("process_", "python_")  # the client library's own
 
@@ -149,6 +150,16 @@ def test_what_is_not_a_request_is_counted_and_logged_with_its_reason(
         "malformed request: Invalid method encountered"
     ]
     assert [line for line in caplog.records if line.name == "uvicorn.error"] == []
+
+
+def test_a_request_that_was_refused_before_its_malformed_body_is_counted_once(api: Api) -> None:
+    before = value(api, "tierlog_http_errors_total")
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as sock:
+        sock.sendall(post("/nowhere", "Transfer-Encoding: chunked", body=b""))
+        assert b" 404 " in sock.recv(16)
+        sock.sendall(b"zz\r\n")
+        assert b"HTTP/1.1" not in sock.makefile("rb").read()
+    assert value(api, "tierlog_http_errors_total") == before + 1
 
 
 def test_offload_lag_is_what_is_not_in_the_bucket_yet(api: Api) -> None:
