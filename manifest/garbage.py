@@ -167,22 +167,22 @@ class Collector:
 
     def _delete(self, plan: GarbagePlan) -> None:
         objects, versions = self._manifests.objects, self._manifests.versions
+        refused = DeferredErrors(ConfigurationError)
         pins = self._pins.all()
         pinned_since = [pin for pin in pins if pin.nonce not in plan.pins_seen]
+        for pin in pins:  # at once: its name may be used again at any time
+            if pin.name in plan.pins and pin not in pinned_since:
+                with refused:
+                    self._pins.delete(pin.name)
         is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
         keys = [versions.key(version) for version in plan.versions if version not in kept]
         keys += [key for key in (*plan.objects, *plan.orphans) if not is_pinned(key)]
-        expired = (p for p in pins if p.name in plan.pins and p not in pinned_since)
-        refused = DeferredErrors(ConfigurationError)
         with refused:
             objects.delete(keys)
         for upload in plan.uploads:
             with refused:
                 objects.abort_upload(upload)
-        for pin in expired:
-            with refused:
-                self._pins.delete(pin.name)
         refused.raise_first()
 
     def _due_objects(

@@ -172,8 +172,11 @@ class TopicObjects:
         chain = self._chain(name, topic_id)
         while stats := chain.stats():
             check()
-            # Oldest first, so that a restore finds the `deleted` version until the end.
-            chain.delete([stat.version for stat in stats])
+            # The newest last, also if one may not be deleted: a restore then finds the `deleted`
+            # version.
+            *older, newest = (stat.version for stat in stats)
+            chain.delete(older)
+            chain.delete([newest])
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """(name, topic id) of all topics under `topics/`, with about one LIST per name."""

@@ -472,6 +472,25 @@ def test_a_pin_recreated_after_the_plan_is_kept() -> None:
     assert bucket.pins.all() == [again]
 
 
+def test_a_pin_recreated_while_objects_are_deleted_is_kept() -> None:
+    """That takes many requests, and the pin had expired."""
+    bucket = Bucket(4)
+    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.expire(200)
+    bucket.clock.now_ms += DAY_MS
+    again = []
+
+    def pin_again(call: str, key: str) -> None:
+        if (call, key) == ("delete", entry(0).log_key):
+            bucket.pins.delete("nightly")
+            again.append(bucket.pins.create("nightly", bucket.state.version))
+
+    bucket.store.faults = pin_again
+    bucket.collect()
+    assert len(again) == 1
+    assert bucket.pins.all() == again
+
+
 def test_a_pin_that_cannot_be_verified_is_withdrawn() -> None:
     bucket = Bucket(2)
     bucket.store.faults = lambda call, key: (

@@ -90,6 +90,12 @@ def test_a_topic_is_created_changed_and_deleted() -> None:
     assert (changed.version, changed.partitions) == (2, 5)
     gone = write(store, replace(changed, deleted=True))
     assert objects(store).load("flights", "id-1") == gone
+    refused = min(store.objects)
+    store.faults = lambda call, key: Fault.REFUSED if (call, key) == ("delete", refused) else None
+    with pytest.raises(ConfigurationError):
+        objects(store).delete_versions("flights", "id-1", check=owned)
+    assert objects(store).load("flights", "id-1") == gone, "a restore does not bring it back"
+    store.faults = lambda call, key: None
     objects(store).delete_versions("flights", "id-1", check=owned)
     assert store.objects == {}
 
