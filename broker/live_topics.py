@@ -84,7 +84,7 @@ class LiveTopics:
             Wanted(
                 record,
                 number,
-                recovery_point=max(points.get(place, 0), cleaned_before(place)),
+                recovery_point=points.get(place, cleaned_before(place)),
                 log_start_offset=starts.get(place),
                 at_start=True,
             )

@@ -174,8 +174,8 @@ class OldFolder:
         return pending is not None and pending.gap_over(manifest) > 0
 
     def recovery_point(self, keys: PartitionKeys) -> int:
-        saved = self._recovery_points.get((keys.topic, keys.partition), 0)
-        return max(saved, self.cleaned_before(keys))
+        place = (keys.topic, keys.partition)
+        return self._recovery_points.get(place, self.cleaned_before(keys))
 
     def log_start(self, keys: PartitionKeys) -> int | None:
         return self._log_starts.get((keys.topic, keys.partition))
