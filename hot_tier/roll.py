@@ -143,13 +143,14 @@ def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
         state.unflushed = []
         state.files.invalidate_folder(state.folder)
         try:
-            state.active = create_segment(state, offset)  # first: a crash leaves a segment
             for segment in old:
                 for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
                     state.disk.unlink(segment.path(suffix))
             state.disk.unlink(path_of(state.folder, old[-1].end.next_offset, SNAPSHOT))
             state.epochs.clear()
             state.producers = load_newest(state, set(), at_most=offset, at_least=offset)
+            # Last: recovery would take the old ones, which end early, for complete up to it.
+            state.active = create_segment(state, offset)
             state.disk.sync_folder(state.folder)
         except OSError as error:
             raise disk_error(state, error) from error
