@@ -227,7 +227,10 @@
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest("input, select, textarea")) {
       if (event.key === "Escape") event.target.blur();
-      if (event.key === "ArrowDown" && event.target.id === "filter") move(1);
+      if (event.key === "ArrowDown" && event.target.id === "filter") {
+        event.preventDefault(); // the page would scroll
+        move(1);
+      }
       return;
     }
     const act = KEYS[event.key];

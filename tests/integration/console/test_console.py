@@ -401,8 +401,10 @@ def test_many_topics_are_paged_and_filtered(browser: Chromium, tmp_path: Path) -
         browser.run(TICK)
         browser.until("document.activeElement.id === 'filter'")
         assert browser.run(rows) == 10
+        browser.run("addEventListener('keydown', (event) => { window.pressed = event; })")
         browser.press("ArrowDown")
         assert browser.run("document.activeElement.textContent") == "team-0.service-070"
+        assert browser.run("pressed.defaultPrevented"), "the page scrolls"
 
 
 def test_topics_can_be_sorted_by_their_figures(browser: Chromium, tmp_path: Path) -> None:
