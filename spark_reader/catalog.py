@@ -94,7 +94,8 @@ class Catalog:
         """The same for a running stream, for which the starting options no longer matter.
 
         Topics that it has read may be gone; if `begun` is None, any may be. A partition of which it
-        has read what is in the bucket needs only the topic description: a stream polls very often.
+        has read what is in the bucket needs only the topic description, and under `read_committed`
+        its last stable offset: a stream polls very often.
         """
 
         def look(pair: tuple[TopicFacts, int]) -> PartitionFacts:

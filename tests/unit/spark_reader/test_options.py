@@ -7,7 +7,7 @@ from record_format.codecs import CODEC_IDS
 from spark_reader.bounds import EARLIEST, LATEST, AtTime
 from spark_reader.option_table import Use
 from spark_reader.option_values import InvalidOption
-from spark_reader.options import _OPTIONS, parse_options
+from spark_reader.options import _OPTIONS, parse_options, wants_headers
 from spark_reader.sink import parse_write_options
 
 COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
@@ -31,6 +31,7 @@ def test_option_names_are_case_insensitive():
 def test_values_are_parsed_as_kafkas_source_does():
     assert parse(startingOffsets=" Earliest ").starting.default == EARLIEST
     assert parse(startingTimestamp=" 77 ", tier="cold\n").starting.timestamp == 77
+    assert wants_headers({"includeHeaders": " true "})
     assert parse(maxTriggerDelay="15M").trigger.max_delay_ms == 15 * 60_000
 
 
