@@ -36,8 +36,8 @@ def cannot_read(
         refuse(os.fstat(fd).st_ino, position, position + sum(map(len, buffers)))
         return preadv(fd, buffers, position)
 
-    def open_file(path: Path | str, flags: int, *more: int) -> int:
-        fd = open_(path, flags, *more)
+    def open_file(path: Path | str, flags: int, mode: int = 0o777, **at: int | None) -> int:
+        fd = open_(path, flags, mode, **at)
         if not opens and os.fstat(fd).st_ino == bad:
             os.close(fd)
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -14,7 +14,7 @@ from broker.settings import BrokerSettings
 from cold_tier.open import open_store
 from manifest.invariants import InvalidTransition
 from record_format.batch import HEADER_SIZE, iter_headers
-from record_format.errors import ConfigurationError, CorruptDataError, Throttled
+from record_format.errors import ConfigurationError, CorruptDataError, MissingObject, Throttled
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
@@ -256,6 +256,8 @@ def test_an_object_that_reappears_is_not_dropped(filled, monkeypatch):
         return None if key == entry.log_key and requested.count(key) == 1 else head(key)
 
     monkeypatch.setattr(filled.store, "head", forgetful, raising=False)
+    missing = FailsBefore(lambda key: MissingObject("it is not there", file=key))
+    filled.store.fail("get_range", missing, when=lambda key: key == entry.log_key)
     (step,) = filled.broker.repair("t", apply=True)
     assert (step.action, step.done) == ("drop", False)
     assert "nothing is lost" in step.detail

@@ -237,6 +237,8 @@ def test_a_signal_before_a_broker_has_its_handlers_ends_the_program_by_custom(nu
 import signal
 from tierlog.cli import program
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
+
 def command(_):
     try:
         signal.raise_signal({number:d})
