@@ -55,8 +55,7 @@ def run_broker(
 
     Raises ConfigurationError and OSError if it cannot start.
     """
-    start_ended = threading.Event()
-    _stop_on_signals(start_ended)
+    end_start = _stop_on_signals()
     gc.disable()
     try:
         tls = _tls(settings)
@@ -66,7 +65,7 @@ def run_broker(
             url = _url(sock, tls)
 
             def on_started() -> None:
-                start_ended.set()
+                end_start()
                 announce(url)
                 _load_kernels_in_thread()
 
@@ -85,20 +84,27 @@ def run_broker(
         gc.enable()
 
 
-def _stop_on_signals(start_ended: threading.Event) -> None:
+def _stop_on_signals() -> Callable[[], None]:
     """A signal during the start ends it: it raises `_Stopped`. While the broker serves, uvicorn has
-    handlers of its own. Any other signal comes while it is being closed, and is ignored.
+    handlers of its own. Any other signal comes while it is being closed, and is ignored. Returns
+    what to call at the end of the start.
     """
+    is_starting = True
+
+    def end_start() -> None:
+        nonlocal is_starting
+        is_starting = False
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if not start_ended.is_set():
-            start_ended.set()
+        if is_starting:
+            end_start()
             raise _Stopped
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal; nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    return end_start
 
 
 def _url(sock: socket.socket, tls: Tls | None) -> str:
