@@ -59,6 +59,9 @@ _BY_CODE = {
     "429": Fault.REFUSED,
     "IncompleteBody": Fault.REFUSED,  # the connection broke, for S3 or a proxy before it
     "InternalError": Fault.UNKNOWN,
+    "ServiceUnavailable": Fault.UNKNOWN,
+    "SlowDownRead": Fault.UNKNOWN,  # MinIO's, for too few disks
+    "SlowDownWrite": Fault.UNKNOWN,
     "RequestTimeout": Fault.UNKNOWN,
     "408": Fault.UNKNOWN,  # a proxy's, or Google's
     CONNECT_FAILED: Fault.REFUSED,

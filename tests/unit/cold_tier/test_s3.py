@@ -326,11 +326,12 @@ def test_a_failed_deletion_in_a_multi_object_response_raises(monkeypatch):
             with pytest.raises(ConfigurationError, match=text):
                 store.delete(["k", "l"])
             assert len(requests) == 2, "the rest was deleted"
-    with (
-        s3(Reply(200, body=body % b"InternalError")) as (store, _),
-        pytest.raises(StoreUnavailable),
-    ):
-        store.delete(["k"])
+    for code in (b"InternalError", b"ServiceUnavailable", b"SlowDownWrite"):
+        with (
+            s3(Reply(200, body=body % code)) as (store, _),
+            pytest.raises(StoreUnavailable),
+        ):
+            store.delete(["k"])
     with s3(Reply(200, body=body % b"NoSuchKey")) as (store, _):
         store.delete(["k"])
 
