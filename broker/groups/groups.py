@@ -102,6 +102,9 @@ class Groups:
     def run_round(self) -> None:
         """In the background: build the view, and write what is still unwritten."""
         self.rebuild()
+        self._write_unwritten()
+
+    def _write_unwritten(self) -> None:
         if self._offsets.unwritten:
             self._offsets.write_unwritten()
         self._forget_truncations()
@@ -150,6 +153,8 @@ class Groups:
         check_group_name(group)
         check_offsets(offsets)
         self.rebuild()
+        if self._applied:  # after a crash, this commit would be set back too
+            self._write_unwritten()
         self._rows(group, offsets)  # first: a refused commit does not create the topic
         home = home_partition(group, self._topics.ensure(TOPIC, CONFIG))
         with self._offsets.lock:

@@ -287,6 +287,24 @@ def test_a_group_reset_that_failed_is_repeated(harness, topic, monkeypatch, fail
         harness.restart()
 
 
+def test_a_commit_since_a_truncation_survives_a_crash(harness, topic, monkeypatch, tmp_path):
+    """It may come before the first background round."""
+    harness.produce("t", [b"x"] * 10)
+    commit(harness, "g", t0=9)
+    harness.broker.groups.truncations.end((harness.broker.topic("t").record.topic_id, 0), 5)
+    harness.broker.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(Groups, "run_round", lambda _: None)
+        harness.broker = harness.open()
+        assert offsets_of(harness, "g") == {("t", 0): 5}
+        commit(harness, "g", t0=8)
+        crashed = harness.copy_to(tmp_path / "crashed")
+        harness.broker.close()
+    copy = BrokerHarness(crashed)
+    assert offsets_of(copy, "g") == {("t", 0): 8}
+    copy.broker.close()
+
+
 def test_records_that_are_not_commits_are_skipped(harness, topic):
     commit(harness, "g", t0=1)
     write_raw(
