@@ -3,39 +3,18 @@
 * Warnings of libraries (uvicorn, botocore, asyncio) have the same format, so that a collector of
   JSON lines gets nothing else.
 * Tracebacks never show the values of variables: tokens, keys, records.
-* A log that cannot be written stops nothing: its disk may be full, the reader of its pipe or its
-  terminal gone. Lines are lost until it can be.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
-from contextlib import suppress
-from typing import TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 from tierlog.cli.table import printable
-
-
-class _Stderr(io.TextIOBase):
-    """Standard error, without its errors: `logging` ignores them, structlog does not."""
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            sys.stderr.flush()
-
-
-STDERR = cast(TextIO, _Stderr())
 
 
 def configure_logs(*, verbose: bool = False) -> None:
@@ -63,7 +42,7 @@ def configure_logs(*, verbose: bool = False) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(STDERR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_library_handler(processors, renderer)])

@@ -11,11 +11,12 @@ shell reports 143, and systemd a clean stop.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType, MappingProxyType
@@ -196,6 +197,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, interrupt)  # brokers have handlers of their own
     _open_closed_standard_files()
     _buffer_output()
+    _ignore_errors_of_stderr()
     try:
         code = run(sys.argv[1:])
     finally:
@@ -226,6 +228,25 @@ def _buffer_output() -> None:
     """
     encoding = sys.stdout.encoding
     sys.stdout = open(1, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+class _LossyFile(io.FileIO):
+    """What cannot be written is lost."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            super().write(data)
+        return len(data)
+
+
+def _ignore_errors_of_stderr() -> None:
+    """A broker's log stops nothing, and neither does an error message: the disk may be full, the
+    reader of the pipe or the terminal gone.
+    """
+    stderr = io.BufferedWriter(_LossyFile(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(
+        stderr, encoding=sys.stderr.encoding, errors="backslashreplace", line_buffering=True
+    )
 
 
 def run(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,7 +75,7 @@ def serve(
     """
     from tierlog import settings
     from tierlog.cli.broker_process import run_broker
-    from tierlog.cli.logs import STDERR, configure_logs
+    from tierlog.cli.logs import configure_logs
 
     given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
@@ -84,6 +85,6 @@ def serve(
 
     def announce(url: str) -> None:
         where = f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}"
-        print(where, file=STDERR, flush=True)
+        print(where, file=sys.stderr, flush=True)
 
     run_broker(loaded, announce=announce, verbose=verbose)

@@ -229,6 +229,27 @@ def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
     assert (result.returncode, result.stderr) == (130, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_or_message_that_cannot_be_written_changes_nothing():
+    script = """
+import structlog
+from tierlog.cli import logs, program
+
+def command(_):
+    logs.configure_logs()
+    structlog.get_logger().error("x" * 10_000)
+    raise program.SettingsError("lost, too")
+
+program.load_command = command
+program.main()
+"""
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", script, "serve"], stderr=full, env=ENVIRONMENT, check=False
+        )
+    assert result.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
 )

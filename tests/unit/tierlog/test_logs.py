@@ -5,9 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 PROGRAM = """
 import logging, structlog
@@ -36,12 +33,6 @@ def test_every_line_is_json_and_tracebacks_show_no_variables():
         assert (error["exc_type"], error["exc_value"]) == ("ValueError", "a bug")
         assert [frame["name"] for frame in error["frames"]] == ["<module>", "fail"]
     assert "secret" not in run.stderr
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_log_that_cannot_be_written_fails_nothing():
-    with Path("/dev/full").open("wb") as full:
-        subprocess.run([sys.executable, "-c", PROGRAM], check=True, stderr=full)
 
 
 def shown_on_a_terminal(program: str = PROGRAM, **environment: str) -> bytes:
