@@ -234,8 +234,7 @@ class Groups:
             with self._offsets.lock:
                 self._offsets.complete_all()
                 self._set_back_groups(self._offsets.known)
-            self._offsets.write_unwritten()
-            self._forget_truncations()
+            self._write_unwritten()
         except (TierlogError, OSError) as error:
             log.error("group offsets not set back yet", error=str(error))
 
