@@ -186,7 +186,8 @@ class S3Store:
         for begin in range(0, len(keys), DELETE_PAGE):
             page = keys[begin : begin + DELETE_PAGE]
             refused += self._retry("delete", page[0], partial(self._delete_page, page))
-        for key, fault in refused:
+        if refused:
+            key, fault = refused[0]
             self._raise_error(fault, "delete", key)
 
     def _delete_page(self, keys: Sequence[str]) -> list[tuple[str, ErrorResponse]]:
