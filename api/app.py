@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
-from api.console.pages import Console
-from api.http.calls import Call, CallTable
-from api.http.context import Context
-from api.http.dispatch import TierlogApp
-from api.http.docs import openapi
-from api.http.docs.page import DOCS_CALLS, document_call
-from api.http.routes import CALLS
-from api.http.settings import HttpSettings
-from broker.broker import Broker
+from tierlog.api.console.pages import Console
+from tierlog.api.http.calls import Call, CallTable
+from tierlog.api.http.context import Context
+from tierlog.api.http.dispatch import TierlogApp
+from tierlog.api.http.docs import openapi
+from tierlog.api.http.docs.page import DOCS_CALLS, document_call
+from tierlog.api.http.routes import CALLS
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
 
 DESCRIPTION = (
     "One log over two tiers: the tail on local disk, sealed segments in a bucket. "

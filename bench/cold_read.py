@@ -42,11 +42,11 @@ from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
-from cold_tier.open import open_store
-from cold_tier.prefetch import WINDOW_MAX
-from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
-from cold_tier.s3_options import S3Options
-from record_format.batch import parse_header
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.prefetch import WINDOW_MAX
+from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.record_format.batch import parse_header
 
 ROUNDS: Final = 3
 RE_READS: Final = 20  # of 200 MB: in less than a second the machine's noise counts more than we do

@@ -22,10 +22,10 @@ from typing import Any, Final, NamedTuple
 from bench.logs import open_log, opened, produced
 from bench.records import START_MS, texts
 from bench.report import Report, Target
-from hot_tier.append import Append
-from record_format import native
-from record_format.encode import encode_batch
-from record_format.key_table import make_key_table
+from tierlog.hot_tier.append import Append
+from tierlog.record_format import native
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.key_table import make_key_table
 
 ROUNDS: Final = 3
 MIB: Final = 1 << 20

@@ -21,8 +21,8 @@ from bench.logs import opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from hot_tier.append import Append, AppendResult
-from record_format import native
+from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.record_format import native
 
 ROUNDS: Final = 9
 KIB: Final = 1 << 10

@@ -30,9 +30,9 @@ from bench.logs import opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from hot_tier.append import Acks, Append, AppendResult
-from hot_tier.group_commit import FlushTimer, GroupCommit
-from record_format import native
+from tierlog.hot_tier.append import Acks, Append, AppendResult
+from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
+from tierlog.record_format import native
 
 ROUNDS: Final = 7
 PRODUCERS: Final = 64

@@ -25,9 +25,9 @@ from bench.logs import open_log, produced
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave
-from hot_tier.append import Append, AppendResult
-from hot_tier.log import PartitionLog
-from record_format.encode import encode_batch
+from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.record_format.encode import encode_batch
 
 ROUNDS: Final = 5
 SEGMENTS: Final = 10_000

@@ -22,9 +22,9 @@ from bench.logs import open_log, opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
-from hot_tier.append import Append, AppendResult
-from record_format import native
-from record_format.batch import parse_header, set_producer
+from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.record_format import native
+from tierlog.record_format.batch import parse_header, set_producer
 
 ROUNDS: Final = 7
 MIB: Final = 1 << 20

@@ -38,9 +38,9 @@ from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
 from bench.s2 import S2Log, s2
 from bench.wire import Append, Wire, percentile
-from record_format.encode import encode_batch
 from tierlog.client import Client
 from tierlog.client.wire import RECORD_BATCHES
+from tierlog.record_format.encode import encode_batch
 
 ROUNDS: Final = 3
 SECONDS: Final = 0.6

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import START_MS, TOPIC_ID
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.recovery import OpenRequest
-from record_format.produced import ProducedBatches, ProduceLimits, check_produced
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.record_format.produced import ProducedBatches, ProduceLimits, check_produced
 
 
 def open_log(

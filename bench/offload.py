@@ -28,11 +28,11 @@ from bench import s3
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from cold_tier.open import open_store
-from cold_tier.s3_options import S3Options
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from record_format import native
-from record_format.batch import parse_header, stamp
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.record_format import native
+from tierlog.record_format.batch import parse_header, stamp
 
 ROUNDS: Final = 15
 SEGMENT_BYTES: Final = 128 << 20

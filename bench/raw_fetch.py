@@ -23,9 +23,9 @@ from bench.load import Load, Requests
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from record_format.batch import parse_header
 from tierlog.client import Client
 from tierlog.client.wire import RECORD_BATCHES
+from tierlog.record_format.batch import parse_header
 
 ROUNDS: Final = 5
 KIB: Final = 1 << 10

@@ -25,9 +25,9 @@ from bench.records import START_MS, texts
 from bench.report import Report, Target
 from bench.rounds import interleave
 from bench.wire import Wire
-from record_format.encode import encode_batch
 from tierlog.client import Client
 from tierlog.client.wire import RECORD_BATCHES
+from tierlog.record_format.encode import encode_batch
 
 ROUNDS: Final = 5
 DURATION_S: Final = 2

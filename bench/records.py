@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from record_format.batch import HEADER_SIZE
-from record_format.encode import encode_batch
+from tierlog.record_format.batch import HEADER_SIZE
+from tierlog.record_format.encode import encode_batch
 
 START_MS: Final = 1_700_000_000_000
 TOPIC_ID: Final = "MjD0UKSJT2qa6zQLS6M5HA"

@@ -25,9 +25,9 @@ from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
 from bench.wire import Wire, percentile
-from record_format.batch import parse_header
 from tierlog.client import Client
 from tierlog.client.wire import RECORD_BATCHES
+from tierlog.record_format.batch import parse_header
 
 ROUNDS: Final = 3
 MIB: Final = 1 << 20

@@ -25,11 +25,11 @@ from crc32c import crc32c
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave
-from record_format import codecs
-from record_format.arrow import ArrowDecoder, DecodeRequest, warm
-from record_format.arrow_columns import COLUMNS
-from record_format.batch import CRC_START, HEADER_SIZE, iter_headers, stamp
-from record_format.encode import encode_batches
+from tierlog.record_format import codecs
+from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
+from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.batch import CRC_START, HEADER_SIZE, iter_headers, stamp
+from tierlog.record_format.encode import encode_batches
 
 ROUNDS: Final = 7
 RECORDS: Final = 1_000_000

@@ -27,13 +27,13 @@ from bench.children import ROOT, MissingPeer
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of_tree, interleave, wall_seconds
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format import codecs
-from record_format.produced import build_produced
-from spark_reader.environment import ensure_java
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format import codecs
+from tierlog.record_format.produced import build_produced
+from tierlog.spark_reader.environment import ensure_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

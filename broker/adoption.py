@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from broker.data_folder import (
+from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
     DIVERGED,
     LOG_STARTS,
@@ -28,12 +28,12 @@ from broker.data_folder import (
     new_id,
     topic_id_of,
 )
-from broker.ownership.allocated_epochs import EPOCHS
-from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
-from hot_tier.log_folder import first_base_offset
-from hot_tier.segment_gaps import first_gap
-from record_format.errors import ConfigurationError, CorruptManifest
-from record_format.topic_rules import MAX_PARTITIONS
+from tierlog.broker.ownership.allocated_epochs import EPOCHS
+from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
+from tierlog.hot_tier.log_folder import first_base_offset
+from tierlog.hot_tier.segment_gaps import first_gap
+from tierlog.record_format.errors import ConfigurationError, CorruptManifest
+from tierlog.record_format.topic_rules import MAX_PARTITIONS
 
 log = structlog.get_logger(__name__)
 

@@ -16,34 +16,34 @@ from pathlib import Path
 
 import structlog
 
-from broker import reports
-from broker.background.background_tasks import BackgroundTasks
-from broker.background.copier import Offloaded
-from broker.bucket import Bucket
-from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder, unusable
-from broker.disk_reserve import DiskReserve, raising_disk_full
-from broker.groups.groups import Groups
-from broker.groups.truncations import Truncations
-from broker.live_topics import LiveTopics
-from broker.log_opener import LogOpener
-from broker.maintenance import Maintenance
-from broker.partition import Partition
-from broker.remedies import adding_remedies
-from broker.repair.repair_step import RepairStep
-from broker.settings import BrokerSettings
-from broker.store_status import check_has_no_bucket
-from broker.topics import Topic, TopicState, TopicSummary
-from cold_tier.object_store import ObjectStore
-from hot_tier.disk import Disk
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.group_commit import CommitTimes
-from manifest.garbage import GarbagePlan
-from record_format.clock import wall_clock_ms
-from record_format.config_value import ConfigValue
-from record_format.errors import TierlogError
-from record_format.findings import VerifyReport
-from record_format.started_threads import started_threads
+from tierlog.broker import reports
+from tierlog.broker.background.background_tasks import BackgroundTasks
+from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import DataFolder, unusable
+from tierlog.broker.disk_reserve import DiskReserve, raising_disk_full
+from tierlog.broker.groups.groups import Groups
+from tierlog.broker.groups.truncations import Truncations
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.maintenance import Maintenance
+from tierlog.broker.partition import Partition
+from tierlog.broker.remedies import adding_remedies
+from tierlog.broker.repair.repair_step import RepairStep
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.store_status import check_has_no_bucket
+from tierlog.broker.topics import Topic, TopicState, TopicSummary
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.group_commit import CommitTimes
+from tierlog.manifest.garbage import GarbagePlan
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -13,27 +13,27 @@ from typing import Final
 
 import structlog
 
-from broker.bucket_state import BucketState
-from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder
-from broker.ownership.owned_partition import OwnedPartition
-from broker.settings import BrokerSettings
-from broker.store_status import StoreStatus
-from broker.topic_deletion import TopicDeletion
-from broker.topic_registry import TopicRecord, TopicRegistry
-from broker.upload_throttle import UploadThrottle
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.cold_reader import ColdLimits, ColdReader
-from cold_tier.object_store import ObjectStore
-from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
-from cold_tier.upload_checkpoints import UploadCheckpoints
-from hot_tier.log_config import LogConfig
-from hot_tier.segment_views import SegmentFiles
-from manifest.keys import PartitionKeys, topic_folder
-from manifest.paging import PageCache
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObjects
-from record_format.errors import FencedError, StoreUnavailable, TierlogError
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.store_status import StoreStatus
+from tierlog.broker.topic_deletion import TopicDeletion
+from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.upload_throttle import UploadThrottle
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from tierlog.cold_tier.upload_checkpoints import UploadCheckpoints
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.manifest.keys import PartitionKeys, topic_folder
+from tierlog.manifest.paging import PageCache
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)
 

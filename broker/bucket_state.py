@@ -22,13 +22,13 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from broker.data_folder import format_topic_id_partition
-from hot_tier.durable_file import read_whole, write_durably
-from manifest.codec import decode_copy, encode_manifest
-from manifest.keys import PartitionKeys
-from manifest.state import Manifest
-from record_format import sealed_json
-from record_format.errors import CorruptDataError, CorruptManifest
+from tierlog.broker.data_folder import format_topic_id_partition
+from tierlog.hot_tier.durable_file import read_whole, write_durably
+from tierlog.manifest.codec import decode_copy, encode_manifest
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import Manifest
+from tierlog.record_format import sealed_json
+from tierlog.record_format.errors import CorruptDataError, CorruptManifest
 
 log = structlog.get_logger(__name__)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from broker.damaged_partition import DamagedPartition
-from broker.data_folder import (
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
     HIGH_WATERMARKS,
@@ -26,8 +26,8 @@ from broker.data_folder import (
     DataFolder,
     TopicPartition,
 )
-from broker.partition import Partition
-from hot_tier.cleaner import Interrupted
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.cleaner import Interrupted
 
 
 class Checkpoints:

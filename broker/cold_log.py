@@ -17,23 +17,23 @@ from typing import Protocol
 
 import msgspec
 
-from broker.bucket_state import BucketState
-from broker.cold_reads import ColdReads
-from broker.disk_reserve import raising_disk_full
-from broker.ownership.ownership import Ownership
-from broker.store_status import StoreStatus
-from cold_tier.cold_reader import ColdReader
-from cold_tier.segment_uploader import UploadedSegment
-from hot_tier.log_config import LogConfig
-from hot_tier.segment import modified_ms
-from hot_tier.segment_views import SegmentFiles
-from manifest import transitions
-from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
-from manifest.paging import mergeable_pages
-from manifest.pins import Pins
-from manifest.state import Manifest, SegmentEntry
-from manifest.store import ManifestStore
-from record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.cold_reads import ColdReads
+from tierlog.broker.disk_reserve import raising_disk_full
+from tierlog.broker.ownership.ownership import Ownership
+from tierlog.broker.store_status import StoreStatus
+from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.segment_uploader import UploadedSegment
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.segment import modified_ms
+from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.manifest import transitions
+from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
+from tierlog.manifest.paging import mergeable_pages
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore
+from tierlog.record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
 
 
 class Upload(Protocol):

@@ -13,23 +13,23 @@ from itertools import takewhile
 
 import structlog
 
-from broker.bucket_state import BucketState
-from broker.store_status import StoreStatus
-from cold_tier.cold_reader import ColdReader
-from cold_tier.segment_indexes import load_bundle
-from hot_tier.log_config import LogConfig
-from manifest.paging import live_size_bytes
-from manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
-from manifest.store import ManifestStore
-from manifest.versions import VersionStat
-from record_format.errors import (
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.store_status import StoreStatus
+from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.segment_indexes import load_bundle
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.paging import live_size_bytes
+from tierlog.manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
+from tierlog.manifest.store import ManifestStore
+from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.errors import (
     CorruptDataError,
     MissingObject,
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from record_format.file_slice import FileSlice, TierRead
-from record_format.index_layouts import AbortedTxn
+from tierlog.record_format.file_slice import FileSlice, TierRead
+from tierlog.record_format.index_layouts import AbortedTxn
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ import copy
 import errno
 from typing import NamedTuple
 
-from broker.remedies import with_remedy
-from record_format.errors import CorruptDataError, LogOfflineError, TierlogError
+from tierlog.broker.remedies import with_remedy
+from tierlog.record_format.errors import CorruptDataError, LogOfflineError, TierlogError
 
 
 class DamagedPartition(NamedTuple):

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker.data_folder import DataFolder, topic_id_of, with_suffix
-from broker.topic_registry import TopicRecord
-from hot_tier.durable_file import REAL_DISK
-from record_format.errors import CorruptDataError
+from tierlog.broker.data_folder import DataFolder, topic_id_of, with_suffix
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.record_format.errors import CorruptDataError
 
 
 def set_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) -> list[Path]:

@@ -16,8 +16,8 @@ from typing import Final
 
 import structlog
 
-from hot_tier.disk import disk_full, is_disk_full
-from record_format.errors import DiskFull
+from tierlog.hot_tier.disk import disk_full, is_disk_full
+from tierlog.record_format.errors import DiskFull
 
 log = structlog.get_logger(__name__)
 

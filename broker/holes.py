@@ -25,13 +25,13 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from broker.checkpoints import CompactionOffsets
-from broker.partition import Partition
-from hot_tier.log import PartitionLog
-from hot_tier.segment_gaps import Gap
-from manifest.invariants import uncovered
-from manifest.state import Manifest, PageRef, UnwrittenPage
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.broker.checkpoints import CompactionOffsets
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.segment_gaps import Gap
+from tierlog.manifest.invariants import uncovered
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
 

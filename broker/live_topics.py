@@ -19,26 +19,26 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from broker import deleted_folders
-from broker.adoption import adopt
-from broker.checkpoints import Checkpoints, CompactionOffsets
-from broker.damaged_partition import DamagedPartition
-from broker.data_folder import LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
-from broker.disk_reserve import raising_disk_full
-from broker.log_opener import LogOpener
-from broker.log_spec import Wanted
-from broker.partition import Partition
-from broker.topic_registry import TopicRecord, TopicRegistry
-from broker.topics import (
+from tierlog.broker import deleted_folders
+from tierlog.broker.adoption import adopt
+from tierlog.broker.checkpoints import Checkpoints, CompactionOffsets
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from tierlog.broker.disk_reserve import raising_disk_full
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.log_spec import Wanted
+from tierlog.broker.partition import Partition
+from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.topics import (
     Topic,
     TopicState,
     TopicSummary,
     check_topic_name,
 )
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.log_config import LogConfig
-from record_format.config_value import ConfigValue
-from record_format.errors import (
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import (
     FieldProblem,
     InvalidPartitionCount,
     InvalidRequest,
@@ -47,7 +47,7 @@ from record_format.errors import (
     TopicExists,
     UnknownTopic,
 )
-from record_format.topic_rules import MAX_PARTITIONS
+from tierlog.record_format.topic_rules import MAX_PARTITIONS
 
 log = structlog.get_logger(__name__)
 

@@ -18,27 +18,27 @@ from contextlib import contextmanager
 
 import structlog
 
-from broker.bucket import Bucket
-from broker.cold_log import ColdLog
-from broker.damaged_partition import DamagedPartition, reason_of
-from broker.data_folder import DataFolder, format_topic_id_partition
-from broker.holes import lost_before
-from broker.log_spec import LogSpec, OpenedLog, Wanted
-from broker.ownership.allocated_epochs import AllocatedEpochs
-from broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
-from broker.partition import Partition
-from broker.settings import BrokerSettings
-from broker.topic_registry import TopicRecord
-from hot_tier import closed_log
-from hot_tier.disk import Disk
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.file_names import LOG, path_of
-from hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
-from hot_tier.log import PartitionLog
-from hot_tier.log_folder import has_segments
-from hot_tier.open_files import OpenFiles
-from hot_tier.recovery import OpenRequest
-from record_format.errors import (
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.damaged_partition import DamagedPartition, reason_of
+from tierlog.broker.data_folder import DataFolder, format_topic_id_partition
+from tierlog.broker.holes import lost_before
+from tierlog.broker.log_spec import LogSpec, OpenedLog, Wanted
+from tierlog.broker.ownership.allocated_epochs import AllocatedEpochs
+from tierlog.broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
+from tierlog.broker.partition import Partition
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier import closed_log
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_folder import has_segments
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     CorruptDataError,
@@ -46,7 +46,7 @@ from record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
-from record_format.started_threads import started_threads
+from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.cold_log import ColdLog
-from broker.data_folder import format_topic_id_partition
-from broker.ownership.take_over import TakeOver
-from broker.topic_registry import TopicRecord
-from hot_tier.disk import Disk
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.log_state import no_producer_snapshot
-from hot_tier.open_files import OpenFiles
-from hot_tier.recovery import OpenRequest
-from manifest.state import EpochStart
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.data_folder import format_topic_id_partition
+from tierlog.broker.ownership.take_over import TakeOver
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_state import no_producer_snapshot
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.manifest.state import EpochStart
 
 
 class Wanted(NamedTuple):

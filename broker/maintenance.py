@@ -16,26 +16,26 @@ from functools import partial
 
 import msgspec
 
-from broker.background.background_tasks import BackgroundTasks
-from broker.background.copier import Offloaded
-from broker.bucket import Bucket
-from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder
-from broker.groups.groups import Groups
-from broker.live_topics import LiveTopics
-from broker.log_opener import LogOpener
-from broker.partition import Partition
-from broker.repair.corrupt_segments import NO_BUCKET, CorruptSegments
-from broker.repair.local_repair import LocalRepair
-from broker.repair.repair import Repair
-from broker.repair.repair_step import Action, RepairStep
-from broker.repair.verify import VerifyContext, check_topic_object, verify_topic
-from broker.topic_registry import TopicRecord
-from broker.topics import Topic
-from manifest.garbage import GarbagePlan
-from record_format.deferred_errors import DeferredErrors
-from record_format.errors import ConfigurationError, Throttled, UnknownTopic
-from record_format.findings import VerifyReport
+from tierlog.broker.background.background_tasks import BackgroundTasks
+from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.groups.groups import Groups
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.corrupt_segments import NO_BUCKET, CorruptSegments
+from tierlog.broker.repair.local_repair import LocalRepair
+from tierlog.broker.repair.repair import Repair
+from tierlog.broker.repair.repair_step import Action, RepairStep
+from tierlog.broker.repair.verify import VerifyContext, check_topic_object, verify_topic
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topics import Topic
+from tierlog.manifest.garbage import GarbagePlan
+from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import ConfigurationError, Throttled, UnknownTopic
+from tierlog.record_format.findings import VerifyReport
 
 
 class Maintenance:

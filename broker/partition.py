@@ -19,14 +19,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from broker.cold_log import ColdLog
-from broker.waiters import Waiters
-from hot_tier.append import Acks, Append, AppendResult
-from hot_tier.group_commit import GroupCommit
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.log_state import Offsets
-from record_format.errors import (
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.waiters import Waiters
+from tierlog.hot_tier.append import Acks, Append, AppendResult
+from tierlog.hot_tier.group_commit import GroupCommit
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_state import Offsets
+from tierlog.record_format.errors import (
     CorruptDataError,
     FencedError,
     LogOfflineError,
@@ -34,9 +34,9 @@ from record_format.errors import (
     UnknownSegment,
     UnknownTopic,
 )
-from record_format.file_slice import FileSlice, TierRead
-from record_format.index_layouts import AbortedTxn
-from record_format.produced import ProducedBatches
+from tierlog.record_format.file_slice import FileSlice, TierRead
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.produced import ProducedBatches
 
 Tier = Literal["hot", "cold", "mixed"]
 

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from broker.data_folder import (
+from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
 )
-from hot_tier.file_names import LEADER_EPOCHS, PARTITION_METADATA
-from record_format.errors import (
+from tierlog.hot_tier.file_names import LEADER_EPOCHS, PARTITION_METADATA
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     DiskFull,

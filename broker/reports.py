@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.bucket import Bucket
-from broker.damaged_partition import DamagedPartition
-from broker.partition import Partition
-from broker.tier_sizes import offload_lag_ms, tier_sizes
-from broker.topics import Topic
-from cold_tier.chunk_cache import ChunkCacheReport
-from cold_tier.store_ledger import PriceTable, StoreLedger
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.tier_sizes import offload_lag_ms, tier_sizes
+from tierlog.broker.topics import Topic
+from tierlog.cold_tier.chunk_cache import ChunkCacheReport
+from tierlog.cold_tier.store_ledger import PriceTable, StoreLedger
 
 
 class Readiness(NamedTuple):

@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from broker.partition import Partition
-from hot_tier.log import PartitionLog
-from hot_tier.segment_views import OpenedSegment, SegmentView
-from manifest.state import OffsetGap, SegmentEntry
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
-from record_format.file_slice import FileSlice, OpenFile
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.segment_views import OpenedSegment, SegmentView
+from tierlog.manifest.state import OffsetGap, SegmentEntry
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 
 class SegmentState(msgspec.Struct, frozen=True, kw_only=True):

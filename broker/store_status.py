@@ -28,14 +28,14 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from broker.bucket_state import has_bucket
-from broker.data_folder import DataFolder, Document, unusable
-from broker.settings import BrokerSettings
-from cold_tier.object_store import ObjectStore
-from cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
-from manifest.keys import CLUSTER_KEY
-from manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
-from record_format.errors import (
+from tierlog.broker.bucket_state import has_bucket
+from tierlog.broker.data_folder import DataFolder, Document, unusable
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
+from tierlog.manifest.keys import CLUSTER_KEY
+from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
+from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
     CorruptManifest,

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
-from broker.partition import Partition
-from record_format.errors import FencedError, LogOfflineError, ShuttingDown, UnknownTopic
+from tierlog.broker.partition import Partition
+from tierlog.record_format.errors import FencedError, LogOfflineError, ShuttingDown, UnknownTopic
 
 PartitionTask = Literal[
     "offload",

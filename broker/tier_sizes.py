@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.partition import Partition
-from hot_tier.segment import modified_ms
-from hot_tier.segment_views import SegmentView
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.segment import modified_ms
+from tierlog.hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):

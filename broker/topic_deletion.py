@@ -24,11 +24,11 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.ownership.owned_partition import OwnedPartition
-from cold_tier.object_store import IncompleteUpload, ObjectStore
-from manifest.topic_objects import TopicObject, TopicObjects
-from record_format.deferred_errors import DeferredErrors
-from record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
+from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.cold_tier.object_store import IncompleteUpload, ObjectStore
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 

@@ -19,11 +19,11 @@ from typing import Final
 
 import msgspec
 
-from broker.data_folder import Document
-from hot_tier.durable_file import write_durably
-from manifest.topic_objects import TopicObject
-from record_format.config_value import ConfigValue
-from record_format.errors import ShuttingDown
+from tierlog.broker.data_folder import Document
+from tierlog.hot_tier.durable_file import write_durably
+from tierlog.manifest.topic_objects import TopicObject
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import ShuttingDown
 
 INTERNAL_PREFIX: Final = "__"
 

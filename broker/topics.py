@@ -16,14 +16,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from broker.damaged_partition import DamagedPartition
-from broker.partition import Partition
-from broker.tier_sizes import tier_sizes
-from broker.topic_registry import TopicRecord
-from hot_tier.log_config import LogConfig
-from record_format.config_value import ConfigValue
-from record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
-from record_format.topic_rules import name_problem
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.tier_sizes import tier_sizes
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
+from tierlog.record_format.topic_rules import name_problem
 
 
 def check_topic_name(name: str) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from record_format.errors import ShuttingDown
+from tierlog.record_format.errors import ShuttingDown
 
 
 class UploadThrottle:

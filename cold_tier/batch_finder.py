@@ -23,10 +23,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from cold_tier.ranged_reader import ChunkKey, ChunkRef
-from record_format.errors import CorruptObject
-from record_format.file_slice import OpenFile
-from record_format.page_cache import pread_nowait
+from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef
+from tierlog.record_format.errors import CorruptObject
+from tierlog.record_format.file_slice import OpenFile
+from tierlog.record_format.page_cache import pread_nowait
 
 SPARSE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 16 * 1024

@@ -36,10 +36,15 @@ from typing import Final, TypeAlias
 import msgspec
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.eviction import EvictionPolicy
-from cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
-from record_format.errors import FILE_LIMIT_ERRNOS, ConfigurationError, Throttled, disk_full_error
-from record_format.file_slice import OpenFile
+from tierlog.cold_tier.eviction import EvictionPolicy
+from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
+from tierlog.record_format.errors import (
+    FILE_LIMIT_ERRNOS,
+    ConfigurationError,
+    Throttled,
+    disk_full_error,
+)
+from tierlog.record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
 RENAME_ATTEMPTS: Final = 20

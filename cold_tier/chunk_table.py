@@ -31,8 +31,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from record_format.batch import Buffer
-from record_format.errors import CorruptObject, UnknownFormatVersion
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
 
 MAGIC: Final = b"TLCT"
 FORMAT_VERSION: Final = 1

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from cold_tier.ranged_reader import ChunkKey
+from tierlog.cold_tier.ranged_reader import ChunkKey
 
 PROTECTED_SHARE: Final = 0.8
 UNREAD_SHARE: Final = 0.25

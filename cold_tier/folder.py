@@ -32,7 +32,7 @@ from stat import S_ISDIR
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import (
+from tierlog.cold_tier.object_store import (
     PIECE_BYTES,
     RESERVED_COMPONENT,
     ChecksumRefused,
@@ -48,10 +48,10 @@ from cold_tier.object_store import (
     check_prefix,
     is_portable,
 )
-from cold_tier.retry import READ_POLICY
-from cold_tier.store_ledger import Operation, StoreLedger
-from record_format.deferred_errors import DeferredErrors
-from record_format.errors import (
+from tierlog.cold_tier.retry import READ_POLICY
+from tierlog.cold_tier.store_ledger import Operation, StoreLedger
+from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -60,7 +60,7 @@ from record_format.errors import (
     StoreUnavailable,
     eio_as,
 )
-from record_format.medium import make_folders, sync_all, sync_folder
+from tierlog.record_format.medium import make_folders, sync_all, sync_folder
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600

@@ -28,9 +28,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.chunk_table import ChunkTable, pack_chunk_table, parse_chunk_table
-from record_format.batch import Buffer
-from record_format.errors import CorruptObject, UnknownFormatVersion
+from tierlog.cold_tier.chunk_table import ChunkTable, pack_chunk_table, parse_chunk_table
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
 
 MAGIC: Final = b"TLIX"
 FORMAT_VERSION: Final = 1

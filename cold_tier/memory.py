@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import (
+from tierlog.cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
     IncompleteUpload,
@@ -29,10 +29,10 @@ from cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from cold_tier.retry import READ_POLICY
-from cold_tier.store_ledger import StoreLedger
-from record_format.clock import wall_clock_ms
-from record_format.errors import CorruptObject, MissingObject, ObjectExists
+from tierlog.cold_tier.retry import READ_POLICY
+from tierlog.cold_tier.store_ledger import StoreLedger
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import CorruptObject, MissingObject, ObjectExists
 
 
 class _Object(NamedTuple):

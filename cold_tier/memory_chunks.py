@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from weakref import ref
 
-from cold_tier.ranged_reader import ChunkRef
-from record_format.errors import Throttled, disk_full_error
-from record_format.file_slice import OpenFile
+from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.errors import Throttled, disk_full_error
+from tierlog.record_format.file_slice import OpenFile
 
 
 class _MemoryFile(OpenFile):

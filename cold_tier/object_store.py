@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from cold_tier.retry import RetryPolicy
-from cold_tier.store_ledger import StoreLedger
-from record_format.errors import RequestError, StoreUnavailable
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.store_ledger import StoreLedger
+from tierlog.record_format.errors import RequestError, StoreUnavailable
 
 PIECE_BYTES = 256 * 1024
 Piece: TypeAlias = bytes | memoryview

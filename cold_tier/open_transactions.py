@@ -18,8 +18,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from record_format.index_layouts import AbortedTxn
-from record_format.producer_snapshot import parse_snapshot
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.producer_snapshot import parse_snapshot
 
 
 class Producers(NamedTuple):

@@ -17,10 +17,10 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
-from cold_tier.chunk_fills import ChunkFills
-from cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
-from record_format.errors import TierlogError
-from record_format.started_threads import started_threads
+from tierlog.cold_tier.chunk_fills import ChunkFills
+from tierlog.cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.started_threads import started_threads
 
 SEGMENTS_AHEAD: Final = 2
 TASKS_AHEAD: Final = 32

@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_keys import new_unique
-from cold_tier.object_store import ChecksumRefused, ObjectStore
-from cold_tier.store_ledger import PROBE_PREFIX
-from record_format.errors import (
+from tierlog.cold_tier.object_keys import new_unique
+from tierlog.cold_tier.object_store import ChecksumRefused, ObjectStore
+from tierlog.cold_tier.store_ledger import PROBE_PREFIX
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -34,7 +34,7 @@ from record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
-from record_format.started_threads import started_threads
+from tierlog.record_format.started_threads import started_threads
 
 WRITERS: Final = 8
 SMALL_ROUNDS: Final = 4

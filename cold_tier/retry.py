@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from record_format.errors import CorruptObject, StoreUnavailable
+from tierlog.record_format.errors import CorruptObject, StoreUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 from botocore.exceptions import BotoCoreError, FlexibleChecksumError
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import (
+from tierlog.cold_tier.object_store import (
     PIECE_BYTES,
     ChecksumRefused,
     IncompleteUpload,
@@ -34,10 +34,15 @@ from cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from cold_tier.retry import READ_POLICY, ChecksumMismatch, RetryPolicy, retry_on_checksum_mismatch
-from cold_tier.s3_client import FOREIGN, ca_file, error_response_of, make_client, url_signer
-from cold_tier.s3_connection import UnsupportedResponse
-from cold_tier.s3_errors import (
+from tierlog.cold_tier.retry import (
+    READ_POLICY,
+    ChecksumMismatch,
+    RetryPolicy,
+    retry_on_checksum_mismatch,
+)
+from tierlog.cold_tier.s3_client import FOREIGN, ca_file, error_response_of, make_client, url_signer
+from tierlog.cold_tier.s3_connection import UnsupportedResponse
+from tierlog.cold_tier.s3_errors import (
     CLOCK_SKEW_CODES,
     CONNECT_FAILED,
     ErrorResponse,
@@ -46,7 +51,7 @@ from cold_tier.s3_errors import (
     classify,
     reason,
 )
-from cold_tier.s3_multipart import (
+from tierlog.cold_tier.s3_multipart import (
     MULTIPART_FROM_BYTES,
     FileParts,
     MultipartUpload,
@@ -54,11 +59,11 @@ from cold_tier.s3_multipart import (
     list_uploads,
     read_part,
 )
-from cold_tier.s3_options import S3Options
-from cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from cold_tier.s3_responses import check_range, member_of, reported_crc32c, response_time_ms
-from cold_tier.store_ledger import Operation, StoreLedger
-from record_format.errors import (
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
+from tierlog.cold_tier.s3_responses import check_range, member_of, reported_crc32c, response_time_ms
+from tierlog.cold_tier.store_ledger import Operation, StoreLedger
+from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
     CorruptObject,

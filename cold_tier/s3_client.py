@@ -32,11 +32,11 @@ from botocore.httpsession import get_cert_path
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from cold_tier.s3_connection import ConnectFailed
-from cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
-from cold_tier.s3_options import S3Options
-from cold_tier.s3_ranged_get import Operation
-from record_format.errors import ConfigurationError
+from tierlog.cold_tier.s3_connection import ConnectFailed
+from tierlog.cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.s3_ranged_get import Operation
+from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -27,16 +27,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.object_store import ChecksumRefused, IncompleteUpload, Resumable, UploadNotFound
-from cold_tier.s3_responses import member_of
-from record_format.errors import (
+from tierlog.cold_tier.object_store import (
+    ChecksumRefused,
+    IncompleteUpload,
+    Resumable,
+    UploadNotFound,
+)
+from tierlog.cold_tier.s3_responses import member_of
+from tierlog.record_format.errors import (
     ConfigurationError,
     MissingObject,
     ShuttingDown,
     StoreUnavailable,
     TierlogError,
 )
-from record_format.started_threads import started_threads
+from tierlog.record_format.started_threads import started_threads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

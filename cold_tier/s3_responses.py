@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from cold_tier.object_store import ObjectStat
-from cold_tier.s3_connection import UnsupportedResponse
-from record_format.clock import wall_clock_ms
-from record_format.errors import CorruptObject, StoreUnavailable
+from tierlog.cold_tier.object_store import ObjectStat
+from tierlog.cold_tier.s3_connection import UnsupportedResponse
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import CorruptObject, StoreUnavailable
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 

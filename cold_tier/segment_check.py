@@ -19,21 +19,25 @@ from typing import Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.chunk_table import Chunk, ChunkTable
-from cold_tier.index_bundle import ParsedBundle, parse_bundle
-from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import read_range
-from cold_tier.segment_indexes import SegmentIdentity, check_table
-from cold_tier.segment_scan import describe_chunk
-from record_format.errors import (
+from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
+from tierlog.cold_tier.index_bundle import ParsedBundle, parse_bundle
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.segment_indexes import SegmentIdentity, check_table
+from tierlog.cold_tier.segment_scan import describe_chunk
+from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptObject,
     MissingObject,
     StoreUnavailable,
 )
-from record_format.findings import Findings, ProblemKind
-from record_format.index_layouts import parse_offset_index, parse_time_index, parse_txn_index
-from record_format.producer_snapshot import parse_snapshot
+from tierlog.record_format.findings import Findings, ProblemKind
+from tierlog.record_format.index_layouts import (
+    parse_offset_index,
+    parse_time_index,
+    parse_txn_index,
+)
+from tierlog.record_format.producer_snapshot import parse_snapshot
 
 PIECE_BYTES = 8 * 1024 * 1024
 

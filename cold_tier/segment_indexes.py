@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
-from cold_tier.chunk_table import ChunkTable, parse_chunk_table
-from cold_tier.index_bundle import (
+from tierlog.cold_tier.chunk_table import ChunkTable, parse_chunk_table
+from tierlog.cold_tier.index_bundle import (
     Directory,
     ParsedBundle,
     SectionKind,
@@ -27,17 +27,17 @@ from cold_tier.index_bundle import (
     parse_bundle,
     parse_directory,
 )
-from cold_tier.object_keys import name_of
-from cold_tier.object_store import ObjectStore
-from cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
-from cold_tier.ranged_reader import ChunkRef, read_range
-from record_format.errors import (
+from tierlog.cold_tier.object_keys import name_of
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
+from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
+from tierlog.record_format.errors import (
     CorruptObject,
     CorruptSnapshot,
     StoreUnavailable,
     UnknownFormatVersion,
 )
-from record_format.index_layouts import parse_txn_index
+from tierlog.record_format.index_layouts import parse_txn_index
 
 T = TypeVar("T")
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.chunk_table import Chunk, ChunkTable
-from record_format.batch import (
+from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
+from tierlog.record_format.batch import (
     HEADER_SIZE,
     BatchHeader,
     Buffer,
     check_crc_in_pieces,
     parse_header,
 )
-from record_format.batch_summary import summarize_batches
-from record_format.errors import CorruptBatch, eio_as
+from tierlog.record_format.batch_summary import summarize_batches
+from tierlog.record_format.errors import CorruptBatch, eio_as
 
 CHUNK_BYTES = 8 * 1024 * 1024
 

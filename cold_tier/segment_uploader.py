@@ -18,17 +18,17 @@ from typing import NamedTuple, Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from cold_tier.index_bundle import IndexBundle, pack_bundle
-from cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
-from cold_tier.object_store import (
+from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
+from tierlog.cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
+from tierlog.cold_tier.object_store import (
     ObjectStat,
     ObjectStore,
     Resumable,
     UploadNotFound,
 )
-from cold_tier.segment_scan import CHUNK_BYTES, scan_segment
-from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
-from record_format.errors import CorruptBatch, StoreUnavailable
+from tierlog.cold_tier.segment_scan import CHUNK_BYTES, scan_segment
+from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024
 READ_BACK_BYTES = 16 * 1024 * 1024

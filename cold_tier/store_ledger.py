@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from record_format.errors import MissingObject, ObjectExists, StoreUnreachable
+from tierlog.record_format.errors import MissingObject, ObjectExists, StoreUnreachable
 
 Operation = Literal["put", "get", "head", "list", "delete"]
 Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]

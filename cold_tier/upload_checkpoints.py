@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from record_format import typed_json
+from tierlog.record_format import typed_json
 
 
 class LogContent(msgspec.Struct, frozen=True, kw_only=True):

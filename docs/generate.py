@@ -16,14 +16,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from api.http import problems
-from api.http.access.scopes import NEEDS, OPEN_PATHS
-from api.http.calls import Call
-from api.http.docs import openapi
-from api.http.metrics.table import METRICS
-from api.http.routes import CALLS
-from hot_tier.log_config import KEYS, ConfigKey
+from tierlog.api.http import problems
+from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS
+from tierlog.api.http.calls import Call
+from tierlog.api.http.docs import openapi
+from tierlog.api.http.metrics.table import METRICS
+from tierlog.api.http.routes import CALLS
 from tierlog.cli.program import COMMANDS, load_command
+from tierlog.hot_tier.log_config import KEYS, ConfigKey
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
 

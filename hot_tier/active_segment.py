@@ -16,15 +16,22 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from hot_tier.disk import Disk, is_disk_full, write_all
-from hot_tier.file_names import LOG, OFFSET_INDEX, SNAPSHOT, TIME_INDEX, TRANSACTION_INDEX, path_of
-from hot_tier.index_builder import IndexBuilder
-from hot_tier.index_columns import Entry, IndexColumns
-from hot_tier.log_config import LogConfig
-from hot_tier.pending_write import PendingWrite, RollLimits
-from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
-from record_format.batch import NO_TIMESTAMP
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from tierlog.hot_tier.disk import Disk, is_disk_full, write_all
+from tierlog.hot_tier.file_names import (
+    LOG,
+    OFFSET_INDEX,
+    SNAPSHOT,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    path_of,
+)
+from tierlog.hot_tier.index_builder import IndexBuilder
+from tierlog.hot_tier.index_columns import Entry, IndexColumns
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.pending_write import PendingWrite, RollLimits
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment
+from tierlog.record_format.batch import NO_TIMESTAMP
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class ActiveIndex:

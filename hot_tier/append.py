@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from record_format.produced import ProducedBatches
+from tierlog.record_format.produced import ProducedBatches
 
 
 class Acks(IntEnum):

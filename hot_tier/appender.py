@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hot_tier.append import Append, AppendResult
-from hot_tier.log_state import LogState
-from hot_tier.producer_state import (
+from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.producer_state import (
     Producer,
     ProducerBatch,
     after_batch,
@@ -22,16 +22,16 @@ from hot_tier.producer_state import (
     find_duplicate_request,
     offset_count,
 )
-from hot_tier.roll import disk_error, roll
-from record_format.batch import BatchHeader, stamp, stamp_log_append_time
-from record_format.errors import (
+from tierlog.hot_tier.roll import disk_error, roll
+from tierlog.record_format.batch import BatchHeader, stamp, stamp_log_append_time
+from tierlog.record_format.errors import (
     InvalidRecord,
     OffsetMismatch,
     OutOfOrderSequence,
     ProducerFenced,
     TierlogError,
 )
-from record_format.produced import ProducedBatches
+from tierlog.record_format.produced import ProducedBatches
 
 Outcome = AppendResult | TierlogError
 

@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Final
 
-from hot_tier.open_files import Pread
+from tierlog.hot_tier.open_files import Pread
 
 SECTOR_BYTES: Final = 4096  # of a disk, or the page cache's page that covers it
 

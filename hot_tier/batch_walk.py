@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from hot_tier.open_files import FileReader, Pread
-from record_format.batch import (
+from tierlog.hot_tier.open_files import FileReader, Pread
+from tierlog.record_format.batch import (
     HEADER_SIZE,
     BatchHeader,
     check_crc,
@@ -25,9 +25,9 @@ from record_format.batch import (
     parse_header,
     truncated_batch,
 )
-from record_format.errors import CorruptBatch
-from record_format.file_slice import OpenFile
-from record_format.index_layouts import MAX_RELATIVE_OFFSET
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.file_slice import OpenFile
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 WINDOW_BYTES = 8 * 1024
 ONE_HEADER_BYTES = 2 * HEADER_SIZE

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from struct import Struct
 
-from hot_tier.durable_file import read_whole
-from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_columns import IndexColumns
-from hot_tier.log_folder import LogFolder
-from hot_tier.log_state import LogState
-from hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, restore_older_batches
-from hot_tier.replay import replay
-from hot_tier.roll import open_active, resume_active
-from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
-from record_format.errors import CorruptDataError, CorruptIndex
-from record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
+from tierlog.hot_tier.durable_file import read_whole
+from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.producer_snapshots import READ_BACK_BYTES, load_newest, restore_older_batches
+from tierlog.hot_tier.replay import replay
+from tierlog.hot_tier.roll import open_active, resume_active
+from tierlog.hot_tier.segment import LargestTimestamp, Segment, SegmentEnd
+from tierlog.record_format.errors import CorruptDataError, CorruptIndex
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 
 
 class TailFacts:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.log_reader import largest_timestamp, with_index_rebuild
-from hot_tier.log_state import LogState
-from hot_tier.segment import Segment, age_timestamp
+from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.log_reader import largest_timestamp, with_index_rebuild
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.segment import Segment, age_timestamp
 
 
 class Cleanable(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from hot_tier.disk import write_all
-from hot_tier.file_names import (
+from tierlog.hot_tier.disk import write_all
+from tierlog.hot_tier.file_names import (
     CLEANED,
     LOG,
     OFFSET_INDEX,
@@ -26,12 +26,12 @@ from hot_tier.file_names import (
     TRANSACTION_INDEX,
     staged,
 )
-from hot_tier.index_builder import IndexBuilder
-from hot_tier.log_state import LogState
-from hot_tier.segment import Segment, SegmentEnd
-from record_format.batch import BatchHeader, Buffer
-from record_format.errors import Throttled
-from record_format.index_layouts import AbortedTxn, pack_txn_index
+from tierlog.hot_tier.index_builder import IndexBuilder
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.record_format.batch import BatchHeader, Buffer
+from tierlog.record_format.errors import Throttled
+from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index
 
 WRITE_BYTES: Final = 1 << 20
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from record_format.batch import BatchHeader, Buffer
-from record_format.control import ABORT, COMMIT, control_type
-from record_format.decode import decode_batch
-from record_format.index_layouts import AbortedTxn
+from tierlog.record_format.batch import BatchHeader, Buffer
+from tierlog.record_format.control import ABORT, COMMIT, control_type
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.index_layouts import AbortedTxn
 
 
 class CleanedTransactions:

@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
-from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
-from hot_tier.cleaned_transactions import CleanedTransactions
-from hot_tier.file_names import LOG
-from hot_tier.log_reader import aborted_transactions, with_index_rebuild
-from hot_tier.log_state import LogState
-from hot_tier.open_files import FileReader
-from hot_tier.producer_state import Producer
-from hot_tier.reaper import Reaper
-from hot_tier.roll import disk_error
-from hot_tier.segment import MAX_SEGMENT_BYTES, Segment
-from hot_tier.segment_lookup import SegmentLookup
-from hot_tier.segment_swap import swap
-from hot_tier.seqlock import read_consistently
-from record_format.batch import BatchHeader
-from record_format.batch_compaction import (
+from tierlog.hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
+from tierlog.hot_tier.cleanable import Cleanable, GroupLimits, group_segments
+from tierlog.hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
+from tierlog.hot_tier.cleaned_transactions import CleanedTransactions
+from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.log_reader import aborted_transactions, with_index_rebuild
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.producer_state import Producer
+from tierlog.hot_tier.reaper import Reaper
+from tierlog.hot_tier.roll import disk_error
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment
+from tierlog.hot_tier.segment_lookup import SegmentLookup
+from tierlog.hot_tier.segment_swap import swap
+from tierlog.hot_tier.seqlock import read_consistently
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.batch_compaction import (
     BatchRetention,
     BatchRetentionResult,
     Compacted,
@@ -44,15 +44,15 @@ from record_format.batch_compaction import (
     compact_batch,
     emptied,
 )
-from record_format.decode import expand
-from record_format.errors import (
+from tierlog.record_format.decode import expand
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     OffsetTrimmed,
     TierlogError,
     eio_as,
 )
-from record_format.index_layouts import AbortedTxn
+from tierlog.record_format.index_layouts import AbortedTxn
 
 
 class CleanedRound(NamedTuple):

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from hot_tier.bad_sectors import zero_filling_pread
-from hot_tier.batch_walk import end_offset_of, headers_of
-from hot_tier.disk import write_all
-from hot_tier.durable_file import REAL_DISK, write_durably
-from hot_tier.file_names import (
+from tierlog.hot_tier.bad_sectors import zero_filling_pread
+from tierlog.hot_tier.batch_walk import end_offset_of, headers_of
+from tierlog.hot_tier.disk import write_all
+from tierlog.hot_tier.durable_file import REAL_DISK, write_durably
+from tierlog.hot_tier.file_names import (
     LEADER_EPOCHS,
     LOG,
     OFFSET_INDEX,
@@ -32,12 +32,12 @@ from hot_tier.file_names import (
     path_of,
     segment_files,
 )
-from hot_tier.open_files import FileReader, Pread
-from hot_tier.salvage import LostRange, SalvageScan
-from record_format.batch import BatchHeader
-from record_format.errors import CorruptBatch
-from record_format.file_slice import OpenFile
-from record_format.index_layouts import MAX_RELATIVE_OFFSET
+from tierlog.hot_tier.open_files import FileReader, Pread
+from tierlog.hot_tier.salvage import LostRange, SalvageScan
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.file_slice import OpenFile
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 COPY_BYTES = 1 << 20
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hot_tier.disk import Disk, write_all
-from record_format.errors import CorruptDataError, eio_as
+from tierlog.hot_tier.disk import Disk, write_all
+from tierlog.record_format.errors import CorruptDataError, eio_as
 
 REAL_DISK = Disk()
 

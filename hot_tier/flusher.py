@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from hot_tier.active_segment import ActiveSegment
-from hot_tier.log_state import Flushed, LogState
+from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.log_state import Flushed, LogState
 
 
 class _Target(NamedTuple):

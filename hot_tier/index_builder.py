@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from hot_tier.segment import LargestTimestamp
-from record_format.batch import NO_TIMESTAMP, BatchHeader
-from record_format.header_run import HeaderRun
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
+from tierlog.hot_tier.segment import LargestTimestamp
+from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
+from tierlog.record_format.header_run import HeaderRun
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 
 class IndexBuilder:

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.index_columns import IndexColumns
 
 LIMIT_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 4096

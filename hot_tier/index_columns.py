@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_right
 from struct import Struct
 
-from record_format.index_layouts import pack_entries
+from tierlog.record_format.index_layouts import pack_entries
 
 Entry = tuple[int, int]
 

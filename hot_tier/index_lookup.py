@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from struct import Struct
 
-from hot_tier.file_names import OFFSET_INDEX
-from hot_tier.index_columns import Entry, IndexColumns
-from hot_tier.open_files import FileReader, Files
-from hot_tier.segment import Segment
-from record_format.errors import CorruptIndex, eio_as
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from tierlog.hot_tier.file_names import OFFSET_INDEX
+from tierlog.hot_tier.index_columns import Entry, IndexColumns
+from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.errors import CorruptIndex, eio_as
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 BLOCK_ENTRIES = 512
 

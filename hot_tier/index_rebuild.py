@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hot_tier.durable_file import write_atomically
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_builder import IndexBuilder
-from hot_tier.index_columns import IndexColumns
-from hot_tier.log_state import LogState
-from hot_tier.producer_snapshots import load_newest
-from hot_tier.replay import replay
-from hot_tier.segment import Segment
-from hot_tier.transaction_index import write_entries
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from tierlog.hot_tier.durable_file import write_atomically
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.index_builder import IndexBuilder
+from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.producer_snapshots import load_newest
+from tierlog.hot_tier.replay import replay
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.transaction_index import write_entries
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 def rebuild_indexes(state: LogState, segment: Segment) -> None:

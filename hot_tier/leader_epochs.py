@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hot_tier.disk import Disk
-from hot_tier.durable_file import read_whole, write_durably
-from hot_tier.file_names import LEADER_EPOCHS
-from record_format.checkpoint_files import (
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import read_whole, write_durably
+from tierlog.hot_tier.file_names import LEADER_EPOCHS
+from tierlog.record_format.checkpoint_files import (
     EpochEntry,
     format_epoch_checkpoint,
     parse_epoch_checkpoint,
 )
-from record_format.errors import CorruptSnapshot
+from tierlog.record_format.errors import CorruptSnapshot
 
 
 class LeaderEpochs:

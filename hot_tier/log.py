@@ -19,30 +19,36 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hot_tier import log_reader
-from hot_tier.append import Append
-from hot_tier.appender import Outcome, append_all
-from hot_tier.disk import Disk
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.file_names import LOG
-from hot_tier.flusher import Flusher
-from hot_tier.log_config import LogConfig
-from hot_tier.log_folder import LogFolder
-from hot_tier.log_loader import load_log
-from hot_tier.log_state import Clock, FetchProducerSnapshot, LogState, Offsets, no_producer_snapshot
-from hot_tier.open_files import NonBlockingFiles, OpenFiles
-from hot_tier.producer_snapshots import write_snapshot
-from hot_tier.reaper import Reaper
-from hot_tier.recovery import OpenRequest, RecoveryReport
-from hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
-from hot_tier.sealed_segments import SealedSegments
-from hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
-from hot_tier.seqlock import read_consistently
-from record_format.checkpoint_files import EpochEntry
-from record_format.clock import monotonic_ms
-from record_format.errors import ConfigurationError
-from record_format.file_slice import TierRead
-from record_format.index_layouts import AbortedTxn
+from tierlog.hot_tier import log_reader
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.appender import Outcome, append_all
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.flusher import Flusher
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_loader import load_log
+from tierlog.hot_tier.log_state import (
+    Clock,
+    FetchProducerSnapshot,
+    LogState,
+    Offsets,
+    no_producer_snapshot,
+)
+from tierlog.hot_tier.open_files import NonBlockingFiles, OpenFiles
+from tierlog.hot_tier.producer_snapshots import write_snapshot
+from tierlog.hot_tier.reaper import Reaper
+from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
+from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
+from tierlog.hot_tier.sealed_segments import SealedSegments
+from tierlog.hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
+from tierlog.hot_tier.seqlock import read_consistently
+from tierlog.record_format.checkpoint_files import EpochEntry
+from tierlog.record_format.clock import monotonic_ms
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.file_slice import TierRead
+from tierlog.record_format.index_layouts import AbortedTxn
 
 PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from record_format.config_value import ConfigValue
-from record_format.errors import FieldProblem, InvalidConfig
-from record_format.name_suggestions import did_you_mean
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import FieldProblem, InvalidConfig
+from tierlog.record_format.name_suggestions import did_you_mean
 
 Kind = Literal["int", "long", "double", "boolean", "text", "list"]
 

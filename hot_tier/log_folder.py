@@ -17,10 +17,10 @@ import errno
 import os
 from pathlib import Path
 
-from hot_tier.batch_walk import end_offset_of
-from hot_tier.disk import Disk
-from hot_tier.durable_file import write_durably
-from hot_tier.file_names import (
+from tierlog.hot_tier.batch_walk import end_offset_of
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import write_durably
+from tierlog.hot_tier.file_names import (
     CLEANED,
     LOG,
     OFFLINE_MARKER,
@@ -37,13 +37,13 @@ from hot_tier.file_names import (
     segment_files,
     staged,
 )
-from record_format.checkpoint_files import (
+from tierlog.record_format.checkpoint_files import (
     format_partition_metadata,
     format_topic_id,
     parse_partition_metadata,
     parse_topic_id,
 )
-from record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError
 
 
 def first_base_offset(path: Path) -> int | None:

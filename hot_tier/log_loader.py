@@ -30,18 +30,18 @@ the log is shared and takes no lock.
 
 from __future__ import annotations
 
-from hot_tier.clean_open import open_clean
-from hot_tier.file_names import OFFLINE_MARKER
-from hot_tier.index_rebuild import rebuild_transactions
-from hot_tier.leader_epochs import LeaderEpochs
-from hot_tier.log_folder import LogFolder
-from hot_tier.log_state import Flushed, LogState, Segments
-from hot_tier.producer_snapshots import load_newest
-from hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
-from hot_tier.roll import create_segment
-from hot_tier.segment import Segment, SegmentEnd
-from hot_tier.transaction_index import read_entries
-from record_format.errors import CorruptIndex, CorruptSnapshot
+from tierlog.hot_tier.clean_open import open_clean
+from tierlog.hot_tier.file_names import OFFLINE_MARKER
+from tierlog.hot_tier.index_rebuild import rebuild_transactions
+from tierlog.hot_tier.leader_epochs import LeaderEpochs
+from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_state import Flushed, LogState, Segments
+from tierlog.hot_tier.producer_snapshots import load_newest
+from tierlog.hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
+from tierlog.hot_tier.roll import create_segment
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.transaction_index import read_entries
+from tierlog.record_format.errors import CorruptIndex, CorruptSnapshot
 
 
 def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:

@@ -17,25 +17,25 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
 
-from hot_tier.batch_walk import check_large_batch, checked_batches
-from hot_tier.file_names import LOG, TRANSACTION_INDEX
-from hot_tier.index_rebuild import rebuild_for_reading
-from hot_tier.log_state import LogState, MaxTimestamps, Segments
-from hot_tier.open_files import FileReader, Files
-from hot_tier.segment import Segment, SegmentEnd
-from hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
-from hot_tier.transaction_index import read_entries
-from record_format.batch import BatchHeader
-from record_format.decode import first_at_time
-from record_format.errors import (
+from tierlog.hot_tier.batch_walk import check_large_batch, checked_batches
+from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
+from tierlog.hot_tier.index_rebuild import rebuild_for_reading
+from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
+from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
+from tierlog.hot_tier.transaction_index import read_entries
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.decode import first_at_time
+from tierlog.record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     CorruptIndex,
     OffsetTrimmed,
     eio_as,
 )
-from record_format.file_slice import FileSlice, OpenFile, TierRead
-from record_format.index_layouts import AbortedTxn
+from tierlog.record_format.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")
 

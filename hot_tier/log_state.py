@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import ClosedDisk, Disk
-from hot_tier.file_names import OFFLINE_MARKER
-from hot_tier.leader_epochs import LeaderEpochs
-from hot_tier.log_config import LogConfig
-from hot_tier.open_files import OpenFiles
-from hot_tier.producer_state import ProducerStates
-from hot_tier.segment import Segment
-from record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
+from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.disk import ClosedDisk, Disk
+from tierlog.hot_tier.file_names import OFFLINE_MARKER
+from tierlog.hot_tier.leader_epochs import LeaderEpochs
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.producer_state import ProducerStates
+from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
 
 Clock = Callable[[], int]
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hot_tier.disk import Disk
-from hot_tier.file_names import LOG
-from hot_tier.log_folder import LogFolder
-from record_format.batch import Buffer
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.record_format.batch import Buffer
 
 
 def link_files(source: Path, target: Path) -> None:

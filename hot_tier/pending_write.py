@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hot_tier.index_builder import IndexBuilder
-from hot_tier.segment import Segment, SegmentEnd
-from record_format.batch import BatchHeader, Buffer
-from record_format.index_layouts import MAX_RELATIVE_OFFSET
+from tierlog.hot_tier.index_builder import IndexBuilder
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.record_format.batch import BatchHeader, Buffer
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class RollLimits(NamedTuple):

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX
-from hot_tier.log_state import LogState, Segments
-from hot_tier.roll import disk_error
-from hot_tier.segment import Segment, SegmentEnd
-from hot_tier.segment_views import SegmentFiles
-from record_format.checkpoint_files import EpochEntry
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX
+from tierlog.hot_tier.log_state import LogState, Segments
+from tierlog.hot_tier.roll import disk_error
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.record_format.checkpoint_files import EpochEntry
 
 
 def prepend_segment(

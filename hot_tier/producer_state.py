@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
-from record_format.control import EndMarker
-from record_format.errors import OutOfOrderSequence, ProducerFenced
-from record_format.index_layouts import AbortedTxn
+from tierlog.record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
+from tierlog.record_format.control import EndMarker
+from tierlog.record_format.errors import OutOfOrderSequence, ProducerFenced
+from tierlog.record_format.index_layouts import AbortedTxn
 
 REMEMBERED_BATCHES: Final = 5
 NO_TRANSACTION: Final = -1

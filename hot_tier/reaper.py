@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hot_tier.disk import is_disk_full
-from hot_tier.file_names import (
+from tierlog.hot_tier.disk import is_disk_full
+from tierlog.hot_tier.file_names import (
     DELETED,
     LOG,
     OFFSET_INDEX,
@@ -25,9 +25,9 @@ from hot_tier.file_names import (
     TRANSACTION_INDEX,
     staged,
 )
-from hot_tier.log_state import LogState
-from hot_tier.roll import disk_error
-from hot_tier.segment import Segment
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.roll import disk_error
+from tierlog.hot_tier.segment import Segment
 
 DELETED_IN_ORDER: Final = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
 REPLACED_IN_ORDER: Final = (SNAPSHOT, TRANSACTION_INDEX, TIME_INDEX, OFFSET_INDEX, LOG)

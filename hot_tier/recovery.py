@@ -10,22 +10,22 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
-from hot_tier.batch_walk import CheckedBatch
-from hot_tier.disk import write_all
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_builder import IndexBuilder
-from hot_tier.index_rebuild import write_indexes
-from hot_tier.log_folder import LogFolder
-from hot_tier.log_state import LogState, Segments
-from hot_tier.producer_snapshots import load_newest, write_snapshot
-from hot_tier.recovery_walk import BatchesInOrder, PlacedRun
-from hot_tier.replay import DeferredProducers, apply_batch, replay
-from hot_tier.roll import open_active, resume_active
-from hot_tier.segment import Segment, SegmentEnd
-from hot_tier.transaction_index import write_entries
-from record_format.batch import BatchHeader
-from record_format.errors import CorruptBatch, CorruptDataError
-from record_format.index_layouts import AbortedTxn
+from tierlog.hot_tier.batch_walk import CheckedBatch
+from tierlog.hot_tier.disk import write_all
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.index_builder import IndexBuilder
+from tierlog.hot_tier.index_rebuild import write_indexes
+from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_state import LogState, Segments
+from tierlog.hot_tier.producer_snapshots import load_newest, write_snapshot
+from tierlog.hot_tier.recovery_walk import BatchesInOrder, PlacedRun
+from tierlog.hot_tier.replay import DeferredProducers, apply_batch, replay
+from tierlog.hot_tier.roll import open_active, resume_active
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.transaction_index import write_entries
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.errors import CorruptBatch, CorruptDataError
+from tierlog.record_format.index_layouts import AbortedTxn
 
 REWRITE_CHUNK_BYTES: Final = 1 << 20
 

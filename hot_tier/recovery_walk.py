@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hot_tier.batch_walk import (
+from tierlog.hot_tier.batch_walk import (
     CHECK_CHUNK_BYTES,
     CheckedBatch,
     check_in_order,
     checked_in,
     one_large_batch,
 )
-from hot_tier.open_files import FileReader
-from hot_tier.producer_state import REMEMBERED_BATCHES
-from hot_tier.segment import Segment
-from record_format.batch import BatchHeader
-from record_format.errors import CorruptBatch
-from record_format.header_run import HeaderRun, header_run
-from record_format.index_layouts import MAX_RELATIVE_OFFSET
+from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.producer_state import REMEMBERED_BATCHES
+from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.header_run import HeaderRun, header_run
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 class PlacedRun(NamedTuple):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hot_tier.batch_walk import batch_of
-from hot_tier.log_state import LogState
-from hot_tier.producer_state import REMEMBERED_BATCHES, ProducerStates
-from record_format.batch import BatchHeader, parse_header
-from record_format.control import end_marker_of
-from record_format.header_run import HeaderRun
-from record_format.index_layouts import AbortedTxn
+from tierlog.hot_tier.batch_walk import batch_of
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.producer_state import REMEMBERED_BATCHES, ProducerStates
+from tierlog.record_format.batch import BatchHeader, parse_header
+from tierlog.record_format.control import end_marker_of
+from tierlog.record_format.header_run import HeaderRun
+from tierlog.record_format.index_layouts import AbortedTxn
 
 
 def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from hot_tier.active_segment import ActiveSegment
-from hot_tier.disk import disk_full, is_disk_full
-from hot_tier.file_names import (
+from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.disk import disk_full, is_disk_full
+from tierlog.hot_tier.file_names import (
     LOG,
     OFFSET_INDEX,
     PARTITION_METADATA,
@@ -19,13 +19,13 @@ from hot_tier.file_names import (
     TIME_INDEX,
     path_of,
 )
-from hot_tier.index_columns import IndexColumns
-from hot_tier.log_state import Flushed, LogState, Segments
-from hot_tier.producer_snapshots import load_newest, write_snapshot
-from hot_tier.segment import LargestTimestamp, Segment, SegmentEnd, modified_ms
-from record_format.batch import NO_TIMESTAMP
-from record_format.errors import TierlogError
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
+from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.log_state import Flushed, LogState, Segments
+from tierlog.hot_tier.producer_snapshots import load_newest, write_snapshot
+from tierlog.hot_tier.segment import LargestTimestamp, Segment, SegmentEnd, modified_ms
+from tierlog.record_format.batch import NO_TIMESTAMP
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 def create_segment(state: LogState, base_offset: int) -> ActiveSegment:

@@ -18,20 +18,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from hot_tier.bad_sectors import zero_filling_pread
-from hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
-from hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
-from hot_tier.file_names import LOG
-from hot_tier.log_state import LogState
-from hot_tier.open_files import FileReader
-from hot_tier.reaper import Reaper
-from hot_tier.roll import disk_error
-from hot_tier.segment import Segment
-from hot_tier.segment_swap import swap
-from hot_tier.transaction_index import read_entries
-from record_format.batch import HEADER_SIZE, MAGIC, parse_header
-from record_format.batch_compaction import Compacted, empty_batch
-from record_format.errors import CorruptBatch, UnknownSegment
+from tierlog.hot_tier.bad_sectors import zero_filling_pread
+from tierlog.hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
+from tierlog.hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
+from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.reaper import Reaper
+from tierlog.hot_tier.roll import disk_error
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.segment_swap import swap
+from tierlog.hot_tier.transaction_index import read_entries
+from tierlog.record_format.batch import HEADER_SIZE, MAGIC, parse_header
+from tierlog.record_format.batch_compaction import Compacted, empty_batch
+from tierlog.record_format.errors import CorruptBatch, UnknownSegment
 
 SEARCH_BYTES: Final = 1 << 20
 MAGIC_POSITION: Final = 16

@@ -16,23 +16,23 @@ from typing import Final
 
 from crc32c import crc32c
 
-from hot_tier.cleanable import Cleanable, find_cleanable
-from hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
-from hot_tier.index_rebuild import rebuild_indexes
-from hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
-from hot_tier.log_state import LogState
-from hot_tier.prepend import prepend_segment
-from hot_tier.producer_snapshots import ensure_snapshot
-from hot_tier.reaper import Reaper
-from hot_tier.salvage import Salvage
-from hot_tier.segment import Segment
-from hot_tier.segment_gaps import Gap, gap_after
-from hot_tier.segment_views import OpenedSegment, SegmentFiles
-from hot_tier.seqlock import read_consistently
-from record_format.batch_compaction import KeyTable
-from record_format.checkpoint_files import EpochEntry
-from record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
+from tierlog.hot_tier.cleanable import Cleanable, find_cleanable
+from tierlog.hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
+from tierlog.hot_tier.index_rebuild import rebuild_indexes
+from tierlog.hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.prepend import prepend_segment
+from tierlog.hot_tier.producer_snapshots import ensure_snapshot
+from tierlog.hot_tier.reaper import Reaper
+from tierlog.hot_tier.salvage import Salvage
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.segment_gaps import Gap, gap_after
+from tierlog.hot_tier.segment_views import OpenedSegment, SegmentFiles
+from tierlog.hot_tier.seqlock import read_consistently
+from tierlog.record_format.batch_compaction import KeyTable
+from tierlog.record_format.checkpoint_files import EpochEntry
+from tierlog.record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
 
 READ_BYTES: Final = 1 << 20
 

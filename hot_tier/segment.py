@@ -19,14 +19,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hot_tier.batch_walk import check_in_order, headers_from
-from hot_tier.durable_file import read_whole
-from hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
-from hot_tier.index_columns import IndexColumns
-from hot_tier.open_files import FileReader, Files
-from record_format.batch import NO_TIMESTAMP, BatchHeader
-from record_format.errors import CorruptBatch, CorruptIndex
-from record_format.index_layouts import (
+from tierlog.hot_tier.batch_walk import check_in_order, headers_from
+from tierlog.hot_tier.durable_file import read_whole
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
+from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
+from tierlog.record_format.errors import CorruptBatch, CorruptIndex
+from tierlog.record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
     parse_offset_index,
     parse_time_index,

@@ -11,14 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from hot_tier.batch_walk import headers_of
-from hot_tier.closed_log import base_offsets
-from hot_tier.file_names import LOG, path_of
-from hot_tier.log_reader import with_index_rebuild
-from hot_tier.log_state import LogState
-from hot_tier.segment import Segment
-from hot_tier.segment_lookup import SegmentLookup
-from record_format.errors import CorruptBatch, eio_as
+from tierlog.hot_tier.batch_walk import headers_of
+from tierlog.hot_tier.closed_log import base_offsets
+from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.hot_tier.log_reader import with_index_rebuild
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.segment_lookup import SegmentLookup
+from tierlog.record_format.errors import CorruptBatch, eio_as
 
 
 class Gap(NamedTuple):

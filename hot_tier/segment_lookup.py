@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
-from hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from hot_tier.index_columns import Entry, IndexColumns
-from hot_tier.index_lookup import floor_entry, in_memory
-from hot_tier.open_files import Files
-from hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
-from record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
-from record_format.errors import CorruptBatch, CorruptIndex
+from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
+from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.index_columns import Entry, IndexColumns
+from tierlog.hot_tier.index_lookup import floor_entry, in_memory
+from tierlog.hot_tier.open_files import Files
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
+from tierlog.record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
+from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 
 
 class SegmentLookup:

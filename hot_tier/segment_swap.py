@@ -20,8 +20,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from hot_tier.cleaned_segment import CleanedSegment
-from hot_tier.file_names import (
+from tierlog.hot_tier.cleaned_segment import CleanedSegment
+from tierlog.hot_tier.file_names import (
     CLEANED,
     LOG,
     SEGMENT_SUFFIXES,
@@ -31,12 +31,12 @@ from hot_tier.file_names import (
     path_of,
     staged,
 )
-from hot_tier.log_state import LogState, Segments
-from hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
-from hot_tier.roll import disk_error
-from hot_tier.segment import Segment
-from hot_tier.seqlock import replacing_segments
-from record_format.file_slice import OpenFile
+from tierlog.hot_tier.log_state import LogState, Segments
+from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
+from tierlog.hot_tier.roll import disk_error
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.seqlock import replacing_segments
+from tierlog.record_format.file_slice import OpenFile
 
 
 def swap(

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hot_tier.batch_walk import checked_batches
-from hot_tier.file_names import LOG, path_of
-from hot_tier.log_reader import largest_timestamp, log_reader_of
-from hot_tier.log_state import LogState
-from hot_tier.open_files import FileReader
-from hot_tier.segment import Segment
-from record_format.batch import NO_TIMESTAMP
-from record_format.decode import min_timestamp_of
-from record_format.errors import (
+from tierlog.hot_tier.batch_walk import checked_batches
+from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.hot_tier.log_reader import largest_timestamp, log_reader_of
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.batch import NO_TIMESTAMP
+from tierlog.record_format.decode import min_timestamp_of
+from tierlog.record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     OffsetTrimmed,
     UnknownSegment,
     eio_as,
 )
-from record_format.file_slice import OpenFile
+from tierlog.record_format.file_slice import OpenFile
 
 
 class SegmentView(NamedTuple):

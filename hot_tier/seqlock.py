@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from hot_tier.log_state import LogState
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.hot_tier.log_state import LogState
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 T = TypeVar("T")
 

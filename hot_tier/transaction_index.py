@@ -6,12 +6,12 @@ transaction coordinator here, so no markers are appended.
 
 from __future__ import annotations
 
-from hot_tier.disk import Disk
-from hot_tier.durable_file import read_whole, write_atomically
-from hot_tier.file_names import TRANSACTION_INDEX
-from hot_tier.segment import Segment
-from record_format.errors import CorruptIndex
-from record_format.index_layouts import AbortedTxn, pack_txn_index, parse_txn_index
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.durable_file import read_whole, write_atomically
+from tierlog.hot_tier.file_names import TRANSACTION_INDEX
+from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.errors import CorruptIndex
+from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index, parse_txn_index
 
 
 def read_entries(segment: Segment) -> list[AbortedTxn]:

@@ -22,11 +22,11 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from manifest.invariants import violation
-from manifest.keys import PartitionKeys, version_key
-from manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
-from record_format import sealed_json
-from record_format.errors import CorruptManifest
+from tierlog.manifest.invariants import violation
+from tierlog.manifest.keys import PartitionKeys, version_key
+from tierlog.manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
+from tierlog.record_format import sealed_json
+from tierlog.record_format.errors import CorruptManifest
 
 KIND_MANIFEST = "manifest"
 KIND_PAGE = "manifest-page"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from manifest.state import EpochStart
+from tierlog.manifest.state import EpochStart
 
 MAX_EPOCHS = 512
 

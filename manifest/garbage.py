@@ -34,16 +34,23 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from manifest.invariants import where
-from manifest.keys import base_offset_of
-from manifest.paging import references_object
-from manifest.pins import Pin, Pins
-from manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage, SegmentEntry
-from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import PageSource, forget_removed
-from manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
-from record_format.deferred_errors import DeferredErrors
-from record_format.errors import (
+from tierlog.manifest.invariants import where
+from tierlog.manifest.keys import base_offset_of
+from tierlog.manifest.paging import references_object
+from tierlog.manifest.pins import Pin, Pins
+from tierlog.manifest.state import (
+    Manifest,
+    PageRef,
+    Reason,
+    RemovedObject,
+    RemovedPage,
+    SegmentEntry,
+)
+from tierlog.manifest.store import DAY_MS, ManifestStore
+from tierlog.manifest.transitions import PageSource, forget_removed
+from tierlog.manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
+from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     CorruptManifest,

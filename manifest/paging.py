@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c
 from msgspec.structs import replace
 
-from manifest.codec import encode_page, encode_removed_page, keys_of
-from manifest.keys import PartitionKeys
-from manifest.state import (
+from tierlog.manifest.codec import encode_page, encode_removed_page, keys_of
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import (
     Manifest,
     PageRef,
     Reason,
@@ -33,7 +33,7 @@ from manifest.state import (
     UnwrittenPage,
     first_at,
 )
-from manifest.transitions import PageSource, live_entries
+from tierlog.manifest.transitions import PageSource, live_entries
 
 INLINE_MAX = 256
 SMALL_PAGE = 128

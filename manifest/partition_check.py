@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Protocol
 
-from manifest.invariants import entry_violation, uncovered
-from manifest.keys import PartitionKeys
-from manifest.paging import PageCache
-from manifest.pins import Pin, Pins
-from manifest.state import Manifest, PageRef, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from manifest.transitions import live_entries
-from manifest.versions import ObjectStore
-from record_format.errors import (
+from tierlog.manifest.invariants import entry_violation, uncovered
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.paging import PageCache
+from tierlog.manifest.pins import Pin, Pins
+from tierlog.manifest.state import Manifest, PageRef, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.transitions import live_entries
+from tierlog.manifest.versions import ObjectStore
+from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptManifest,
     MissingObject,
     UnknownManifestVersion,
 )
-from record_format.findings import Findings, ProblemKind
+from tierlog.record_format.findings import Findings, ProblemKind
 
 
 class NamedObjects(ObjectStore, Protocol):

@@ -20,13 +20,13 @@ from itertools import chain
 
 import msgspec
 
-from manifest.keys import JSON, base_offset_of, is_pin_name
-from manifest.paging import references_object
-from manifest.state import Manifest, PageRef
-from manifest.store import DAY_MS, ManifestStore, random_name
-from manifest.versions import get_object
-from record_format import sealed_json
-from record_format.errors import (
+from tierlog.manifest.keys import JSON, base_offset_of, is_pin_name
+from tierlog.manifest.paging import references_object
+from tierlog.manifest.state import Manifest, PageRef
+from tierlog.manifest.store import DAY_MS, ManifestStore, random_name
+from tierlog.manifest.versions import get_object
+from tierlog.record_format import sealed_json
+from tierlog.record_format.errors import (
     InvalidRequest,
     MissingObject,
     ObjectExists,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from manifest.invariants import InvalidTransition, require, require_step, where
-from manifest.paging import find_entry
-from manifest.state import Manifest, OffsetGap, SegmentEntry
-from manifest.transitions import PageSource, replace_run
+from tierlog.manifest.invariants import InvalidTransition, require, require_step, where
+from tierlog.manifest.paging import find_entry
+from tierlog.manifest.state import Manifest, OffsetGap, SegmentEntry
+from tierlog.manifest.transitions import PageSource, replace_run
 
 
 def replace_objects(

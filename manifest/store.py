@@ -21,7 +21,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 from msgspec.structs import replace
 
-from manifest.codec import (
+from tierlog.manifest.codec import (
     MAX_MANIFEST_BYTES,
     MAX_PAGE_BYTES,
     decode_manifest,
@@ -29,10 +29,10 @@ from manifest.codec import (
     decode_removed_page,
     encode_manifest,
 )
-from manifest.invariants import where
-from manifest.keys import PartitionKeys, base_offset_of
-from manifest.paging import PageCache, build_page, find_entry, iter_entries, spill_overflow
-from manifest.state import (
+from tierlog.manifest.invariants import where
+from tierlog.manifest.keys import PartitionKeys, base_offset_of
+from tierlog.manifest.paging import PageCache, build_page, find_entry, iter_entries, spill_overflow
+from tierlog.manifest.state import (
     Manifest,
     PageRef,
     RemovedObject,
@@ -40,7 +40,7 @@ from manifest.state import (
     RemovedPageKind,
     SegmentEntry,
 )
-from manifest.transitions import (
+from tierlog.manifest.transitions import (
     TAKE_OVER,
     Claim,
     apply_claim,
@@ -50,7 +50,7 @@ from manifest.transitions import (
     merge_pages,
     record_gap,
 )
-from manifest.versions import (
+from tierlog.manifest.versions import (
     LIST_LIMIT,
     CreateOutcome,
     ObjectStore,
@@ -58,7 +58,7 @@ from manifest.versions import (
     boottime_ms,
     get_object,
 )
-from record_format.errors import (
+from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptManifest,
     FencedError,
@@ -67,7 +67,7 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from record_format.sealed_json import is_truncated
+from tierlog.record_format.sealed_json import is_truncated
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16

@@ -25,12 +25,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_folder, topic_versions
-from manifest.store import random_name
-from manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
-from record_format import sealed_json
-from record_format.config_value import ConfigValue
-from record_format.errors import (
+from tierlog.manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_folder, topic_versions
+from tierlog.manifest.store import random_name
+from tierlog.manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
+from tierlog.record_format import sealed_json
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
     ManifestConflict,
@@ -39,7 +39,7 @@ from record_format.errors import (
     OutcomeUnknownError,
     UnknownTopic,
 )
-from record_format.topic_rules import MAX_PARTITIONS, name_problem
+from tierlog.record_format.topic_rules import MAX_PARTITIONS, name_problem
 
 KIND_CLUSTER = "cluster"
 KIND_TOPIC = "topic"

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from manifest.epochs import assign, prune
-from manifest.invariants import InvalidTransition, require, require_step, where
-from manifest.keys import PartitionKeys
-from manifest.state import (
+from tierlog.manifest.epochs import assign, prune
+from tierlog.manifest.invariants import InvalidTransition, require, require_step, where
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import (
     EpochStart,
     Manifest,
     OffsetGap,
@@ -29,7 +29,7 @@ from manifest.state import (
     SegmentEntry,
     UnwrittenPage,
 )
-from record_format.errors import FencedError
+from tierlog.record_format.errors import FencedError
 
 TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
 

@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
-from manifest.keys import version_key, version_of
-from record_format.errors import (
+from tierlog.manifest.keys import version_key, version_of
+from tierlog.record_format.errors import (
     CorruptManifest,
     CorruptObject,
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
 )
-from record_format.sealed_json import is_truncated
+from tierlog.record_format.sealed_json import is_truncated
 
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4

@@ -4,8 +4,8 @@
 `register(spark)` after it makes the source known together with the session's S3A settings.
 """
 
-from spark_reader.environment import prepare
-from spark_reader.source import TierlogSource as DefaultSource
-from spark_reader.source import register
+from tierlog.spark_reader.environment import prepare
+from tierlog.spark_reader.source import TierlogSource as DefaultSource
+from tierlog.spark_reader.source import register
 
 __all__ = ["DefaultSource", "prepare", "register"]

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from record_format import arrow_kernel as kernel
-from record_format.arrow_columns import (
+from tierlog.record_format import arrow_kernel as kernel
+from tierlog.record_format.arrow_columns import (
     BUILDERS,
     COLUMNS,
     SCHEMA,
@@ -35,7 +35,7 @@ from record_format.arrow_columns import (
     constant_columns,
     wanted_parts,
 )
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     CRC_START,
@@ -48,12 +48,12 @@ from record_format.batch import (
     check_whole,
     parse_header,
 )
-from record_format.codecs import MAX_EXPANDED_BYTES, decompress
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
-from record_format.index_layouts import AbortedTxn
-from record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
-from record_format.row_filter import RowFilter
+from tierlog.record_format.codecs import MAX_EXPANDED_BYTES, decompress
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
+from tierlog.record_format.row_filter import RowFilter
 
 BATCH_ROWS: Final = 16 * 1024
 BATCH_BYTES: Final = 16 * 1024 * 1024

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from record_format import arrow_kernel as kernel
+from tierlog.record_format import arrow_kernel as kernel
 
 _HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 SCHEMA: Final = pa.schema(

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from record_format.batch import HEADER_SIZE
-from record_format.compiled import compiled
-from record_format.kernel_bytes import batch_header, copy_bytes, pointer_to, varint, varlong
-from record_format.record_walk import Problem
+from tierlog.record_format.batch import HEADER_SIZE
+from tierlog.record_format.compiled import compiled
+from tierlog.record_format.kernel_bytes import batch_header, copy_bytes, pointer_to, varint, varlong
+from tierlog.record_format.record_walk import Problem
 
 # Columns of the header table, one row per batch; SIZE to COUNT are those of `batch_header`.
 POSITION: Final = 0

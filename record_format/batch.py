@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from record_format.errors import CorruptBatch
+from tierlog.record_format.errors import CorruptBatch
 
 Buffer = bytes | bytearray | memoryview
 

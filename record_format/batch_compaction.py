@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CODEC_MASK,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
@@ -29,8 +29,8 @@ from record_format.batch import (
     base_timestamp_for,
     set_max_timestamp,
 )
-from record_format.codecs import compress
-from record_format.decode import expand
+from tierlog.record_format.codecs import compress
+from tierlog.record_format.decode import expand
 
 
 class BatchRetention(Enum):

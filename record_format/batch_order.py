@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from record_format.batch import BatchHeader, Buffer, iter_headers
-from record_format.errors import CorruptBatch
+from tierlog.record_format.batch import BatchHeader, Buffer, iter_headers
+from tierlog.record_format.errors import CorruptBatch
 
 
 def headers_in_order(

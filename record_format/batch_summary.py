@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from record_format.batch import BatchHeader, Buffer, check_crc, iter_headers
-from record_format.decode import corrupt_batch, min_timestamp_of
-from record_format.errors import CorruptBatch
+from tierlog.record_format.batch import BatchHeader, Buffer, check_crc, iter_headers
+from tierlog.record_format.decode import corrupt_batch, min_timestamp_of
+from tierlog.record_format.errors import CorruptBatch
 
 
 class BatchSummary(NamedTuple):

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from record_format.errors import CorruptSnapshot, UnknownFormatVersion
+from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
 
 _VERSION: Final = 0
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z", re.ASCII)

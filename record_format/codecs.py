@@ -24,8 +24,8 @@ import cramjam
 import lz4.frame
 import zstandard
 
-from record_format.batch import Buffer
-from record_format.errors import CorruptBatch
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptBatch
 
 NONE: Final = 0
 GZIP: Final = 1

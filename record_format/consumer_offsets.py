@@ -29,7 +29,7 @@ import struct
 import uuid
 from typing import Final, NamedTuple
 
-from record_format.errors import CorruptDataError
+from tierlog.record_format.errors import CorruptDataError
 
 TOPIC: Final = "__consumer_offsets"
 NO_EPOCH: Final = -1

@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from record_format.batch import BatchHeader, Buffer
-from record_format.decode import Record, decode_batch
-from record_format.errors import CorruptBatch
+from tierlog.record_format.batch import BatchHeader, Buffer
+from tierlog.record_format.decode import Record, decode_batch
+from tierlog.record_format.errors import CorruptBatch
 
 ABORT: Final = 0
 COMMIT: Final = 1

@@ -13,18 +13,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     LOG_APPEND_TIME_BIT,
     MIN_RECORD_SIZE,
     BatchHeader,
     Buffer,
     check_whole,
 )
-from record_format.codecs import MAX_EXPANDED_BYTES, DecompressedTooLarge, decompress
-from record_format.encode import NO_HEADERS, Headers
-from record_format.errors import CorruptBatch
-from record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
-from record_format.varint import read_varint
+from tierlog.record_format.codecs import MAX_EXPANDED_BYTES, DecompressedTooLarge, decompress
+from tierlog.record_format.encode import NO_HEADERS, Headers
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
+from tierlog.record_format.varint import read_varint
 
 
 class Record(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CONTROL_BIT,
     HEADER,
     HEADER_SIZE,
@@ -28,9 +28,9 @@ from record_format.batch import (
     base_timestamp_for,
     set_checksum,
 )
-from record_format.codecs import NONE, compress
-from record_format.errors import RecordTooLarge
-from record_format.varint import NULL, SMALL, encoded, size_of
+from tierlog.record_format.codecs import NONE, compress
+from tierlog.record_format.errors import RecordTooLarge
+from tierlog.record_format.varint import NULL, SMALL, encoded, size_of
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

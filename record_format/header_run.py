@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     CRC_START,

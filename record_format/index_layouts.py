@@ -22,8 +22,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from record_format.batch import Buffer
-from record_format.errors import CorruptIndex
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptIndex
 
 TXN_ENTRY_SIZE: Final = 34
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1

@@ -15,8 +15,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from record_format.batch import CODEC_MASK, HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_RECORD_SIZE
-from record_format.compiled import compiled
+from tierlog.record_format.batch import (
+    CODEC_MASK,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_RECORD_SIZE,
+)
+from tierlog.record_format.compiled import compiled
 
 BYTES: Final = types.CPointer(types.uint8)
 _I64: Final = types.int64

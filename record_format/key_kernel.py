@@ -18,8 +18,15 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from record_format.compiled import compiled
-from record_format.kernel_bytes import BYTES, READ_ONLY, copy_bytes, pointer_to, varint, varlong
+from tierlog.record_format.compiled import compiled
+from tierlog.record_format.kernel_bytes import (
+    BYTES,
+    READ_ONLY,
+    copy_bytes,
+    pointer_to,
+    varint,
+    varlong,
+)
 
 OK: Final = 0
 CORRUPT: Final = 1

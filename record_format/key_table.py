@@ -16,12 +16,12 @@ import hashlib
 import os
 from typing import Final
 
-from record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
-from record_format.batch_compaction import Choice, KeyTable
-from record_format.decode import walk_batch
-from record_format.native import can_compile
-from record_format.record_walk import Fields
-from record_format.varint import encoded, read_varint, read_varlong, zigzag
+from tierlog.record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
+from tierlog.record_format.batch_compaction import Choice, KeyTable
+from tierlog.record_format.decode import walk_batch
+from tierlog.record_format.native import can_compile
+from tierlog.record_format.record_walk import Fields
+from tierlog.record_format.varint import encoded, read_varint, read_varlong, zigzag
 
 PLAIN_ENTRY_BYTES: Final = 160  # a dict entry, a bytes object of 16, an int
 MAX_SPAN: Final = 0xFFFFFFFF  # offsets per round: the compiled table has 32 bits for them
@@ -106,6 +106,6 @@ def make_key_table(memory_bytes: int) -> KeyTable:
     """A table of at most `memory_bytes`: the compiled one if it is available."""
     if not can_compile():
         return PlainKeyTable(memory_bytes)
-    from record_format.native_keys import NativeKeyTable
+    from tierlog.record_format.native_keys import NativeKeyTable
 
     return NativeKeyTable(memory_bytes)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from record_format import batch_summary, record_walk
-from record_format.batch import MIN_RECORD_SIZE
-from record_format.record_walk import WalkRequest
+from tierlog.record_format import batch_summary, record_walk
+from tierlog.record_format.batch import MIN_RECORD_SIZE
+from tierlog.record_format.record_walk import WalkRequest
 
 _PACKAGES: Final = ("numba", "numpy")
 
@@ -28,7 +28,7 @@ def can_compile() -> bool:
     """
     if not is_available():
         return False
-    from record_format.compiled import has_cache
+    from tierlog.record_format.compiled import has_cache
 
     return has_cache()
 
@@ -40,8 +40,8 @@ def load() -> bool:
     """
     if not can_compile():
         return False
-    from record_format.native_summary import summarize_native
-    from record_format.native_walk import walk_native
+    from tierlog.record_format.native_summary import summarize_native
+    from tierlog.record_format.native_walk import walk_native
 
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
-from record_format.batch_compaction import Choice
-from record_format.decode import corrupt_batch
-from record_format.errors import CorruptBatch
-from record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy_records
+from tierlog.record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
+from tierlog.record_format.batch_compaction import Choice
+from tierlog.record_format.decode import corrupt_batch
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.key_kernel import CORRUPT, OK, add_keys, choose_records, copy_records
 
 SLOT_BYTES: Final = 12
 LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor

@@ -17,7 +17,7 @@ import numpy as np
 from crc32c import crc32c
 from numba import types
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     CRC_START,
@@ -27,11 +27,15 @@ from record_format.batch import (
     Buffer,
     parse_header,
 )
-from record_format.batch_summary import BatchSummary, min_timestamp_of_batches, summarize_plain
-from record_format.compiled import compiled
-from record_format.kernel_bytes import READ_ONLY, batch_header, pointer_to
-from record_format.native_walk import NO_COLUMNS, walk_kernel
-from record_format.record_walk import I64_MAX, I64_MIN
+from tierlog.record_format.batch_summary import (
+    BatchSummary,
+    min_timestamp_of_batches,
+    summarize_plain,
+)
+from tierlog.record_format.compiled import compiled
+from tierlog.record_format.kernel_bytes import READ_ONLY, batch_header, pointer_to
+from tierlog.record_format.native_walk import NO_COLUMNS, walk_kernel
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN
 
 _I64: Final = types.int64
 _TABLE: Final = types.Array(_I64, 2, "C")

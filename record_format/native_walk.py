@@ -19,10 +19,10 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from record_format.batch import Buffer
-from record_format.compiled import compiled
-from record_format.kernel_bytes import BYTES, READ_ONLY, pointer_to, varint, varlong
-from record_format.record_walk import (
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.compiled import compiled
+from tierlog.record_format.kernel_bytes import BYTES, READ_ONLY, pointer_to, varint, varlong
+from tierlog.record_format.record_walk import (
     I64_MAX,
     I64_MIN,
     NO_FIELDS,

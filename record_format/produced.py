@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from record_format import codecs
-from record_format.batch import (
+from tierlog.record_format import codecs
+from tierlog.record_format.batch import (
     CODEC_MASK,
     HEADER_SIZE,
     NO_PRODUCER_ID,
@@ -30,10 +30,10 @@ from record_format.batch import (
     parse_header,
     set_max_timestamp,
 )
-from record_format.decode import expand
-from record_format.encode import Headers, encode_batch, encode_batches
-from record_format.errors import RequestTooLarge
-from record_format.produced_checks import (
+from tierlog.record_format.decode import expand
+from tierlog.record_format.encode import Headers, encode_batch, encode_batches
+from tierlog.record_format.errors import RequestTooLarge
+from tierlog.record_format.produced_checks import (
     KEY_REQUIRED,
     ProduceLimits,
     check_headers,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from record_format import codecs
-from record_format.batch import (
+from tierlog.record_format import codecs
+from tierlog.record_format.batch import (
     CODEC_MASK,
     CREATE_TIME,
     MAX_SEQUENCE,
@@ -26,7 +26,7 @@ from record_format.batch import (
     check_whole,
     parse_header,
 )
-from record_format.errors import (
+from tierlog.record_format.errors import (
     CorruptBatch,
     FieldProblem,
     InvalidBatch,
@@ -35,7 +35,7 @@ from record_format.errors import (
     RequestTooLarge,
     TooManyRecords,
 )
-from record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
+from tierlog.record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
 
 KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
 

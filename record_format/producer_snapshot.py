@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from record_format.batch import MAX_SEQUENCE, Buffer
-from record_format.errors import CorruptSnapshot, UnknownFormatVersion
+from tierlog.record_format.batch import MAX_SEQUENCE, Buffer
+from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
 
 VERSION: Final = 1
 ENTRY_SIZE: Final = 46

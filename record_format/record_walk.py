@@ -21,9 +21,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from record_format.batch import Buffer
-from record_format.errors import CorruptBatch
-from record_format.varint import read_varint, read_varlong
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.varint import read_varint, read_varlong
 
 I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1

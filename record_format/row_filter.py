@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from record_format.record_walk import I64_MAX, I64_MIN
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN
 
 
 class RowFilter(NamedTuple):

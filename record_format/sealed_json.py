@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from record_format import typed_json
-from record_format.batch import Buffer
-from record_format.errors import CorruptManifest, UnknownFormatVersion
+from tierlog.record_format import typed_json
+from tierlog.record_format.batch import Buffer
+from tierlog.record_format.errors import CorruptManifest, UnknownFormatVersion
 
 _Document = TypeVar("_Document")
 

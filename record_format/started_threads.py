@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from record_format.errors import TooManyThreads
+from tierlog.record_format.errors import TooManyThreads
 
 
 def started_threads(count: int, *, name: str) -> ThreadPoolExecutor:

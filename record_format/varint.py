@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from record_format.errors import CorruptBatch
+from tierlog.record_format.errors import CorruptBatch
 
 _TABLE_SIZE: Final = 8192
 

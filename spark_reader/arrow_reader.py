@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from record_format.arrow_columns import COLUMNS, SCHEMA
-from spark_reader.data_loss import log_to_stderr
-from spark_reader.option_table import is_kafka_option
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import NAMES, parse_options, wants_headers
-from spark_reader.planner import Planner
-from spark_reader.split_reader import SplitReader
+from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.spark_reader.data_loss import log_to_stderr
+from tierlog.spark_reader.option_table import is_kafka_option
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import NAMES, parse_options, wants_headers
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.split_reader import SplitReader
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader
 
-from spark_reader.data_loss import log_to_stderr
-from spark_reader.filters import push_down
-from spark_reader.options import ReadOptions
-from spark_reader.plan import NO_FILTERS
-from spark_reader.planner import Planner
-from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.source_partition import SplitPartition
+from tierlog.spark_reader.data_loss import log_to_stderr
+from tierlog.spark_reader.filters import push_down
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.plan import NO_FILTERS
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
+from tierlog.spark_reader.source_partition import SplitPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +64,6 @@ class TierlogReader(QuickAckOnUnpickle, DataSourceReader):  # type: ignore[misc]
         return [SplitPartition(task) for task in planner.tasks(splits) or [()]]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        from spark_reader.task import read_partition
+        from tierlog.spark_reader.task import read_partition
 
         return read_partition(partition, self._options, self._columns, self.filters)

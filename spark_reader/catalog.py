@@ -17,31 +17,31 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from cold_tier.open_transactions import aborted_transactions
-from manifest.keys import PartitionKeys
-from manifest.pins import Pins
-from manifest.state import Manifest, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from record_format.clock import wall_clock_ms
-from record_format.errors import (
+from tierlog.client.responses import PartitionDescription
+from tierlog.cold_tier.open_transactions import aborted_transactions
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import (
     Forbidden,
     MissingObject,
     UnknownManifestVersion,
     UnknownTopicOrPartition,
 )
-from record_format.index_layouts import AbortedTxn
-from record_format.row_filter import RowFilter
-from spark_reader import cold_index
-from spark_reader.access import Connections
-from spark_reader.bounds import AtTime
-from spark_reader.gaps import Gaps
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import NO_LIMITS, ReadOptions
-from spark_reader.parallel import map_ahead, parallel_map
-from spark_reader.plan import ChunkPiece
-from spark_reader.stream_offsets import StreamOffsets
-from spark_reader.topics import TopicFacts, Topics
-from tierlog.client.responses import PartitionDescription
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader import cold_index
+from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.bounds import AtTime
+from tierlog.spark_reader.gaps import Gaps
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import NO_LIMITS, ReadOptions
+from tierlog.spark_reader.parallel import map_ahead, parallel_map
+from tierlog.spark_reader.plan import ChunkPiece
+from tierlog.spark_reader.stream_offsets import StreamOffsets
+from tierlog.spark_reader.topics import TopicFacts, Topics
 
 Missing = Callable[[MissingObject], None]
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from cold_tier.index_bundle import SectionKind
-from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import read_chunk
-from cold_tier.segment_indexes import SegmentIndexes
-from manifest.state import SegmentEntry
-from record_format.batch import iter_headers
-from record_format.decode import first_at_time
-from record_format.errors import CorruptBatch, MissingObject
-from record_format.producer_snapshot import parse_snapshot
-from record_format.row_filter import RowFilter
-from spark_reader.plan import ChunkPiece
+from tierlog.cold_tier.index_bundle import SectionKind
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.ranged_reader import read_chunk
+from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.manifest.state import SegmentEntry
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import first_at_time
+from tierlog.record_format.errors import CorruptBatch, MissingObject
+from tierlog.record_format.producer_snapshot import parse_snapshot
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader.plan import ChunkPiece
 
 
 def pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:

@@ -14,7 +14,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.option_values import InvalidOption
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from record_format.errors import TierlogError
-from spark_reader.catalog import PartitionFacts
-from spark_reader.gaps import Gaps, first_lost, skip_gap
+from tierlog.record_format.errors import TierlogError
+from tierlog.spark_reader.catalog import PartitionFacts
+from tierlog.spark_reader.gaps import Gaps, first_lost, skip_gap
 
 Warn = Callable[[str], None]
 

@@ -25,7 +25,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final
 
-from record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError
 
 MIN_VERSION: Final = 17  # as Spark 4 requires
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from record_format.name_suggestions import closest_match
-from spark_reader.option_values import InvalidOption
+from tierlog.record_format.name_suggestions import closest_match
+from tierlog.spark_reader.option_values import InvalidOption
 
 
 class Use(StrEnum):

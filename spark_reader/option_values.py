@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeGuard
 
-from record_format.errors import InvalidRequest
-from record_format.record_walk import I64_MAX
-from spark_reader.bounds import EARLIEST, LATEST
 from tierlog.client.times import MAX_TIME, to_ms
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.record_walk import I64_MAX
+from tierlog.spark_reader.bounds import EARLIEST, LATEST
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from cold_tier.s3_options import S3Options
-from spark_reader import option_values as read
-from spark_reader.access import Access
-from spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
-from spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
-from spark_reader.option_values import InvalidOption
-from spark_reader.plan import SplitLimits
-from spark_reader.s3a import S3ASettings
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.spark_reader import option_values as read
+from tierlog.spark_reader.access import Access
+from tierlog.spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
+from tierlog.spark_reader.option_table import BATCH_ONLY, STREAM_ONLY, Option, Use, read_options
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.plan import SplitLimits
+from tierlog.spark_reader.s3a import S3ASettings
 
 Tier = Literal["all", "cold"]
 Isolation = Literal["read_uncommitted", "read_committed"]

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cold_tier.chunk_table import Chunk
-from cold_tier.ranged_reader import ChunkRef
-from record_format.index_layouts import AbortedTxn
-from record_format.record_walk import I64_MAX
-from record_format.row_filter import RowFilter
+from tierlog.cold_tier.chunk_table import Chunk
+from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.record_walk import I64_MAX
+from tierlog.record_format.row_filter import RowFilter
 
 
 class ChunkPiece(NamedTuple):

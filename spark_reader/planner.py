@@ -8,18 +8,18 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from record_format.errors import MissingObject
-from record_format.index_layouts import AbortedTxn
-from record_format.row_filter import RowFilter
-from spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
-from spark_reader.catalog import Catalog, PartitionFacts
-from spark_reader.cold_index import may_match
-from spark_reader.data_loss import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
-from spark_reader.gaps import count_offsets
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import ReadOptions
-from spark_reader.parallel import parallel_map
-from spark_reader.plan import (
+from tierlog.record_format.errors import MissingObject
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
+from tierlog.spark_reader.catalog import Catalog, PartitionFacts
+from tierlog.spark_reader.cold_index import may_match
+from tierlog.spark_reader.data_loss import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
+from tierlog.spark_reader.gaps import count_offsets
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.parallel import parallel_map
+from tierlog.spark_reader.plan import (
     NO_FILTERS,
     ChunkPiece,
     Filters,

@@ -27,17 +27,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from record_format.batch import MAX_SEQUENCE, set_producer
-from record_format.clock import wall_clock_ms
-from record_format.codecs import CODEC_IDS, CODEC_NAMES
-from record_format.name_suggestions import closest_match
-from spark_reader import columns
-from spark_reader import option_values as read
-from spark_reader.access import Access, Connections
-from spark_reader.option_table import TYPO_LIKENESS, Option, Use, read_options
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import access_of
-from spark_reader.sink_batches import (
+from tierlog.record_format.batch import MAX_SEQUENCE, set_producer
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.codecs import CODEC_IDS, CODEC_NAMES
+from tierlog.record_format.name_suggestions import closest_match
+from tierlog.spark_reader import columns
+from tierlog.spark_reader import option_values as read
+from tierlog.spark_reader.access import Access, Connections
+from tierlog.spark_reader.option_table import TYPO_LIKENESS, Option, Use, read_options
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import access_of
+from tierlog.spark_reader.sink_batches import (
     COLUMN_TYPES,
     Batch,
     Batcher,

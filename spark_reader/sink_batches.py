@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from record_format.encode import NO_HEADERS, Headers, encode_batches
-from record_format.errors import InvalidRecord
-from record_format.murmur2 import partition_for_key
+from tierlog.record_format.encode import NO_HEADERS, Headers, encode_batches
+from tierlog.record_format.errors import InvalidRecord
+from tierlog.record_format.murmur2 import partition_for_key
 
 BATCH_BYTES: Final = 512 * 1024
 FLUSH_BYTES: Final = 16 * 1024 * 1024

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_reader.s3a import S3ASettings
+    from tierlog.spark_reader.s3a import S3ASettings
 
 
 class TierlogSource(DataSource):  # type: ignore[misc]
@@ -38,21 +38,21 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return "tierlog"
 
     def schema(self) -> StructType:
-        from spark_reader.columns import schema
-        from spark_reader.options import wants_headers
+        from tierlog.spark_reader.columns import schema
+        from tierlog.spark_reader.options import wants_headers
 
         return schema(with_headers=wants_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_reader.batch_source import TierlogReader
-        from spark_reader.columns import columns_of
-        from spark_reader.options import parse_options
+        from tierlog.spark_reader.batch_source import TierlogReader
+        from tierlog.spark_reader.columns import columns_of
+        from tierlog.spark_reader.options import parse_options
 
         options = parse_options(self.options, streaming=False, s3a=self.s3a)
         return TierlogReader(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
-        from record_format.errors import TierlogError
+        from tierlog.record_format.errors import TierlogError
 
         try:
             return self._stream_reader(schema)
@@ -60,22 +60,22 @@ class TierlogSource(DataSource):  # type: ignore[misc]
             return _FailedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        from spark_reader.columns import columns_of
-        from spark_reader.options import parse_options
+        from tierlog.spark_reader.columns import columns_of
+        from tierlog.spark_reader.options import parse_options
 
         options = parse_options(self.options, streaming=True, s3a=self.s3a)
         _check_streams()
-        from spark_reader.stream_source import TierlogStreamReader
+        from tierlog.spark_reader.stream_source import TierlogStreamReader
 
         return TierlogStreamReader(options, columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_reader.sink import TierlogWriter, write_options
+        from tierlog.spark_reader.sink import TierlogWriter, write_options
 
         return TierlogWriter(write_options(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
-        from spark_reader.sink import TierlogStreamWriter, write_options
+        from tierlog.spark_reader.sink import TierlogStreamWriter, write_options
 
         # Output mode complete: every batch's whole result is appended, as with Kafka's sink.
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
@@ -87,7 +87,7 @@ def register(session: SparkSession) -> None:
     Call it again after changing them. Without it Spark still finds the source, which then uses its
     options and AWS's provider chain. Spark Connect does not forward credentials.
     """
-    from spark_reader.s3a import settings_of
+    from tierlog.spark_reader.s3a import settings_of
 
     # Spark pickles the class by value, and so the settings, for the planning process, which has no
     # session to query.
@@ -115,6 +115,6 @@ def _check_streams() -> None:
     if find_spec("pyspark.sql.streaming.datasource") is None:
         from pyspark import __version__
 
-        from record_format.errors import ConfigurationError
+        from tierlog.record_format.errors import ConfigurationError
 
         raise ConfigurationError(f"streams need pyspark 4.2 or newer; this is {__version__}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_reader.plan import Split
+from tierlog.spark_reader.plan import Split
 
 
 class SplitPartition(InputPartition):  # type: ignore[misc]

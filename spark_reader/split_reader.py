@@ -17,21 +17,21 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from cold_tier.ranged_reader import read_chunk
-from record_format.arrow import ArrowDecoder, DecodeRequest
-from record_format.errors import (
+from tierlog.client.calls import Limits
+from tierlog.cold_tier.ranged_reader import read_chunk
+from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest
+from tierlog.record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
     OffsetTrimmed,
     UnknownManifestVersion,
     UnknownTopicOrPartition,
 )
-from record_format.row_filter import RowFilter
-from spark_reader.access import Connections
-from spark_reader.data_loss import DataLossPolicy, Warn, log_to_stderr, report_if_lost
-from spark_reader.options import ReadOptions
-from spark_reader.plan import NO_FILTERS, Split
-from tierlog.client.calls import Limits
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.data_loss import DataLossPolicy, Warn, log_to_stderr, report_if_lost
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.plan import NO_FILTERS, Split
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from record_format.errors import CorruptDataError
-from spark_reader.gaps import Gaps, count_offsets, ranges_outside
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.spark_reader.gaps import Gaps, count_offsets, ranges_outside
 
 PartitionName = tuple[str, int]
 

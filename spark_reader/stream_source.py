@@ -23,18 +23,18 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from manifest.versions import boottime_ms
-from record_format.record_walk import I64_MAX
-from spark_reader.access import Connections
-from spark_reader.catalog import PartitionFacts
-from spark_reader.data_loss import OffsetRange, log_to_stderr
-from spark_reader.gaps import skip_gap
-from spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
-from spark_reader.parallel import parallel_map
-from spark_reader.planner import Planner
-from spark_reader.quick_ack import QuickAckOnUnpickle
-from spark_reader.source_partition import SplitPartition
-from spark_reader.stream_offsets import (
+from tierlog.manifest.versions import boottime_ms
+from tierlog.record_format.record_walk import I64_MAX
+from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.catalog import PartitionFacts
+from tierlog.spark_reader.data_loss import OffsetRange, log_to_stderr
+from tierlog.spark_reader.gaps import skip_gap
+from tierlog.spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
+from tierlog.spark_reader.parallel import parallel_map
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
+from tierlog.spark_reader.source_partition import SplitPartition
+from tierlog.spark_reader.stream_offsets import (
     Backlog,
     PartitionName,
     StreamOffsets,
@@ -229,7 +229,7 @@ class TierlogStreamReader(
         return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        from spark_reader.task import read_partition
+        from tierlog.spark_reader.task import read_partition
 
         return read_partition(partition, self._options, self._columns)
 

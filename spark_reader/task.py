@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from spark_reader.options import ReadOptions
-from spark_reader.plan import NO_FILTERS, Filters
-from spark_reader.source_partition import SplitPartition
-from spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.plan import NO_FILTERS, Filters
+from tierlog.spark_reader.source_partition import SplitPartition
+from tierlog.spark_reader.split_reader import SplitReader
 
 
 def read_partition(

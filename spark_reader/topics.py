@@ -12,13 +12,13 @@ from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from manifest.topic_objects import TopicObjects
-from record_format.errors import UnknownTopic
-from spark_reader.access import Connections
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import ReadOptions
-from spark_reader.parallel import parallel_map
 from tierlog.client.responses import PartitionDescription
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.errors import UnknownTopic
+from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.parallel import parallel_map
 
 
 class TopicFacts(NamedTuple):

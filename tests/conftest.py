@@ -18,12 +18,15 @@ from botocore.loaders import JSONFileLoader
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from record_format.page_cache import is_resident
+import tierlog
 from tests.fakes.flush import check_file
+from tierlog.record_format.page_cache import is_resident
 
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
 """One Spark session, one Kafka from Maven, one browser."""
+
+ROOMS = {path.name for path in Path(tierlog.__file__).parent.iterdir() if path.is_symlink()}
 
 # How fast the machine is fails no test; a failing example is printed with the decorator that
 # reproduces it. Before the tests are imported: `@given` takes the settings of that moment.
@@ -96,6 +99,14 @@ class SharedFoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedFoldersAndFiles:
     return SharedFoldersAndFiles(config, log)
+
+
+def pytest_sessionfinish() -> None:
+    """The root of a checkout is on the path: a room imported by its bare name would be a second
+    copy, with types and caches of its own.
+    """
+    bare = {name for name in sys.modules if name.partition(".")[0] in ROOMS}
+    assert not bare, f"import these as tierlog.…: {sorted(bare)}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_reader.arrow_reader import read_arrow
     from tierlog import errors
     from tierlog.client import (
         AsyncClient,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         RecordMetadata,
         RetryPolicy,
     )
+    from tierlog.spark_reader.arrow_reader import read_arrow
 
 __version__ = "0.1.0"
 
@@ -73,7 +73,7 @@ def __dir__() -> list[str]:
 
 def _read_arrow() -> Any:
     try:
-        return import_module("spark_reader.arrow_reader").read_arrow
+        return import_module("tierlog.spark_reader.arrow_reader").read_arrow
     except ModuleNotFoundError as error:
         from tierlog.extras import how_to_install
 

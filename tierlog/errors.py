@@ -10,7 +10,6 @@ A client has already retried when it raises a RetriableError: see `RetryPolicy`.
 """
 
 # ruff: noqa: F403, PLC0414  every name is re-exported as it is
-from record_format.errors import *
 from tierlog.client.exchange import AnswerLost as AnswerLost
 from tierlog.client.exchange import BrokerUnreachable as BrokerUnreachable
 from tierlog.client.problems import AppendedInPart as AppendedInPart
@@ -19,3 +18,4 @@ from tierlog.client.problems import NotOfferedHere as NotOfferedHere
 from tierlog.client.problems import RangeNotSatisfiable as RangeNotSatisfiable
 from tierlog.client.problems import Unauthorized as Unauthorized
 from tierlog.client.problems import UnexpectedAnswer as UnexpectedAnswer
+from tierlog.record_format.errors import *

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from api.http.settings import HttpSettings
-from broker.settings import BrokerSettings
-from cold_tier.s3_options import S3Options
-from cold_tier.store_ledger import PriceTable, default_prices
-from hot_tier.log_config import KEYS_BY_NAME
-from record_format.errors import SettingsError
-from record_format.loopback import is_loopback
-from record_format.name_suggestions import did_you_mean
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.store_ledger import PriceTable, default_prices
+from tierlog.hot_tier.log_config import KEYS_BY_NAME
+from tierlog.record_format.errors import SettingsError
+from tierlog.record_format.loopback import is_loopback
+from tierlog.record_format.name_suggestions import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
 # Read by clients and by the command line, not by a broker.

@@ -20,27 +20,27 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.console import topic_pages
-from api.console.record_browser import RecordsQuery, record_page
-from api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
-from api.console.samples import Sampler, series
-from api.http.access.scopes import Grant
-from api.http.admin.partitions import FromOffset
-from api.http.calls import Call, Handler
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.packaged_files import PackagedFiles
-from api.http.problems import corruption_detail
-from api.http.responses import Response, json_response
-from api.http.settings import MAX_OFFSET
-from api.http.static_names import CONSOLE_NAMES
-from broker.groups.groups import Groups, OffsetState
-from broker.partition import Partition
-from broker.reports import StorageReport
-from cold_tier.store_ledger import FREE, PriceTable
-from record_format.errors import CorruptDataError, TierlogError
+from tierlog.api.console import topic_pages
+from tierlog.api.console.record_browser import RecordsQuery, record_page
+from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
+from tierlog.api.console.samples import Sampler, series
+from tierlog.api.http.access.scopes import Grant
+from tierlog.api.http.admin.partitions import FromOffset
+from tierlog.api.http.calls import Call, Handler
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.packaged_files import PackagedFiles
+from tierlog.api.http.problems import corruption_detail
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.api.http.static_names import CONSOLE_NAMES
+from tierlog.broker.groups.groups import Groups, OffsetState
+from tierlog.broker.partition import Partition
+from tierlog.broker.reports import StorageReport
+from tierlog.cold_tier.store_ledger import FREE, PriceTable
+from tierlog.record_format.errors import CorruptDataError, TierlogError
 
-_STATIC: Final = PackagedFiles("api.console", "static", CONSOLE_NAMES, HEADERS)
+_STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"

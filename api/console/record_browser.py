@@ -14,15 +14,15 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta
 
-from api.console.record_text import DisplayText, full_text, summary, visible
-from api.http.context import Context
-from api.http.fetch import record_json
-from api.http.fetch.positions import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
-from api.http.fetch.reading import read
-from api.http.fetch.single import FetchQuery
-from api.http.settings import MIB
-from broker.partition import Fetched, Partition, Tier
-from manifest.state import OffsetGap
+from tierlog.api.console.record_text import DisplayText, full_text, summary, visible
+from tierlog.api.http.context import Context
+from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.positions import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
+from tierlog.api.http.fetch.reading import read
+from tierlog.api.http.fetch.single import FetchQuery
+from tierlog.api.http.settings import MIB
+from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.manifest.state import OffsetGap
 
 _PAGE: Final = FetchQuery(max_bytes=MIB)
 MAX_HEADER: Final = 2000  # characters

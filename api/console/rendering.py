@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from api.console.record_text import visible
-from api.http.problems import HeaderList
-from api.http.responses import NO_STORE, Response
+from tierlog.api.console.record_text import visible
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.responses import NO_STORE, Response
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -42,7 +42,7 @@ NOTHING_NEW: Final = Response(204, [NO_STORE, *HEADERS])
 def environment() -> Environment:
     """Created at the first request to the console: most brokers never need it."""
     made = Environment(
-        loader=PackageLoader("api.console", "templates"),
+        loader=PackageLoader("tierlog.api.console", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -20,9 +20,9 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from api.http.context import Context
-from broker.reports import StorageReport
-from record_format.errors import TierlogError
+from tierlog.api.http.context import Context
+from tierlog.broker.reports import StorageReport
+from tierlog.record_format.errors import TierlogError
 
 log = structlog.get_logger(__name__)
 

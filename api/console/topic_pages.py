@@ -13,18 +13,18 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
-from api.http.admin.partitions import first_page
-from broker.broker import Broker
-from broker.groups.groups import lag_of
-from broker.partition import Partition
-from broker.segment_listing import SegmentState, peek_segments
-from broker.tier_sizes import TierSizes, tier_sizes
-from broker.topics import Topic
-from hot_tier.log_state import Offsets
-from manifest.state import Manifest, SegmentEntry
-from manifest.versions import VersionStat
-from record_format.errors import UnknownTopic
+from tierlog.api.console.tier_map import Axis, Extent, Places, TierMap, tier_map
+from tierlog.api.http.admin.partitions import first_page
+from tierlog.broker.broker import Broker
+from tierlog.broker.groups.groups import lag_of
+from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import SegmentState, peek_segments
+from tierlog.broker.tier_sizes import TierSizes, tier_sizes
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.log_state import Offsets
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.errors import UnknownTopic
 
 T = TypeVar("T")
 Numbered: TypeAlias = tuple[int, Partition | None]  # None: damaged

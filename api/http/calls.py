@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from api.http import strict_json
-from api.http.access.scopes import OPEN_PATHS
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.request.media_types import JSON
-from api.http.responses import AnyResponse
+from tierlog.api.http import strict_json
+from tierlog.api.http.access.scopes import OPEN_PATHS
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.request.media_types import JSON
+from tierlog.api.http.responses import AnyResponse
 
 Handler = Callable[[Context, Exchange], Awaitable[AnyResponse]]
 TryHandler = Callable[[Context, Exchange], AnyResponse | None]

@@ -18,22 +18,22 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from api.http.access.check import Access
-from api.http.all_completed import AllCompleted
-from api.http.exchange import Exchange
-from api.http.fetch.shared_pages import SharedPages
-from api.http.fetch.watermarks import Watermarks
-from api.http.local_paths import path_shortener
-from api.http.metrics import timings
-from api.http.metrics.broker import BrokerMetrics
-from api.http.metrics.registry import HttpMetrics
-from api.http.problems import Problem, to_problem
-from api.http.request.bodies import InflightBytes
-from api.http.settings import HttpSettings
-from api.http.unsent_responses import UnsentResponses
-from broker.broker import Broker
-from broker.partition import Partition
-from record_format.started_threads import started_threads
+from tierlog.api.http.access.check import Access
+from tierlog.api.http.all_completed import AllCompleted
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.shared_pages import SharedPages
+from tierlog.api.http.fetch.watermarks import Watermarks
+from tierlog.api.http.local_paths import path_shortener
+from tierlog.api.http.metrics import timings
+from tierlog.api.http.metrics.broker import BrokerMetrics
+from tierlog.api.http.metrics.registry import HttpMetrics
+from tierlog.api.http.problems import Problem, to_problem
+from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.settings import HttpSettings
+from tierlog.api.http.unsent_responses import UnsentResponses
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.record_format.started_threads import started_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

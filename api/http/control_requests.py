@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from api.http import strict_json
-from api.http.calls import Call
-from api.http.context import UNKNOWN_SIZE, Context
-from api.http.exchange import Exchange
-from api.http.request import bodies, media_types
+from tierlog.api.http import strict_json
+from tierlog.api.http.calls import Call
+from tierlog.api.http.context import UNKNOWN_SIZE, Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.request import bodies, media_types
 
 T = TypeVar("T")
 

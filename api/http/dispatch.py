@@ -26,12 +26,12 @@ import structlog
 from fastapi import FastAPI
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
-from api.http.calls import Call, CallTable
-from api.http.context import Context
-from api.http.control_requests import check_request
-from api.http.exchange import Exchange, Receive, Send
-from api.http.http_errors import AbortedByShutdown, MethodNotAllowed, NotFound
-from api.http.responses import (
+from tierlog.api.http.calls import Call, CallTable
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import check_request
+from tierlog.api.http.exchange import Exchange, Receive, Send
+from tierlog.api.http.http_errors import AbortedByShutdown, MethodNotAllowed, NotFound
+from tierlog.api.http.responses import (
     AnyResponse,
     FileResponse,
     Response,
@@ -39,10 +39,10 @@ from api.http.responses import (
     content_length_of,
     send_response,
 )
-from api.protocol.errors import ClientDisconnected
-from api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
-from record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
-from record_format.file_slice import FileSlice
+from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
+from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
+from tierlog.record_format.file_slice import FileSlice
 
 log = structlog.get_logger(__name__)
 

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from api.http import strict_json
-from api.http.access.scopes import NOBODY, Grant
-from api.http.metrics import timings
-from api.protocol.body_receiver import DIRECT_BODY, DirectBody
-from api.protocol.errors import ClientDisconnected
-from api.protocol.immediate import Scope
-from record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
+from tierlog.api.http import strict_json
+from tierlog.api.http.access.scopes import NOBODY, Grant
+from tierlog.api.http.metrics import timings
+from tierlog.api.protocol.body_receiver import DIRECT_BODY, DirectBody
+from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.api.protocol.immediate import Scope
+from tierlog.record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from record_format.errors import RequestError, ShuttingDown
+from tierlog.record_format.errors import RequestError, ShuttingDown
 
 
 class NotFound(RequestError):

@@ -12,12 +12,12 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.http_errors import NotFound
-from api.http.problems import HeaderList
-from api.http.request.byte_range import none_match
-from api.http.responses import Response
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.http_errors import NotFound
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request.byte_range import none_match
+from tierlog.api.http.responses import Response
 
 
 class Tagged(NamedTuple):

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from api.http import http_errors
-from api.http.local_paths import short_path, shorten_paths
-from api.protocol.errors import HeaderTooLarge
-from record_format import errors
+from tierlog.api.http import http_errors
+from tierlog.api.http.local_paths import short_path, shorten_paths
+from tierlog.api.protocol.errors import HeaderTooLarge
+from tierlog.record_format import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:tierlog:problem:"

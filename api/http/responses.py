@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from api.http.exchange import Exchange
-from api.http.problems import HeaderList
-from api.protocol.zerocopy import SEND_FILE
-from record_format.file_slice import FileSlice
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.protocol.zerocopy import SEND_FILE
+from tierlog.record_format.file_slice import FileSlice
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")

@@ -5,22 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from api.http import schemas
-from api.http.admin import groups, operations, partitions, topics
-from api.http.calls import Body, Call, OtherResponse
-from api.http.fetch import many
-from api.http.fetch.segments import get_segment, try_get_segment
-from api.http.fetch.single import FetchQuery, fetch, try_fetch
-from api.http.fetch.tail import TailQuery, tail_partition, tail_topic
-from api.http.metrics.registry import CONTENT_TYPE
-from api.http.produce.columns import RecordsIn
-from api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
-from api.http.produce.head import ProduceQuery
-from api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
-from broker.background.copier import Offloaded
-from broker.reports import StorageReport
-from broker.topics import TopicState
-from record_format.findings import VerifyReport
+from tierlog.api.http import schemas
+from tierlog.api.http.admin import groups, operations, partitions, topics
+from tierlog.api.http.calls import Body, Call, OtherResponse
+from tierlog.api.http.fetch import many
+from tierlog.api.http.fetch.segments import get_segment, try_get_segment
+from tierlog.api.http.fetch.single import FetchQuery, fetch, try_fetch
+from tierlog.api.http.fetch.tail import TailQuery, tail_partition, tail_topic
+from tierlog.api.http.metrics.registry import CONTENT_TYPE
+from tierlog.api.http.produce.columns import RecordsIn
+from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
+from tierlog.api.http.produce.head import ProduceQuery
+from tierlog.api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
+from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.reports import StorageReport
+from tierlog.broker.topics import TopicState
+from tierlog.record_format.findings import VerifyReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
 LINES: Final[Any] = {"type": "string", "description": "one JSON value per line"}

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.groups.groups import OffsetState
-from broker.segment_listing import SegmentState
-from broker.topics import TopicSummary
+from tierlog.broker.groups.groups import OffsetState
+from tierlog.broker.segment_listing import SegmentState
+from tierlog.broker.topics import TopicSummary
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 

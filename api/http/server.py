@@ -25,18 +25,18 @@ import structlog
 import uvicorn
 from httptools import HttpParserError
 
-from api.http import problems
-from api.http.context import Context
-from api.http.dispatch import TierlogApp, TruncatedResponse
-from api.http.responses import Response
-from api.http.settings import HttpSettings
-from api.protocol.immediate import ImmediateProtocol
-from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_scheduler import SendScheduler
-from api.protocol.tls_server import TlsServer
-from api.protocol.zerocopy import encode_head
-from record_format.errors import RequestError, Throttled, TierlogError
-from record_format.started_threads import started_threads
+from tierlog.api.http import problems
+from tierlog.api.http.context import Context
+from tierlog.api.http.dispatch import TierlogApp, TruncatedResponse
+from tierlog.api.http.responses import Response
+from tierlog.api.http.settings import HttpSettings
+from tierlog.api.protocol.immediate import ImmediateProtocol
+from tierlog.api.protocol.limited_protocol import ConnectionLimits
+from tierlog.api.protocol.send_scheduler import SendScheduler
+from tierlog.api.protocol.tls_server import TlsServer
+from tierlog.api.protocol.zerocopy import encode_head
+from tierlog.record_format.errors import RequestError, Throttled, TierlogError
+from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote_plus
 import msgspec
 from msgspec import UnsetType
 
-from record_format.errors import FieldProblem, InvalidRequest
+from tierlog.record_format.errors import FieldProblem, InvalidRequest
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from api.http.exchange import Exchange, UnsentBytes
-from api.http.request.bodies import InflightBytes
-from api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
-from record_format.errors import Throttled
-from record_format.file_slice import FileSlice, OpenFile
+from tierlog.api.http.exchange import Exchange, UnsentBytes
+from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
+from tierlog.record_format.errors import Throttled
+from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 InThread = Callable[[Callable[[], OpenFile]], Awaitable[OpenFile]]
 

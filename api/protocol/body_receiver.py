@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from api.protocol.deadline import Deadline
+from tierlog.api.protocol.deadline import Deadline
 
 DIRECT_BODY: Final = "tierlog.body"  # the extension of a scope that is a `DirectBody`
 TURN_BYTES: Final = 1 << 20

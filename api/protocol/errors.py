@@ -1,6 +1,6 @@
 """Errors of the connection itself, which are raised outside handlers."""
 
-from record_format.errors import RequestError
+from tierlog.record_format.errors import RequestError
 
 
 class HeaderTooLarge(RequestError):

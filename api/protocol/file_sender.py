@@ -16,9 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from api.protocol.send_scheduler import SendScheduler
-from record_format import page_cache
-from record_format.page_cache import HasFileno
+from tierlog.api.protocol.send_scheduler import SendScheduler
+from tierlog.record_format import page_cache
+from tierlog.record_format.page_cache import HasFileno
 
 SMALL_BYTES: Final = 64 << 10  # up to this size a response does not wait for its turn
 

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.protocol.file_sender import SMALL_BYTES
-from api.protocol.zerocopy import ZeroCopyProtocol, encode_head
-from record_format import page_cache
-from record_format.file_slice import FileSlice
+from tierlog.api.protocol.file_sender import SMALL_BYTES
+from tierlog.api.protocol.zerocopy import ZeroCopyProtocol, encode_head
+from tierlog.record_format import page_cache
+from tierlog.record_format.file_slice import FileSlice
 
 Scope = MutableMapping[str, Any]
 

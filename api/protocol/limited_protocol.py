@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from api.protocol.deadline import Deadline
-from api.protocol.errors import HeaderTooLarge
-from api.protocol.no_upgrade_protocol import NoUpgradeProtocol
-from record_format.errors import InvalidRequest, RequestError
+from tierlog.api.protocol.deadline import Deadline
+from tierlog.api.protocol.errors import HeaderTooLarge
+from tierlog.api.protocol.no_upgrade_protocol import NoUpgradeProtocol
+from tierlog.record_format.errors import InvalidRequest, RequestError
 
 _CLOSE_TIMEOUT_S: Final = 1.0
 _PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no more are parsed

@@ -17,7 +17,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from record_format.errors import InvalidRequest
+from tierlog.record_format.errors import InvalidRequest
 
 _VERSIONS: Final = ("1.1", "1.0")
 

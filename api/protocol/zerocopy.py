@@ -36,13 +36,13 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.protocol.body_receiver import DIRECT_BODY, BodyReceiver
-from api.protocol.errors import ClientDisconnected
-from api.protocol.file_sender import FileSender
-from api.protocol.limited_protocol import LimitedProtocol
-from api.protocol.no_upgrade_protocol import new_parser
-from api.protocol.send_scheduler import TURN_BYTES, SendScheduler
-from record_format.page_cache import HasFileno
+from tierlog.api.protocol.body_receiver import DIRECT_BODY, BodyReceiver
+from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.api.protocol.file_sender import FileSender
+from tierlog.api.protocol.limited_protocol import LimitedProtocol
+from tierlog.api.protocol.no_upgrade_protocol import new_parser
+from tierlog.api.protocol.send_scheduler import TURN_BYTES, SendScheduler
+from tierlog.record_format.page_cache import HasFileno
 
 SEND_FILE: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20

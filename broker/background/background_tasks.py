@@ -15,21 +15,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from broker.background.compactor import Compactor
-from broker.background.copier import Copier
-from broker.background.deletions import Deletions
-from broker.background.janitor import Janitor
-from broker.background.periodic_task import PeriodicTask
-from broker.background.rehydration import Rehydrator
-from broker.bucket import Bucket
-from broker.data_folder import DataFolder
-from broker.disk_reserve import CHECK_S, DiskReserve
-from broker.groups.groups import Groups
-from broker.holes import Holes
-from broker.live_topics import LiveTopics
-from broker.ownership.fence_checker import FenceChecker
-from broker.settings import BrokerSettings
-from broker.task_failures import TaskFailures
+from tierlog.broker.background.compactor import Compactor
+from tierlog.broker.background.copier import Copier
+from tierlog.broker.background.deletions import Deletions
+from tierlog.broker.background.janitor import Janitor
+from tierlog.broker.background.periodic_task import PeriodicTask
+from tierlog.broker.background.rehydration import Rehydrator
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.disk_reserve import CHECK_S, DiskReserve
+from tierlog.broker.groups.groups import Groups
+from tierlog.broker.holes import Holes
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.ownership.fence_checker import FenceChecker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.task_failures import TaskFailures
 
 COPY_INTERVAL_S: Final = 1.0
 DELETION_INTERVAL_S: Final = 1.0

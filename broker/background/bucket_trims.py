@@ -12,9 +12,9 @@ import time
 from concurrent.futures import wait
 from typing import Final
 
-from broker.cold_log import ColdLog
-from record_format.errors import ShuttingDown, StoreUnavailable
-from record_format.started_threads import started_threads
+from tierlog.broker.cold_log import ColdLog
+from tierlog.record_format.errors import ShuttingDown, StoreUnavailable
+from tierlog.record_format.started_threads import started_threads
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
 TRIMS_MAX: Final = 8  # concurrent commits, of different partitions

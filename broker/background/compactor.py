@@ -22,16 +22,16 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from broker.background.rehydration import Rehydrator, has_cold_only
-from broker.live_topics import LiveTopics
-from broker.partition import Partition
-from broker.settings import BrokerSettings
-from broker.task_failures import TaskFailures
-from hot_tier.cleanable import Cleanable
-from hot_tier.cleaner import CleanerHooks, Interrupted
-from record_format.batch_compaction import KeyTable
-from record_format.errors import TierlogError
-from record_format.key_table import make_key_table
+from tierlog.broker.background.rehydration import Rehydrator, has_cold_only
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.partition import Partition
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.hot_tier.cleanable import Cleanable
+from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.record_format.batch_compaction import KeyTable
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.key_table import make_key_table
 
 log = structlog.get_logger(__name__)
 

@@ -25,11 +25,11 @@ from concurrent.futures import Future
 import msgspec
 import structlog
 
-from broker.background.mirror import follow_compaction
-from broker.holes import Holes
-from broker.partition import Partition
-from broker.task_failures import TaskFailures
-from record_format.errors import (
+from tierlog.broker.background.mirror import follow_compaction
+from tierlog.broker.holes import Holes
+from tierlog.broker.partition import Partition
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     CorruptDataError,
@@ -42,7 +42,7 @@ from record_format.errors import (
     TierlogError,
     UnknownSegment,
 )
-from record_format.started_threads import started_threads
+from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 
 import structlog
 
-from broker.bucket import Bucket
-from broker.live_topics import LiveTopics
-from broker.topic_registry import TopicRecord
-from record_format.deferred_errors import DeferredErrors
-from record_format.errors import FencedError, TierlogError
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import FencedError, TierlogError
 
 log = structlog.get_logger(__name__)
 

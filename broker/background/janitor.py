@@ -22,18 +22,18 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from broker.background.bucket_trims import BucketTrims
-from broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
-from broker.holes import Holes
-from broker.live_topics import LiveTopics
-from broker.partition import Partition
-from broker.settings import BrokerSettings
-from broker.task_failures import PartitionTask, TaskFailures
-from hot_tier.segment import age_timestamp
-from hot_tier.segment_views import SegmentView
-from manifest.garbage import GarbagePolicy
-from manifest.paging import live_size_bytes
-from record_format.errors import (
+from tierlog.broker.background.bucket_trims import BucketTrims
+from tierlog.broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
+from tierlog.broker.holes import Holes
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.partition import Partition
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.task_failures import PartitionTask, TaskFailures
+from tierlog.hot_tier.segment import age_timestamp
+from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.manifest.paging import live_size_bytes
+from tierlog.record_format.errors import (
     DiskFull,
     LogOfflineError,
     OutcomeUnknownError,

@@ -22,10 +22,10 @@ from itertools import takewhile
 
 import structlog
 
-from broker.partition import Partition
-from hot_tier.segment_views import SegmentView
-from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.manifest.state import SegmentEntry
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 log = structlog.get_logger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.task_failures import RoundTask, TaskFailures
-from record_format.errors import TierlogError
+from tierlog.broker.task_failures import RoundTask, TaskFailures
+from tierlog.record_format.errors import TierlogError
 
 log = structlog.get_logger(__name__)
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import structlog
 
-from broker.bucket import Bucket
-from broker.partition import Partition
-from broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
-from hot_tier.cleaner import Interrupted
-from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
+from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.manifest.state import SegmentEntry
+from tierlog.record_format.errors import CorruptDataError
 
 log = structlog.get_logger(__name__)
 

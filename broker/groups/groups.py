@@ -22,23 +22,23 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.data_folder import TopicIdPartition, TopicPartition
-from broker.groups.offset_log import OffsetLog, Row, home_partition
-from broker.groups.requests import NewOffset, check_group_name, check_offsets
-from broker.groups.truncations import Truncations
-from broker.groups.view import Committed, GroupView
-from broker.live_topics import LiveTopics
-from broker.partition import Partition
-from broker.topics import Topic
-from record_format.checkpoint_files import parse_topic_id
-from record_format.config_value import ConfigValue
-from record_format.consumer_offsets import (
+from tierlog.broker.data_folder import TopicIdPartition, TopicPartition
+from tierlog.broker.groups.offset_log import OffsetLog, Row, home_partition
+from tierlog.broker.groups.requests import NewOffset, check_group_name, check_offsets
+from tierlog.broker.groups.truncations import Truncations
+from tierlog.broker.groups.view import Committed, GroupView
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.consumer_offsets import (
     NO_EPOCH,
     TOPIC,
     Commit,
     CommitKey,
 )
-from record_format.errors import (
+from tierlog.record_format.errors import (
     Starting,
     Throttled,
     TierlogError,

@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 import structlog
 
-from broker.groups.view import GroupView
-from broker.partition import Partition
-from broker.topics import Topic
-from hot_tier.append import Acks, AppendResult
-from record_format.consumer_offsets import (
+from tierlog.broker.groups.view import GroupView
+from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.record_format.consumer_offsets import (
     Commit,
     CommitKey,
     encode_key,
     encode_value,
     partition_for_group,
 )
-from record_format.errors import TierlogError
-from record_format.produced import build_produced
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.produced import build_produced
 
 log = structlog.get_logger(__name__)
 

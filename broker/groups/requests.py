@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from record_format.errors import FieldProblem, InvalidRequest
+from tierlog.record_format.errors import FieldProblem, InvalidRequest
 
 MAX_NAME_LENGTH: Final = 255
 MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes

@@ -18,14 +18,14 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from broker.data_folder import (
+from tierlog.broker.data_folder import (
     DataFolder,
     Document,
     TopicIdPartition,
     format_topic_id_partition,
     parse_topic_id_partition,
 )
-from broker.partition import Partition
+from tierlog.broker.partition import Partition
 
 TRUNCATIONS: Final = Document("cuts.json", "cuts", dict[str, int | None])
 

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from broker.cold_log import ColdLog
-from broker.data_folder import DataFolder, Document, parse_topic_id_partition
-from broker.log_spec import OpenedLog
-from manifest.epochs import MAX_EPOCHS
-from manifest.state import EpochStart
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.data_folder import DataFolder, Document, parse_topic_id_partition
+from tierlog.broker.log_spec import OpenedLog
+from tierlog.manifest.epochs import MAX_EPOCHS
+from tierlog.manifest.state import EpochStart
 
 EPOCHS: Final = Document("epochs.json", "epochs", dict[str, tuple[EpochStart, ...]])
 

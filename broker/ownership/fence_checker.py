@@ -19,9 +19,9 @@ from typing import Final
 
 import structlog
 
-from broker.partition import Partition
-from broker.task_failures import TaskFailures
-from record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
+from tierlog.broker.partition import Partition
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
 
 log = structlog.get_logger(__name__)
 

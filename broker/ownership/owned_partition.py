@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.bucket_state import OwnerEpochs
-from manifest import transitions
-from manifest.keys import PartitionKeys
-from manifest.state import Manifest
-from manifest.store import ManifestStore
-from record_format.errors import CorruptDataError, MissingObject
+from tierlog.broker.bucket_state import OwnerEpochs
+from tierlog.manifest import transitions
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import Manifest
+from tierlog.manifest.store import ManifestStore
+from tierlog.record_format.errors import CorruptDataError, MissingObject
 
 
 class OwnedPartition:

@@ -19,12 +19,12 @@ from functools import partial
 
 import structlog
 
-from broker.bucket_state import BucketState, OwnerEpochs
-from manifest import transitions
-from manifest.state import EpochStart, Manifest, SegmentEntry
-from manifest.store import ManifestStore
-from manifest.transitions import Claim
-from record_format.errors import (
+from tierlog.broker.bucket_state import BucketState, OwnerEpochs
+from tierlog.manifest import transitions
+from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore
+from tierlog.manifest.transitions import Claim
+from tierlog.record_format.errors import (
     CorruptDataError,
     FencedError,
     ManifestConflict,

@@ -21,20 +21,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from broker.cold_log import ColdLog
-from broker.data_folder import (
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.data_folder import (
     DataFolder,
     Document,
     parse_topic_id_partition,
     topic_id_of,
     with_suffix,
 )
-from broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
-from hot_tier import closed_log
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.log import PartitionLog
-from manifest.state import EpochStart, Manifest, SegmentEntry
-from record_format.errors import (
+from tierlog.broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
+from tierlog.hot_tier import closed_log
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     ManifestConflict,

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manifest.epochs import assign, divergence_offset
-from manifest.state import EpochStart, Manifest
+from tierlog.manifest.epochs import assign, divergence_offset
+from tierlog.manifest.state import EpochStart, Manifest
 
 
 class LocalLog(NamedTuple):

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cold_tier.object_store import ObjectStore
-from cold_tier.segment_check import check_segment
-from manifest.keys import PartitionKeys
-from manifest.partition_check import ManifestCheck
-from manifest.state import Manifest, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from record_format.errors import CorruptDataError
-from record_format.findings import Findings
-from record_format.started_threads import started_threads
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.segment_check import check_segment
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.partition_check import ManifestCheck
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.findings import Findings
+from tierlog.record_format.started_threads import started_threads
 
 WORKERS = 8
 

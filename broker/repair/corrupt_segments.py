@@ -26,16 +26,16 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.holes import Holes
-from broker.partition import Partition
-from broker.repair.local_check import is_corrupt, is_lost
-from broker.repair.local_repair import copy_segment, unused_path
-from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
-from hot_tier.salvage import LostRange
-from hot_tier.segment_gaps import Gap
-from hot_tier.segment_views import SegmentView
-from manifest.state import SegmentEntry, first_at
-from record_format.errors import UnknownSegment
+from tierlog.broker.holes import Holes
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.local_check import is_corrupt, is_lost
+from tierlog.broker.repair.local_repair import copy_segment, unused_path
+from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
+from tierlog.hot_tier.salvage import LostRange
+from tierlog.hot_tier.segment_gaps import Gap
+from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.manifest.state import SegmentEntry, first_at
+from tierlog.record_format.errors import UnknownSegment
 
 log = structlog.get_logger(__name__)
 

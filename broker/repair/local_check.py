@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from broker.holes import missing
-from broker.partition import Partition
-from cold_tier.segment_scan import scan_segment
-from hot_tier.segment_gaps import Gap
-from hot_tier.segment_views import SegmentView
-from manifest.invariants import uncovered
-from manifest.state import Manifest, SegmentEntry
-from record_format.errors import CorruptDataError
-from record_format.findings import Findings, ProblemKind
+from tierlog.broker.holes import missing
+from tierlog.broker.partition import Partition
+from tierlog.cold_tier.segment_scan import scan_segment
+from tierlog.hot_tier.segment_gaps import Gap
+from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.manifest.invariants import uncovered
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.findings import Findings, ProblemKind
 
 ATTEMPTS: Final = 3  # a busy compactor could keep changing a segment
 

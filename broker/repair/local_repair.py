@@ -22,14 +22,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.damaged_partition import DamagedPartition
-from broker.data_folder import DataFolder, with_suffix
-from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
-from hot_tier.bad_sectors import zero_filling_pread
-from hot_tier.closed_log import base_offsets
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.file_names import LOG, parse_file_name, segment_files
-from record_format.errors import CorruptDataError
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import DataFolder, with_suffix
+from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
+from tierlog.hot_tier.bad_sectors import zero_filling_pread
+from tierlog.hot_tier.closed_log import base_offsets
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.file_names import LOG, parse_file_name, segment_files
+from tierlog.record_format.errors import CorruptDataError
 
 COPY_BYTES: Final = 1 << 20
 

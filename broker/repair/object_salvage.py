@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from broker.repair.rebuilt_segment import PIECE_BYTES
-from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import read_range
-from hot_tier.bad_sectors import SECTOR_BYTES
-from hot_tier.batch_walk import CheckedBatch
-from hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
-from manifest.state import SegmentEntry
-from record_format.errors import CorruptDataError, CorruptObject
+from tierlog.broker.repair.rebuilt_segment import PIECE_BYTES
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.hot_tier.bad_sectors import SECTOR_BYTES
+from tierlog.hot_tier.batch_walk import CheckedBatch
+from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
+from tierlog.manifest.state import SegmentEntry
+from tierlog.record_format.errors import CorruptDataError, CorruptObject
 
 
 class ObjectSalvage:

@@ -19,18 +19,18 @@ from typing import Final, NoReturn, cast
 
 import msgspec
 
-from broker.broker import Broker
-from broker.data_folder import DataFolder, folder_lock
-from broker.ownership.take_over import TAKE_OVERS
-from broker.repair.repair_step import RepairStep
-from broker.settings import BrokerSettings
-from broker.store_status import PROBE, ProbeResult
-from broker.topic_registry import TopicRegistry
-from cold_tier.object_store import ObjectStore
-from cold_tier.probe import StoreTraits
-from hot_tier.overlay import OverlayDisk, link_files
-from record_format.clock import wall_clock_ms
-from record_format.errors import ConfigurationError, ObjectExists
+from tierlog.broker.broker import Broker
+from tierlog.broker.data_folder import DataFolder, folder_lock
+from tierlog.broker.ownership.take_over import TAKE_OVERS
+from tierlog.broker.repair.repair_step import RepairStep
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.store_status import PROBE, ProbeResult
+from tierlog.broker.topic_registry import TopicRegistry
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.probe import StoreTraits
+from tierlog.hot_tier.overlay import OverlayDisk, link_files
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import ConfigurationError, ObjectExists
 
 LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed
 

@@ -33,11 +33,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.partition import Partition
-from broker.repair.bucket_check import CheckOptions, check_partition
-from broker.repair.corrupt_segments import CorruptSegments, InBucket
-from broker.repair.object_salvage import ObjectSalvage
-from broker.repair.rebuilt_segment import (
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.bucket_check import CheckOptions, check_partition
+from tierlog.broker.repair.corrupt_segments import CorruptSegments, InBucket
+from tierlog.broker.repair.object_salvage import ObjectSalvage
+from tierlog.broker.repair.rebuilt_segment import (
     PIECE_BYTES,
     indexes_of,
     object_pieces,
@@ -46,24 +46,24 @@ from broker.repair.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
-from broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
-from cold_tier.index_bundle import ParsedBundle
-from cold_tier.object_store import ObjectStore
-from cold_tier.segment_check import check_segment
-from manifest import repairs
-from manifest.garbage import GarbagePlan, GarbagePolicy
-from manifest.keys import PartitionKeys
-from manifest.state import Manifest, SegmentEntry
-from manifest.transitions import record_gap
-from record_format.errors import (
+from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
+from tierlog.cold_tier.index_bundle import ParsedBundle
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.segment_check import check_segment
+from tierlog.manifest import repairs
+from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.transitions import record_gap
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     OffsetTrimmed,
     UnknownSegment,
     eio_as,
 )
-from record_format.file_slice import FileSlice
-from record_format.findings import Problem, ProblemKind
+from tierlog.record_format.file_slice import FileSlice
+from tierlog.record_format.findings import Problem, ProblemKind
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from hot_tier.salvage import LostRange
+from tierlog.hot_tier.salvage import LostRange
 
 ACCEPT_LOSS: Final = "; requires --accept-loss"  # suffix of a step that loses records, until done
 

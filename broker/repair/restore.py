@@ -32,9 +32,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from broker.bucket_state import BucketState
-from broker.cold_reads import producers_below, uses_bucket
-from broker.data_folder import (
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.cold_reads import producers_below, uses_bucket
+from tierlog.broker.data_folder import (
     COMPACTION_REACHED,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -46,36 +46,36 @@ from broker.data_folder import (
     unusable,
     write_checkpoint,
 )
-from broker.groups.truncations import TRUNCATIONS
-from broker.ownership.allocated_epochs import EPOCHS
-from broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
-from broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
-from broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
-from cold_tier.object_store import ObjectStore
-from hot_tier.durable_file import REAL_DISK, write_durably
-from hot_tier.log_config import LogConfig
-from hot_tier.overlay import with_swaps_finished
-from manifest.keys import PartitionKeys, topic_versions
-from manifest.state import EpochStart, Manifest
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import (
+from tierlog.broker.groups.truncations import TRUNCATIONS
+from tierlog.broker.ownership.allocated_epochs import EPOCHS
+from tierlog.broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
+from tierlog.broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
+from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.hot_tier.durable_file import REAL_DISK, write_durably
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.overlay import with_swaps_finished
+from tierlog.manifest.keys import PartitionKeys, topic_versions
+from tierlog.manifest.state import EpochStart, Manifest
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import (
     TOPIC_OBJECT_MISSING,
     TopicObject,
     TopicObjects,
     load_cluster,
     restorable,
 )
-from record_format import checkpoint_files
-from record_format.checkpoint_files import parse_topic_id
-from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.errors import (
+from tierlog.record_format import checkpoint_files
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     CorruptManifest,
     InvalidConfig,
     MissingObject,
 )
-from record_format.medium import make_folders
+from tierlog.record_format.medium import make_folders
 
 log = structlog.get_logger(__name__)
 

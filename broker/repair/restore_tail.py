@@ -40,9 +40,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.bucket_state import BucketState
-from broker.cold_reads import uses_bucket
-from broker.data_folder import (
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.cold_reads import uses_bucket
+from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
     HIGH_WATERMARKS,
@@ -52,23 +52,23 @@ from broker.data_folder import (
     format_topic_id_partition,
     read_checkpoint,
 )
-from broker.groups.truncations import TRUNCATIONS
-from broker.ownership.allocated_epochs import EPOCHS
-from broker.ownership.take_over import TAKE_OVERS
-from broker.topic_registry import TopicRegistry
-from hot_tier import closed_log
-from hot_tier.bad_sectors import zero_filling_pread
-from hot_tier.durable_file import write_durably
-from hot_tier.file_names import LOG, SNAPSHOT, path_of
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.producer_snapshots import snapshot_before
-from hot_tier.recovery import OpenRequest
-from manifest.keys import PartitionKeys
-from manifest.state import EpochStart, Manifest
-from manifest.store import ManifestStore
-from record_format import checkpoint_files
-from record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
+from tierlog.broker.groups.truncations import TRUNCATIONS
+from tierlog.broker.ownership.allocated_epochs import EPOCHS
+from tierlog.broker.ownership.take_over import TAKE_OVERS
+from tierlog.broker.topic_registry import TopicRegistry
+from tierlog.hot_tier import closed_log
+from tierlog.hot_tier.bad_sectors import zero_filling_pread
+from tierlog.hot_tier.durable_file import write_durably
+from tierlog.hot_tier.file_names import LOG, SNAPSHOT, path_of
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.producer_snapshots import snapshot_before
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import EpochStart, Manifest
+from tierlog.manifest.store import ManifestStore
+from tierlog.record_format import checkpoint_files
+from tierlog.record_format.errors import ConfigurationError, CorruptDataError, CorruptSnapshot
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):

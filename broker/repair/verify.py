@@ -12,24 +12,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from broker.partition import Partition
-from broker.repair.bucket_check import (
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.bucket_check import (
     CheckOptions,
     Progress,
     check_partition,
     entry_in_force,
     no_progress,
 )
-from broker.repair.local_check import FindHole, check_local
-from broker.topic_registry import TopicRecord
-from broker.topics import Topic
-from cold_tier.object_store import ObjectStore
-from manifest.keys import PartitionKeys, topic_versions
-from manifest.paging import live_size_bytes
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects
-from record_format.errors import CorruptDataError
-from record_format.findings import Findings, ProblemKind, VerifyReport
+from tierlog.broker.repair.local_check import FindHole, check_local
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topics import Topic
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.manifest.keys import PartitionKeys, topic_versions
+from tierlog.manifest.paging import live_size_bytes
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.findings import Findings, ProblemKind, VerifyReport
 
 Clock = Callable[[], int]
 

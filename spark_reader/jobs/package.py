@@ -1,12 +1,13 @@
 """Packs tierlog's code into a zip, for executors that do not have it installed.
 
-* It holds the packages that executors import, and nothing compiled: dependencies (pyarrow, numba,
+* It holds the rooms that executors import, and nothing compiled: dependencies (pyarrow, numba,
   boto3 and the codecs) have to be installed on the executors.
 * The zip is reproducible.
 """
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,14 +16,8 @@ from typing import Final
 
 from record_format.errors import ConfigurationError
 
-PACKAGES: Final = (
-    "record_format",
-    "cold_tier",
-    "manifest",
-    "spark_reader",
-    "tierlog",
-    "pyspark_tierlog",
-)
+PACKAGES: Final = ("tierlog", "pyspark_tierlog")
+LEFT_OUT: Final = frozenset(("api", "broker", "hot_tier"))
 _TIMESTAMP: Final = (2020, 1, 1, 0, 0, 0)  # of every file in the zip
 
 
@@ -37,9 +32,11 @@ def build_zip(target: Path) -> Path:
 
 def _files() -> Iterator[tuple[str, Path]]:
     for package in PACKAGES:
-        folder = _folder(package)
-        for path in sorted(folder.rglob("*.py")):
-            yield f"{package}/{path.relative_to(folder).as_posix()}", path
+        root = _folder(package)
+        for folder, folders, names in os.walk(root, followlinks=True):  # a checkout's rooms: links
+            folders[:] = sorted(set(folders) - LEFT_OUT)
+            for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+                yield f"{package}/{path.relative_to(root).as_posix()}", path
 
 
 def _folder(package: str) -> Path:

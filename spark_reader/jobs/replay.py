@@ -22,23 +22,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from record_format.errors import InvalidRequest
-from spark_reader.access import Connections
-from spark_reader.data_loss import DataLoss
-from spark_reader.jobs.hadoop_files import HadoopFolder
-from spark_reader.jobs.replay_plan import (
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
+from tierlog.spark_reader.jobs.replay_plan import (
     ReplayPlan,
     Step,
     from_json,
     split_into_steps,
     step_options,
 )
-from spark_reader.jobs.session import Progress, progress_reported
-from spark_reader.options import NAMES, ReadOptions, parse_options
-from spark_reader.plan import MAX_SPLIT_BYTES
-from spark_reader.planner import Planner
-from spark_reader.s3a import S3ASettings, settings_of
-from spark_reader.topics import Topics
+from tierlog.spark_reader.jobs.session import Progress, progress_reported
+from tierlog.spark_reader.options import NAMES, ReadOptions, parse_options
+from tierlog.spark_reader.plan import MAX_SPLIT_BYTES
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.s3a import S3ASettings, settings_of
+from tierlog.spark_reader.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

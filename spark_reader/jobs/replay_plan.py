@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from record_format.errors import CorruptDataError
-from spark_reader.data_loss import OffsetRange
-from spark_reader.plan import Split
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.spark_reader.data_loss import OffsetRange
+from tierlog.spark_reader.plan import Split
 
 FORMAT_VERSION: Final = 1
 

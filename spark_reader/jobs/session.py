@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_reader.environment import prepare
-from spark_reader.jobs.package import build_zip
-from spark_reader.source import register
+from tierlog.spark_reader.environment import prepare
+from tierlog.spark_reader.jobs.package import build_zip
+from tierlog.spark_reader.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_reader.jobs.session import Progress, progress_reported
+from tierlog.spark_reader.jobs.session import Progress, progress_reported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

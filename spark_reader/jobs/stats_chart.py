@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
-from spark_reader.jobs.stats import HOUR_MS, HourStats
+from tierlog.spark_reader.jobs.stats import HOUR_MS, HourStats
 
 MAX_BARS: Final = 200
 WIDTH: Final = 1000

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cold_tier.segment_check import check_segment
-from manifest.keys import PartitionKeys
-from manifest.partition_check import ManifestCheck
-from manifest.state import SegmentEntry
-from record_format import typed_json
-from record_format.findings import Findings, VerifyReport
-from spark_reader.access import Access, Connections
-from spark_reader.jobs.session import Progress, progress_reported
-from spark_reader.options import parse_options
-from spark_reader.s3a import settings_of
-from spark_reader.topics import Topics
+from tierlog.cold_tier.segment_check import check_segment
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.partition_check import ManifestCheck
+from tierlog.manifest.state import SegmentEntry
+from tierlog.record_format import typed_json
+from tierlog.record_format.findings import Findings, VerifyReport
+from tierlog.spark_reader.access import Access, Connections
+from tierlog.spark_reader.jobs.session import Progress, progress_reported
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.s3a import settings_of
+from tierlog.spark_reader.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

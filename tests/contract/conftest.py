@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cold_tier.open import open_store
-from cold_tier.s3_options import S3Options
 from tests.fakes.named_s3 import named_s3
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.s3_options import S3Options
 
 BUCKET = "contract"
 

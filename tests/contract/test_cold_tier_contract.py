@@ -2,12 +2,12 @@
 
 import pytest
 
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.cold_reader import ColdReader
-from cold_tier.probe import probe
-from record_format.batch import iter_headers
-from record_format.errors import CorruptObject
 from tests.fakes.cold_segments import upload, write_segment
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.probe import probe
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.errors import CorruptObject
 
 
 def test_the_probe_finds_the_traits_of_each_store(store, store_kind):

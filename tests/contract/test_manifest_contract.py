@@ -8,15 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from manifest.garbage import Collector, GarbagePolicy
-from manifest.paging import INLINE_MAX
-from manifest.pins import Pins
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import Cluster, TopicObject, TopicObjects, create_cluster, load_cluster
-from manifest.transitions import add_segments, trim
-from record_format.errors import ConfigurationError, FencedError
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
+from tierlog.manifest.garbage import Collector, GarbagePolicy
+from tierlog.manifest.paging import INLINE_MAX
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import (
+    Cluster,
+    TopicObject,
+    TopicObjects,
+    create_cluster,
+    load_cluster,
+)
+from tierlog.manifest.transitions import add_segments, trim
+from tierlog.record_format.errors import ConfigurationError, FencedError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.open_files import OpenFiles
 
 
 def cannot_read(

@@ -5,19 +5,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker.background.copier import Offloaded
-from broker.broker import Broker
-from broker.partition import Partition
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks, AppendResult
-from record_format.decode import Record
-from record_format.encode import encode_batch
-from record_format.errors import TierlogError
-from record_format.produced import ProduceLimits, build_produced, check_produced
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
+from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.record_format.decode import Record
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.produced import ProduceLimits, build_produced, check_produced
 
 
 class BrokerHarness:

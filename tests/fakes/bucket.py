@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cold_tier.object_store import ObjectStore
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from manifest.keys import PartitionKeys
-from manifest.state import EpochStart, Manifest, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects
-from manifest.transitions import Claim, add_segments
-from record_format.batch import iter_headers
 from tests.fakes.cold_segments import FIXTURES, SegmentFiles
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.manifest.transitions import Claim, add_segments
+from tierlog.record_format.batch import iter_headers
 
 NOW_MS = 1_800_000_000_000
 

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
-from record_format.encode import encode_batch
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from tierlog.record_format.encode import encode_batch
 
 FOLDER = "topics/t/id/0/segments/"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kafka"

@@ -2,9 +2,9 @@
 
 import random
 
-from hot_tier.append import Acks
-from record_format.produced import build_produced
 from tests.fakes.records import iter_records
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.produced import build_produced
 
 COMPACT = {
     "cleanup.policy": "compact",

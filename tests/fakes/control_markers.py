@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from record_format.control import ABORT, COMMIT
+from tierlog.record_format.control import ABORT, COMMIT
 
 
 def marker_key(*, committed: bool) -> bytes:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hot_tier.disk import Disk
-from record_format.batch import Buffer
+from tierlog.hot_tier.disk import Disk
+from tierlog.record_format.batch import Buffer
 
 
 class Call(NamedTuple):

@@ -13,8 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cold_tier.object_store import ObjectStore
-from record_format.errors import CorruptObject, ObjectExists, OutcomeUnknownError, StoreUnavailable
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.record_format.errors import (
+    CorruptObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
 
 
 @dataclass

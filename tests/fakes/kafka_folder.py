@@ -2,10 +2,10 @@
 
 import shutil
 
-from record_format.encode import encode_batch
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.two_tiers import START_MS
+from tierlog.record_format.encode import encode_batch
 
 
 class KafkaFolder:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
-from record_format.encode import encode_batch
 from tests.fakes.kafka_wire import Wire
 from tests.fakes.produce_requests import DIFFERENT, HOUR_MS, NOW_MS, ODD, RandomRequests
 from tests.fakes.real_kafka import RealKafka
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.encode import encode_batch
 
 SEED = int(os.environ.get("TIERLOG_SEED", "7"))
 SMALL = {"segment.bytes": 4096, "index.interval.bytes": 200}

@@ -20,8 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from hot_tier.disk import Disk
-from record_format.batch import Buffer
+from tierlog.hot_tier.disk import Disk
+from tierlog.record_format.batch import Buffer
 
 SECTOR = 512
 

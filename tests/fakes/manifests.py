@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from manifest.keys import PartitionKeys
-from manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from manifest.transitions import Claim, add_segments, create
-from manifest.versions import ObjectStore
 from tests.fakes.clock import Clock
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.transitions import Claim, add_segments, create
+from tierlog.manifest.versions import ObjectStore
 
 KEYS = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 3)
 SEGMENT_RECORDS = 100

@@ -5,8 +5,8 @@ write and read it.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from record_format.decode import Record
-from record_format.errors import OffsetTrimmed
+from tierlog.record_format.decode import Record
+from tierlog.record_format.errors import OffsetTrimmed
 
 
 class Written(Protocol):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from record_format.errors import (
+from tierlog.record_format.errors import (
     ConfigurationError,
     MissingObject,
     ObjectExists,

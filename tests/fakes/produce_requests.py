@@ -14,10 +14,10 @@ from typing import Final
 
 from crc32c import crc32c
 
-from record_format import codecs
-from record_format.batch import HEADER_SIZE, LOG_OVERHEAD, MAX_SEQUENCE
-from record_format.encode import encode_batch
-from record_format.varint import zigzag
+from tierlog.record_format import codecs
+from tierlog.record_format.batch import HEADER_SIZE, LOG_OVERHEAD, MAX_SEQUENCE
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.varint import zigzag
 
 NOW_MS: Final = int(time.time() * 1000)  # for limits that go by Kafka's own clock
 HOUR_MS: Final = 3_600_000

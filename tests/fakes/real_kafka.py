@@ -19,8 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from record_format.checkpoint_files import format_partition_metadata, parse_partition_metadata
 from tests.fakes import fast_jvm
+from tierlog.record_format.checkpoint_files import (
+    format_partition_metadata,
+    parse_partition_metadata,
+)
 
 HERE = Path(__file__).parents[1] / "integration" / "kafka"
 CACHE = Path(__file__).parents[2] / ".cache"

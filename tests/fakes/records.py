@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from record_format.batch import Buffer, iter_headers
-from record_format.decode import Record, decode_columns
+from tierlog.record_format.batch import Buffer, iter_headers
+from tierlog.record_format.decode import Record, decode_columns
 
 
 def iter_records(

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from api.app import create_app
-from api.http.dispatch import TierlogApp
-from api.http.server import Tls, bind, configured_server
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.object_store import ObjectStore
+from tierlog.api.app import create_app
+from tierlog.api.http.dispatch import TierlogApp
+from tierlog.api.http.server import Tls, bind, configured_server
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.object_store import ObjectStore
 
 
 class RunningServer(NamedTuple):

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spark_reader.environment import ensure_java
 from tests.fakes import fast_jvm
+from tierlog.spark_reader.environment import ensure_java
 
 
 def environment() -> dict[str, str]:

@@ -6,10 +6,10 @@ import httpx
 import msgspec
 
 import tierlog
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
 from tierlog.client import RetryPolicy, responses
 from tierlog.client.batching import prepare_record
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
 
 record = partial(prepare_record, key=None, timestamp=None, headers=(), now_ms=1)
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)

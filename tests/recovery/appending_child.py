@@ -8,13 +8,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hot_tier.append import Acks, Append
-from hot_tier.group_commit import FlushTimer, GroupCommit
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.recovery import OpenRequest
 from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import TOPIC_ID, batch, produced
+from tierlog.hot_tier.append import Acks, Append
+from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.recovery import OpenRequest
 
 log = PartitionLog.open(
     Path(sys.argv[1]),

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from hot_tier import segment_swap
-from hot_tier.append import Append
-from hot_tier.cleaner import Interrupted
-from hot_tier.disk import Disk
-from hot_tier.open_files import OpenFiles
-from hot_tier.reaper import FIRST_REPLACED_IN_ORDER
-from record_format.errors import DiskFull, LogOfflineError
-from record_format.key_table import PlainKeyTable
 from tests.fakes.compacted_topics import last_of
 from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import batch, produced
+from tierlog.hot_tier import segment_swap
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER
+from tierlog.record_format.errors import DiskFull, LogOfflineError
+from tierlog.record_format.key_table import PlainKeyTable
 
 CONFIG = {"segment.bytes": 2048, "cleanup.policy": "compact", "index.interval.bytes": 300}
 
@@ -200,7 +200,7 @@ def test_an_interrupted_swap_takes_the_log_offline_even_without_a_descriptor_lef
     def no_descriptor(_path):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("hot_tier.segment_swap.OpenFile", no_descriptor)
+    monkeypatch.setattr("tierlog.hot_tier.segment_swap.OpenFile", no_descriptor)
     with pytest.raises(LogOfflineError):
         clean(log)
     disk.heal()

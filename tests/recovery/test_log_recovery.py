@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from hot_tier import reaper
-from hot_tier.append import Append, AppendResult
-from hot_tier.file_names import LEADER_EPOCHS
-from record_format.batch import HEADER_SIZE, iter_headers
-from record_format.errors import (
+from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.damage import flip
+from tests.fakes.lossy_disk import LossyDisk
+from tests.fakes.partition_logs import first_offset, unchecked
+from tierlog.hot_tier import reaper
+from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.hot_tier.file_names import LEADER_EPOCHS
+from tierlog.record_format.batch import HEADER_SIZE, iter_headers
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     CorruptDataError,
     LogOfflineError,
     OutOfOrderSequence,
 )
-from record_format.index_layouts import OFFSET_ENTRY, AbortedTxn, pack_txn_index
-from tests.fakes.bad_sectors import cannot_read
-from tests.fakes.damage import flip
-from tests.fakes.lossy_disk import LossyDisk
-from tests.fakes.partition_logs import first_offset, unchecked
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, AbortedTxn, pack_txn_index
 
 NOW_MS = 1_700_000_000_000
 CONFIG = {"segment.bytes": 2048, "index.interval.bytes": 200}
@@ -598,7 +598,7 @@ def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
 def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chunk_bytes):
     # Alternating producers, one with a newer epoch, plain batches and transactions in between: some
     # are recovered as runs, in chunks of any size, others batch by batch.
-    monkeypatch.setattr("hot_tier.recovery_walk.CHECK_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tierlog.hot_tier.recovery_walk.CHECK_CHUNK_BYTES", chunk_bytes)
     dice, sequences = random.Random(3), dict.fromkeys(range(6), 0)
     log = open_log(config={"segment.bytes": 1 << 20})
     for turn in range(300):

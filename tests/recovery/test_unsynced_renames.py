@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from broker.data_folder import DataFolder
-from hot_tier.durable_file import REAL_DISK
-from record_format import medium
 from tests.fakes.lossy_disk import LossyDisk
+from tierlog.broker.data_folder import DataFolder
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.record_format import medium
 
 
 class Crash(BaseException):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from hot_tier.log_config import LogConfig
-from record_format.encode import encode_batch
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.simulation.topic_model import Line, TopicModel, headers_of
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.encode import encode_batch
 
 PRODUCERS = range(50, 54)
 KEPT = LogConfig.parse({"retention.ms": -1, "retention.bytes": -1})

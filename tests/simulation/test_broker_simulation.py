@@ -21,25 +21,6 @@ from random import Random
 
 import pytest
 
-from broker.background import janitor
-from broker.broker import Broker
-from broker.cold_reads import ColdReads, uses_bucket
-from broker.groups.requests import NewOffset
-from broker.repair.restore import RestoreOptions, restore
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.log_config import LogConfig
-from manifest.garbage import GarbagePolicy
-from record_format.errors import (
-    DiskFull,
-    InvalidConfig,
-    StoreUnavailable,
-    TierlogError,
-    UnknownGroup,
-)
-from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.broker_harness import run_copier, run_janitor
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import (
@@ -55,6 +36,25 @@ from tests.simulation.failing_disk import ALLOCATING, CALLS, SYNCS, Crash, Faili
 from tests.simulation.kafka_log import encoded, write_kafka_log
 from tests.simulation.steps import run, seeds
 from tests.simulation.topic_model import Line, TopicModel, Wrong, read
+from tierlog.broker.background import janitor
+from tierlog.broker.broker import Broker
+from tierlog.broker.cold_reads import ColdReads, uses_bucket
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.record_format.errors import (
+    DiskFull,
+    InvalidConfig,
+    StoreUnavailable,
+    TierlogError,
+    UnknownGroup,
+)
+from tierlog.record_format.produced import ProduceLimits, check_produced
 
 STEPS = 60
 GAP = 10_000

@@ -10,14 +10,14 @@ from random import Random
 
 import pytest
 
-from broker.background import copier, mirror
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.simulation.steps import run, seeds
+from tierlog.broker.background import copier, mirror
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
 
 STEPS = 60
 CONFIG = {**COMPACT, "segment.bytes": 1500, "min.cleanable.dirty.ratio": 0.0}

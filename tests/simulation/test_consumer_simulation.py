@@ -24,11 +24,11 @@ import httpx
 import pytest
 
 import tierlog
-from record_format.encode import encode_batch
-from record_format.errors import TierlogError
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
 from tierlog.client import ConsumedRecord, Limits, RetryPolicy
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import TierlogError
 
 PARTITIONS = 3
 RUNS = 60

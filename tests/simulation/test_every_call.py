@@ -29,22 +29,6 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from broker.groups import groups
-from broker.groups.requests import NewOffset
-from broker.ownership import take_over
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
-from cold_tier.store_ledger import PROBE_PREFIX
-from manifest.garbage import Collector, GarbagePolicy
-from manifest.keys import CLUSTER_KEY, topic_versions
-from record_format.clock import wall_clock_ms
-from record_format.errors import (
-    ConfigurationError,
-    FencedError,
-    OutcomeUnknownError,
-    StoreUnavailable,
-    TierlogError,
-)
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.soak import MINUTES, soak_seed
@@ -53,6 +37,22 @@ from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk, close_
 from tests.simulation.test_broker_simulation import GAP, Known, World
 from tests.simulation.test_ownership_simulation import in_files
 from tests.simulation.topic_model import Wrong
+from tierlog.broker.groups import groups
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.ownership import take_over
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.store_ledger import PROBE_PREFIX
+from tierlog.manifest.garbage import Collector, GarbagePolicy
+from tierlog.manifest.keys import CLUSTER_KEY, topic_versions
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    FencedError,
+    OutcomeUnknownError,
+    StoreUnavailable,
+    TierlogError,
+)
 
 HOUR_MS = 3_600_000
 EVERYTHING = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=1)
@@ -474,7 +474,7 @@ def _go_on(life: Life, number: int, seen: int) -> int:
 def small_files(monkeypatch):
     monkeypatch.setattr(groups, "CONFIG", {**groups.CONFIG, **SMALL_FILES, "segment.bytes": 1024})
     for name, value in SMALL_PAGES.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", value)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", value)
 
 
 def _calls(fault, script: Life, step, number: int) -> int:

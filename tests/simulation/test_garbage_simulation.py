@@ -16,23 +16,23 @@ from typing import Final, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from manifest.garbage import Collector, GarbagePolicy
-from manifest.paging import mergeable_pages
-from manifest.pins import Pins
-from manifest.repairs import drop_lost_segment, replace_objects, replace_with_readable
-from manifest.state import Manifest, PageRef, SegmentEntry
-from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import add_segments, drop_expired, replace_segments, trim
-from record_format.errors import (
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, claim, entry, manifest_store
+from tests.fakes.plain_store import Fault, PlainStore
+from tests.simulation.steps import run, seeds
+from tierlog.manifest.garbage import Collector, GarbagePolicy
+from tierlog.manifest.paging import mergeable_pages
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.repairs import drop_lost_segment, replace_objects, replace_with_readable
+from tierlog.manifest.state import Manifest, PageRef, SegmentEntry
+from tierlog.manifest.store import DAY_MS, ManifestStore
+from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
+from tierlog.record_format.errors import (
     MissingObject,
     OutcomeUnknownError,
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from tests.fakes.clock import Clock
-from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, claim, entry, manifest_store
-from tests.fakes.plain_store import Fault, PlainStore
-from tests.simulation.steps import run, seeds
 
 STEPS: Final = 250
 SMALL: Final = {
@@ -234,5 +234,5 @@ def test_collection_keeps_referenced_objects_and_deletes_all_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SMALL.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", value)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", value)
     run(World(seed), WEIGHTS, STEPS)

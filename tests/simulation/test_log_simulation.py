@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import pytest
 
-from hot_tier.append import Append
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.recovery import OpenRequest
-from record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import TOPIC_ID, batch, produced, records_of
 from tests.simulation.steps import run, seeds
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 
 STEPS = 150
 

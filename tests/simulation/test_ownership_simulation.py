@@ -28,20 +28,20 @@ from random import Random
 
 import pytest
 
-from broker.background.janitor import removable_end
-from broker.broker import Broker
-from broker.ownership import take_over
-from broker.repair.restore import RestoreOptions, restore
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from manifest.garbage import GarbagePolicy
-from record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.records import iter_records
 from tests.simulation.failing_disk import CALLS, Crash, FailingDisk
 from tests.simulation.steps import run, seeds
+from tierlog.broker.background.janitor import removable_end
+from tierlog.broker.broker import Broker
+from tierlog.broker.ownership import take_over
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError
 
 STEPS = 50
 GAP = 10_000

@@ -25,14 +25,19 @@ import httpx
 import pytest
 
 import tierlog
-from hot_tier.producer_state import Producer, after_batch, check_sequence
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
-from record_format.errors import OutOfOrderSequence, ProducerFenced, RequestError, RetriableError
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
 from tierlog.client import AsyncProducer, Batching, RetryPolicy
 from tierlog.client import Producer as SyncProducer
+from tierlog.hot_tier.producer_state import Producer, after_batch, check_sequence
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.errors import (
+    OutOfOrderSequence,
+    ProducerFenced,
+    RequestError,
+    RetriableError,
+)
 
 PARTITIONS = 3
 STEPS = 120

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from api.http.fetch.record_json import is_aborted
-from broker.partition import Fetched, Partition
-from hot_tier.log_config import LogConfig
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
+from tierlog.api.http.fetch.record_json import is_aborted
+from tierlog.broker.partition import Fetched, Partition
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
 
 FOREVER = 1 << 62
 Numbered = tuple[tuple[str, bytes], ...]

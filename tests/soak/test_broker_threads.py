@@ -18,16 +18,20 @@ import pytest
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
-from broker.broker import Broker
-from broker.groups.requests import NewOffset
-from broker.partition import Partition
-from broker.segment_listing import iter_segments, open_segment, slices_of, try_open_segment
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format.decode import Record
-from record_format.encode import encode_batch
-from record_format.errors import (
+from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore, ShortRead
+from tests.fakes.partition_life import PartitionLife, idempotent_value
+from tests.fakes.records import iter_records
+from tests.fakes.soak import MINUTES, soak_seed
+from tierlog.broker.broker import Broker
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of, try_open_segment
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.decode import Record
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import (
     InvalidConfig,
     LogOfflineError,
     ManifestConflict,
@@ -41,11 +45,7 @@ from record_format.errors import (
     UnknownSegment,
     UnknownTopic,
 )
-from record_format.produced import ProduceLimits, check_produced
-from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore, ShortRead
-from tests.fakes.partition_life import PartitionLife, idempotent_value
-from tests.fakes.records import iter_records
-from tests.fakes.soak import MINUTES, soak_seed
+from tierlog.record_format.produced import ProduceLimits, check_produced
 
 pytestmark = pytest.mark.soak
 

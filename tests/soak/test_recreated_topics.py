@@ -30,20 +30,6 @@ import pytest
 from crc32c import crc32c
 
 import tierlog
-from cold_tier.object_store import ObjectStore
-from cold_tier.open import open_store
-from cold_tier.s3_options import S3Options
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
-from record_format.errors import (
-    InvalidConfig,
-    OffsetPastEnd,
-    OffsetTrimmed,
-    OutcomeUnknownError,
-    TopicExists,
-    UnknownGroup,
-    UnknownTopic,
-)
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cuttable_proxy import CuttableProxy
 from tests.fakes.partition_life import PartitionLife, idempotent_value
@@ -58,6 +44,20 @@ from tests.fakes.soak import (
 from tests.fakes.waiting import until
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.responses import FetchedRecords, TopicDescription
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.errors import (
+    InvalidConfig,
+    OffsetPastEnd,
+    OffsetTrimmed,
+    OutcomeUnknownError,
+    TopicExists,
+    UnknownGroup,
+    UnknownTopic,
+)
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
 

@@ -21,12 +21,12 @@ pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pys
 
 import pyarrow.parquet as pq
 
-from spark_reader.environment import prepare
 from tests.fakes import spark_process
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cuttable_proxy import CuttableProxy
 from tests.fakes.forked import ROOT
 from tests.fakes.soak import MINUTES, cause_fault, client_of, soak_broker, soak_seed
+from tierlog.spark_reader.environment import prepare
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3, pytest.mark.spark]
 

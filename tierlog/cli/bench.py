@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 import typer
 
-from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.output import Output, progress_bar
+from tierlog.record_format.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -81,7 +81,7 @@ def bench(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Measure produce and fetch rates, with a new topic that is deleted afterwards."""
-    from record_format.codecs import CODEC_IDS
+    from tierlog.record_format.codecs import CODEC_IDS
 
     body = _batch(batch, record_bytes, CODEC_IDS[compression])
     topic = f"tierlog-bench-{secrets.token_hex(4)}"
@@ -107,7 +107,7 @@ def bench(
 
 def _batch(records: int, record_bytes: int, codec: int) -> bytes:
     """One batch; its values compress like text, to about three quarters."""
-    from record_format.encode import encode_batch
+    from tierlog.record_format.encode import encode_batch
 
     generator = random.Random(1)  # the same bytes in every run
     filling = generator.randbytes(records * record_bytes // 2 + 1).hex().encode()

@@ -26,16 +26,16 @@ from types import FrameType
 
 import structlog
 
-from api.app import create_app
-from api.http.exchange import Exchange
-from api.http.server import Tls, bind, serve
-from broker.broker import Broker
-from broker.store_status import check_access
-from cold_tier.open import open_store
-from cold_tier.store_ledger import StoreRequest
-from record_format import native
-from record_format.errors import ConfigurationError
-from record_format.loopback import is_loopback
+from tierlog.api.app import create_app
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.server import Tls, bind, serve
+from tierlog.broker.broker import Broker
+from tierlog.broker.store_status import check_access
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.store_ledger import StoreRequest
+from tierlog.record_format import native
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.loopback import is_loopback
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)

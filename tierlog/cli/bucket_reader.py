@@ -10,24 +10,24 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from broker.topic_registry import INTERNAL_PREFIX
-from cold_tier.object_store import ObjectStore
-from manifest.garbage import Collector, GarbagePlan, GarbagePolicy
-from manifest.keys import PartitionKeys
-from manifest.pins import Pins
-from manifest.state import Manifest, SegmentEntry
-from manifest.store import ManifestStore, StoreOptions
-from manifest.topic_objects import TopicObject, TopicObjects, load_cluster
-from manifest.versions import VersionStat
-from record_format.clock import wall_clock_ms
-from record_format.errors import (
+from tierlog.broker.topic_registry import INTERNAL_PREFIX
+from tierlog.client.responses import Segment, Topic
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects, load_cluster
+from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     UnknownManifestVersion,
     UnknownPartition,
     UnknownTopic,
 )
-from tierlog.client.responses import Segment, Topic
 
 MAX_CONCURRENT_LOOKUPS: Final = 16
 

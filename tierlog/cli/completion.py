@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from record_format.errors import TierlogError
+from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:
     from tierlog.client import Client

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from record_format.batch_order import headers_in_order
-from record_format.errors import InvalidRequest
 from tierlog.cli.client_options import TopicArgument, client_command
 from tierlog.cli.completion import complete_group
 from tierlog.cli.output import for_stdout
 from tierlog.client.calls import Isolation
 from tierlog.client.records import json_member
 from tierlog.client.times import to_ms
+from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord, Limits

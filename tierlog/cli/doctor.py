@@ -84,8 +84,8 @@ def _packages() -> Iterator[Verdict]:
 
 
 def _java() -> Verdict:
-    from record_format.errors import ConfigurationError
-    from spark_reader.environment import ensure_java
+    from tierlog.record_format.errors import ConfigurationError
+    from tierlog.spark_reader.environment import ensure_java
 
     environment = dict(os.environ)
     try:
@@ -115,7 +115,7 @@ def _disk(folder: Path) -> Iterator[Verdict]:
 
 def _time_syncs(folder: Path) -> tuple[float, float]:
     """The slowest and the median of a few flushes, in milliseconds."""
-    from record_format.medium import sync_bytes
+    from tierlog.record_format.medium import sync_bytes
 
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -132,8 +132,8 @@ def _time_syncs(folder: Path) -> tuple[float, float]:
 def _broker(
     server: str, token: str | None, token_file: Path | None, ca_file: Path | None
 ) -> Iterator[Verdict]:
-    from record_format.errors import TierlogError
     from tierlog.client import Client
+    from tierlog.record_format.errors import TierlogError
 
     try:
         with Client(server, token=token, token_file=token_file, ca_file=ca_file) as client:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from broker.settings import BrokerSettings
+from tierlog.broker.settings import BrokerSettings
 from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.option_groups import setting_option
 from tierlog.setting_table import OFFSET_GAP_MAX, OFFSET_GAP_MIN
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
-    from broker.repair.repair_step import RepairStep
-    from cold_tier.object_store import ObjectStore
-    from manifest.garbage import GarbagePolicy
+    from tierlog.broker.broker import Broker
+    from tierlog.broker.repair.repair_step import RepairStep
+    from tierlog.cold_tier.object_store import ObjectStore
+    from tierlog.manifest.garbage import GarbagePolicy
 
 DataDirOption = Annotated[
     Path,
@@ -88,7 +88,7 @@ class OwnerOptions:
         return BucketOptions.if_given(self.store, self.endpoint, self.region)
 
     def policy(self) -> GarbagePolicy:
-        from manifest.garbage import GarbagePolicy
+        from tierlog.manifest.garbage import GarbagePolicy
 
         return GarbagePolicy(grace_ms=self.grace_ms, keep_min=self.versions_min)
 
@@ -98,7 +98,7 @@ class OwnerOptions:
 
         Raises ConfigurationError.
         """
-        from broker.broker import Broker
+        from tierlog.broker.broker import Broker
 
         settings, store = self._open_store(data_dir)
         broker = Broker.open_idle(settings, store=store)
@@ -109,16 +109,16 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """The steps of a repair; changes nothing. Raises ConfigurationError."""
-        from broker.repair.offline_plan import plan_repair
+        from tierlog.broker.repair.offline_plan import plan_repair
 
         settings, store = self._open_store(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
 
     def _open_store(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
-        from broker.store_status import check_has_no_bucket
-        from record_format import native
-        from record_format.errors import ConfigurationError
+        from tierlog.broker.store_status import check_has_no_bucket
         from tierlog.cli.logs import configure_logs
+        from tierlog.record_format import native
+        from tierlog.record_format.errors import ConfigurationError
 
         if not (data_dir / "meta.properties").exists():
             raise ConfigurationError(f"{data_dir} is not a broker's data folder")

@@ -228,7 +228,7 @@ def _opened(file: Path | None, batcher: RequestBatcher) -> Iterator[IO[bytes]]:
 
 def _whole_batches(source: IO[bytes]) -> Iterator[bytes]:
     """Read the input in pieces of whole batches. Raises BadParameter if the last is truncated."""
-    from record_format.batch import iter_headers, parse_header
+    from tierlog.record_format.batch import iter_headers, parse_header
 
     rest = b""
     position = 0

@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
-from record_format.name_suggestions import did_you_mean
 from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
+from tierlog.record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
+from tierlog.record_format.name_suggestions import did_you_mean
 
 # click's class, or that of the copy of click inside newer versions of typer.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]

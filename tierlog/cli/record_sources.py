@@ -19,10 +19,10 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from record_format import typed_json
-from record_format.errors import InvalidRequest
-from record_format.name_suggestions import did_you_mean
 from tierlog.client.records import NewRecord
+from tierlog.record_format import typed_json
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.name_suggestions import did_you_mean
 
 MAX_LINE_BYTES: Final = 64 << 20
 

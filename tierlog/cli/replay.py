@@ -15,7 +15,7 @@ from tierlog.cli.output import Output, note, print_json, print_members
 from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
-    from spark_reader.jobs.replay import ToFiles, ToTopic
+    from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic
 
 app = typer.Typer(add_completion=False)
 
@@ -70,7 +70,7 @@ def replay(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
-    from spark_reader.option_values import size
+    from tierlog.spark_reader.option_values import size
 
     if [to_parquet, to_json, to_topic].count(None) != 2:
         raise typer.BadParameter("give exactly one of --to-parquet, --to-json and --to-topic")
@@ -98,7 +98,7 @@ def _run(
     output: Output,
 ) -> None:
     """`rows`: the options of the Spark source."""
-    from spark_reader.jobs.replay import replay as run_replay
+    from tierlog.spark_reader.jobs.replay import replay as run_replay
 
     with (
         job("tierlog replay", master=source.master, conf=source.conf) as session,
@@ -116,7 +116,7 @@ def _run(
 
 def _to_files(to_parquet: str | None, to_json: str | None, *, base64: bool) -> ToFiles:
     """One of the two is given."""
-    from spark_reader.jobs.replay import ToFiles
+    from tierlog.spark_reader.jobs.replay import ToFiles
 
     if to_json is not None:
         return ToFiles(folder=_url(to_json), kind="json", base64=base64)
@@ -131,7 +131,7 @@ def _to_topic(
     *,
     by_key: bool,
 ) -> ToTopic:
-    from spark_reader.jobs.replay import ToTopic
+    from tierlog.spark_reader.jobs.replay import ToTopic
 
     server = to_server or source.server
     if server is None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from record_format.errors import TierlogError
 from tierlog.client.records import NewRecord
+from tierlog.record_format.errors import TierlogError
 
 LINGER_S: Final = 0.1
 _NUMBER_IN_REQUEST: Final = re.compile(r"records\[(\d+)\]|\bline (\d+)(?=[.:])")

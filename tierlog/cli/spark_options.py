@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from record_format.errors import ConfigurationError
 from tierlog.cli.bucket_options import EndpointOption, RegionOption
 from tierlog.cli.client_options import TokenFile
 from tierlog.cli.option_groups import setting_option
 from tierlog.cli.output import progress_bar
+from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from spark_reader.jobs.session import Progress
+    from tierlog.spark_reader.jobs.session import Progress
 
 StoreOption = Annotated[
     str | None, setting_option("store", metavar="URL", help="The bucket: s3://… or file:///….")
@@ -135,7 +135,7 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
     try:
         from pyspark.errors import PySparkException
 
-        from spark_reader.jobs.session import job_session
+        from tierlog.spark_reader.jobs.session import job_session
     except ImportError as error:
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
@@ -166,7 +166,7 @@ def _quiet(config: dict[str, str]) -> dict[str, str]:
     """
     if "spark.log.level" in config:
         return config
-    silent = Path(str(files("spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
+    silent = Path(str(files("tierlog.spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
     return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={silent}", **config}
 
 

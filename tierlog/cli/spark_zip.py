@@ -17,6 +17,6 @@ def spark_zip(
     ),
 ) -> None:
     """Write the code that executors import as one zip, without its dependencies."""
-    from spark_reader.jobs.package import build_zip
+    from tierlog.spark_reader.jobs.package import build_zip
 
     typer.echo(build_zip(file))

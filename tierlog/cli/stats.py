@@ -13,7 +13,7 @@ from tierlog.cli.output import Output, format_size, format_time, note, print_jso
 from tierlog.cli.spark_options import SourceOptions, job, task_bar
 
 if TYPE_CHECKING:
-    from spark_reader.jobs.stats import HourStats
+    from tierlog.spark_reader.jobs.stats import HourStats
 
 app = typer.Typer(add_completion=False)
 
@@ -32,8 +32,8 @@ def stats(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Count records, bytes, keys and sizes by hour (of record timestamps) and partition."""
-    from spark_reader.jobs.stats import stats as run_stats
-    from spark_reader.jobs.stats_chart import chart_svg
+    from tierlog.spark_reader.jobs.stats import stats as run_stats
+    from tierlog.spark_reader.jobs.stats_chart import chart_svg
 
     options = source.of(topic)
     with (

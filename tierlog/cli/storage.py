@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from record_format.errors import RetriableError, UnknownTopic
 from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import (
@@ -31,6 +30,7 @@ from tierlog.cli.output import (
     print_members,
 )
 from tierlog.cli.topic import note_damaged
+from tierlog.record_format.errors import RetriableError, UnknownTopic
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -131,7 +131,7 @@ def _cached(
     data_dir: Path, topic: str, partition: int, listed: Sequence[Segment]
 ) -> list[int | None]:
     """Bytes of each segment's `.log` that are in the page cache; None if it is not local."""
-    from record_format.page_cache import resident_bytes
+    from tierlog.record_format.page_cache import resident_bytes
 
     found: list[int | None] = []
     for segment in listed:

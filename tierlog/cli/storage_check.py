@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from record_format.clock import wall_clock_ms
-from record_format.errors import CorruptDataError, UnknownTopic
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import (
     ClientOrBucket,
@@ -34,6 +32,8 @@ from tierlog.cli.output import (
     progress_bar,
 )
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -110,7 +110,7 @@ def _by_broker(client: Client, topic: str, *, deep: bool) -> Report:
 
 @contextmanager
 def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
-    from broker.repair.verify import size_of, verify_bucket
+    from tierlog.broker.repair.verify import size_of, verify_bucket
 
     def check(topic: str) -> Report:
         found = reader.topic(topic)
@@ -137,7 +137,7 @@ def _on_spark(
         raise typer.BadParameter("--spark requires --store: executors read the bucket directly")
     bucket = SourceOptions(store=source.store, endpoint=source.endpoint, region=source.region)
     with job("tierlog storage verify", master=master, conf=conf) as session:
-        from spark_reader.jobs.verify import verify as run_verify
+        from tierlog.spark_reader.jobs.verify import verify as run_verify
 
         def check(topic: str) -> Report:
             with task_bar(f"verify {topic}") as progress:

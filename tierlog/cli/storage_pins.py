@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from record_format.clock import wall_clock_ms
-from record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, format_time, note
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 
 if TYPE_CHECKING:
-    from manifest.pins import Pin, Pins
-    from manifest.store import ManifestStore
+    from tierlog.manifest.pins import Pin, Pins
+    from tierlog.manifest.store import ManifestStore
 
 app = typer.Typer()
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from record_format.clock import wall_clock_ms
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import setting_option, takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.owner_options import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
+from tierlog.record_format.clock import wall_clock_ms
 
 if TYPE_CHECKING:
-    from broker.repair.restore import RestoreReport
-    from manifest.garbage import GarbagePlan
+    from tierlog.broker.repair.restore import RestoreReport
+    from tierlog.manifest.garbage import GarbagePlan
 
 app = typer.Typer()
 
@@ -122,8 +122,8 @@ def gc(
 
 def _collect_garbage(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
     """Raises ConfigurationError."""
-    from broker.data_folder import FolderInUse
-    from record_format.errors import ConfigurationError
+    from tierlog.broker.data_folder import FolderInUse
+    from tierlog.record_format.errors import ConfigurationError
 
     try:
         with owner.broker(data_dir) as broker:
@@ -158,8 +158,8 @@ def restore(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a data folder from a bucket. The first serve on it takes over the partitions."""
-    from broker.repair.restore import RestoreOptions
-    from broker.repair.restore import restore as restore_folder
+    from tierlog.broker.repair.restore import RestoreOptions
+    from tierlog.broker.repair.restore import restore as restore_folder
     from tierlog.cli.logs import configure_logs
 
     configure_logs()

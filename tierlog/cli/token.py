@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from record_format.clock import wall_clock_ms
 from tierlog.cli.client_options import OutputOption
 from tierlog.cli.option_groups import setting_option
 from tierlog.cli.output import Output, format_time, note, print_json, write
+from tierlog.record_format.clock import wall_clock_ms
 
 if TYPE_CHECKING:
-    from api.http.access.tokens import TokenEntry
+    from tierlog.api.http.access.tokens import TokenEntry
 
 app = typer.Typer(
     help="Create, list and revoke tokens. With a tokens file, every call requires a token.",
@@ -55,8 +55,8 @@ def create(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a token and print it, once: only its hash is stored."""
-    from api.http.access.scopes import Scope
-    from api.http.access.tokens import create_token
+    from tierlog.api.http.access.scopes import Scope
+    from tierlog.api.http.access.tokens import create_token
 
     unknown = [one for one in scope if one not in list(Scope)]
     if unknown:
@@ -81,7 +81,7 @@ def list_tokens(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the tokens' names, scopes and topics, not the tokens themselves."""
-    from api.http.access.tokens import read_entries
+    from tierlog.api.http.access.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)
@@ -102,7 +102,7 @@ def revoke(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Revoke a token. The broker refuses it from the next request on."""
-    from api.http.access.tokens import revoke_token
+    from tierlog.api.http.access.tokens import revoke_token
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from record_format.errors import CorruptDataError
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import (
     ClientOrBucket,
@@ -18,6 +17,7 @@ from tierlog.cli.client_options import (
 )
 from tierlog.cli.completion import complete_topic
 from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
+from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from tierlog.client import Client

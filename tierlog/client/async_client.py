@@ -16,7 +16,6 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.errors import RetriableError, TierlogError
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
@@ -46,6 +45,7 @@ from tierlog.client.transport import (
     to_response,
 )
 from tierlog.client.wire import Request, Response
+from tierlog.record_format.errors import RetriableError, TierlogError
 
 T = TypeVar("T")
 

@@ -13,9 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
-from record_format.clock import monotonic_ms, wall_clock_ms
-from record_format.encode import NO_HEADERS
-from record_format.errors import TierlogError
 from tierlog.client.batching import (
     Accumulator,
     Batching,
@@ -32,6 +29,9 @@ from tierlog.client.records import HeadersLike, Value
 from tierlog.client.responses import TopicDescription
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
+from tierlog.record_format.clock import monotonic_ms, wall_clock_ms
+from tierlog.record_format.encode import NO_HEADERS
+from tierlog.record_format.errors import TierlogError
 
 T = TypeVar("T")
 _Pending = PendingBatch[asyncio.Future[RecordMetadata]]

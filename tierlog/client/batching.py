@@ -26,14 +26,14 @@ from threading import Condition, RLock
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from record_format.batch import HEADER_SIZE
-from record_format.codecs import CODEC_IDS
-from record_format.encode import NO_HEADERS, Headers, record_size
-from record_format.errors import InvalidRequest
 from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RESTART_TIMEOUT_S
 from tierlog.client.records import HeadersLike, Value, to_bytes, to_headers
 from tierlog.client.times import Time, time_of_record
+from tierlog.record_format.batch import HEADER_SIZE
+from tierlog.record_format.codecs import CODEC_IDS
+from tierlog.record_format.encode import NO_HEADERS, Headers, record_size
+from tierlog.record_format.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 

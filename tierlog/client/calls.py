@@ -9,12 +9,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from record_format.batch import iter_headers
-from record_format.clock import wall_clock_ms
-from record_format.codecs import NONE
-from record_format.config_value import ConfigValue
-from record_format.decode import Record
-from record_format.errors import InvalidRequest, InvalidTopicName
 from tierlog.client import responses
 from tierlog.client.exchange import Call
 from tierlog.client.records import (
@@ -48,6 +42,12 @@ from tierlog.client.wire import (
     json_request,
     query,
 )
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.codecs import NONE
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.decode import Record
+from tierlog.record_format.errors import InvalidRequest, InvalidTopicName
 
 Acks = Literal["0", "1", "all"]
 Isolation = Literal["read_uncommitted", "read_committed"]

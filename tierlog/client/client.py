@@ -16,7 +16,6 @@ from typing import Self, TypeVar
 
 import httpx
 
-from record_format.errors import RetriableError, TierlogError
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
@@ -31,6 +30,7 @@ from tierlog.client.scheduling import FetchSchedule, schedule_fetches
 from tierlog.client.times import Time, to_ms
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import Request, Response
+from tierlog.record_format.errors import RetriableError, TierlogError
 
 T = TypeVar("T")
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 
-from record_format.errors import InvalidRequest, UnknownTopic
 from tierlog.client import calls
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start, normalize_start
 from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord, decode_fetched, from_timestamp
 from tierlog.client.responses import FetchedBatches
+from tierlog.record_format.errors import InvalidRequest, UnknownTopic
 
 
 @dataclass(slots=True)

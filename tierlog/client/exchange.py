@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from record_format.errors import OutcomeUnknownError, RetriableError
 from tierlog.client.problems import (
     error_from_response,
     is_gateway_error,
@@ -30,6 +29,7 @@ from tierlog.client.problems import (
     retry_after_s,
 )
 from tierlog.client.wire import Request, Response
+from tierlog.record_format.errors import OutcomeUnknownError, RetriableError
 
 log = logging.getLogger(__name__)
 

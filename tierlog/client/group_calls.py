@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from record_format.errors import InvalidRequest
 from tierlog.client import responses
 from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
@@ -28,6 +27,7 @@ from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
 from tierlog.client.wire import Request, Response, Subject, json_request
+from tierlog.record_format.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from random import randrange
 from typing import Final, NamedTuple
 
-from record_format.errors import RequestError, TierlogError
-from record_format.murmur2 import partition_for_key
 from tierlog.client.batching import PreparedRecord
 from tierlog.client.responses import METADATA_MAX_AGE_MS, TopicDescription
+from tierlog.record_format.errors import RequestError, TierlogError
+from tierlog.record_format.murmur2 import partition_for_key
 
 
 class _Partitions(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from record_format import errors, typed_json
-from record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
 from tierlog.client.wire import Request, Response, Subject
+from tierlog.record_format import errors, typed_json
+from tierlog.record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
 
 RETRIABLE_CODES: Final = frozenset(
     ("throttled", "starting", "store-unavailable", "shutting-down", "disk-full")

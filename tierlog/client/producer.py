@@ -15,9 +15,6 @@ from contextlib import suppress
 from typing import Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
-from record_format.clock import monotonic_ms, wall_clock_ms
-from record_format.encode import NO_HEADERS
-from record_format.errors import Throttled, TierlogError
 from tierlog.client.batching import (
     Accumulator,
     Batching,
@@ -35,6 +32,9 @@ from tierlog.client.records import HeadersLike, Value
 from tierlog.client.responses import TopicDescription
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
+from tierlog.record_format.clock import monotonic_ms, wall_clock_ms
+from tierlog.record_format.encode import NO_HEADERS
+from tierlog.record_format.errors import Throttled, TierlogError
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from record_format.batch import check_crc
-from record_format.batch_order import headers_in_order
-from record_format.codecs import NONE
-from record_format.decode import Record, decode_columns
-from record_format.encode import NO_HEADERS, Headers, encode_batches
-from record_format.errors import CorruptBatch, InvalidRecord
 from tierlog.client.times import Time, time_of_record
+from tierlog.record_format.batch import check_crc
+from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.codecs import NONE
+from tierlog.record_format.decode import Record, decode_columns
+from tierlog.record_format.encode import NO_HEADERS, Headers, encode_batches
+from tierlog.record_format.errors import CorruptBatch, InvalidRecord
 
 JsonSource = msgspec.Raw
 Bytes = bytes | bytearray | memoryview | str | None

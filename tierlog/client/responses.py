@@ -9,11 +9,11 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from record_format import typed_json
-from record_format.config_value import ConfigValue
-from record_format.decode import Record
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.wire import Response
+from tierlog.record_format import typed_json
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.decode import Record
 
 T = TypeVar("T")
 

@@ -21,7 +21,6 @@ from math import inf
 from operator import index
 from typing import Any, Final, NamedTuple
 
-from record_format.errors import OffsetOutOfRange, UnknownGroup
 from tierlog.client import calls, group_calls
 from tierlog.client.calls import Start
 from tierlog.client.cursor import PartitionCursor
@@ -29,6 +28,7 @@ from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Call, RetryPolicy, Steps
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, GroupOffset
+from tierlog.record_format.errors import OffsetOutOfRange, UnknownGroup
 
 FOLLOW_WAIT_MS: Final = 10_000
 AWAITED_MAX: Final = 1000  # partitions in one long poll, by the API's limit

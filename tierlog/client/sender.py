@@ -17,16 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from record_format.batch import MAX_SEQUENCE
-from record_format.encode import encode_batch
-from record_format.errors import (
-    OutOfOrderSequence,
-    ProducerFenced,
-    RequestError,
-    TierlogError,
-    TooLarge,
-    UnknownTopicOrPartition,
-)
 from tierlog.client import calls
 from tierlog.client.batching import Batching, FutureT, PendingBatch, TopicPartition
 from tierlog.client.exchange import (
@@ -39,6 +29,16 @@ from tierlog.client.exchange import (
 )
 from tierlog.client.partitioner import Partitioner
 from tierlog.client.responses import ProduceResponse, ProducerIdentity
+from tierlog.record_format.batch import MAX_SEQUENCE
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import (
+    OutOfOrderSequence,
+    ProducerFenced,
+    RequestError,
+    TierlogError,
+    TooLarge,
+    UnknownTopicOrPartition,
+)
 
 log = logging.getLogger(__name__)
 

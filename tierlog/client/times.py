@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Final, overload
 
-from record_format.errors import InvalidRequest
+from tierlog.record_format.errors import InvalidRequest
 
 Time = int | str | datetime
 

@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from record_format.errors import ConfigurationError, SettingsError
-from record_format.loopback import is_loopback
 from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
 from tierlog.client.wire import DEFAULT_SERVER, Request, Response
+from tierlog.record_format.errors import ConfigurationError, SettingsError
+from tierlog.record_format.loopback import is_loopback
 
 Http = TypeVar("Http")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError
 
 TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
@@ -118,7 +118,7 @@ def start_broker(
 
 def start_compiling(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
     """Compile the Arrow kernel into numba's cache, from which Spark's Python workers load it."""
-    work = "from record_format.arrow import warm; warm()"
+    work = "from tierlog.record_format.arrow import warm; warm()"
     return ChildProcess("kernel", ["-c", work], folder=folder, environment=environment)
 
 

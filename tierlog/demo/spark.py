@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_reader.environment import prepare
 from tierlog.demo.flights import CarrierDelays
+from tierlog.spark_reader.environment import prepare
 
 _FLIGHT = "carrier string, dep_time int, dep_delay double"
 

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from record_format.batch import BatchHeader
-from record_format.errors import CorruptBatch
-from record_format.index_layouts import OffsetEntry, TimeEntry
 from tierlog.dump.items import BatchItem, Item, Problem, RecordItem
 from tierlog.dump.reader import LogFile, base_offset_of, kind_of, read_items
+from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.index_layouts import OffsetEntry, TimeEntry
 
 _CHECKED_AGAINST_LOG: Final = ("index", "timeindex")
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from cold_tier.index_bundle import parse_bundle
-from cold_tier.object_store import ObjectStore
-from cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.index_bundle import parse_bundle
+from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.cold_tier.ranged_reader import read_range
 
 BUNDLE = ".indexes"
 PART_BYTES = 8 * 1024 * 1024

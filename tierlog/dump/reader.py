@@ -17,33 +17,6 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, Self
 
-from record_format.batch import (
-    HEADER_SIZE,
-    LOG_APPEND_TIME,
-    MAX_SEQUENCE,
-    BatchHeader,
-    check_crc,
-    parse_header,
-)
-from record_format.checkpoint_files import (
-    format_topic_id,
-    parse_epoch_checkpoint,
-    parse_offset_checkpoint,
-    parse_partition_metadata,
-    parse_properties,
-)
-from record_format.control import control_type, end_marker
-from record_format.decode import Record, decode_batch
-from record_format.errors import CorruptBatch, CorruptDataError, RequestError
-from record_format.index_layouts import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
-    TXN_ENTRY_SIZE,
-    OffsetEntry,
-    TimeEntry,
-    parse_txn_index,
-)
-from record_format.producer_snapshot import parse_snapshot
 from tierlog.dump.items import (
     BatchItem,
     Empty,
@@ -54,6 +27,33 @@ from tierlog.dump.items import (
     Problem,
     RecordItem,
 )
+from tierlog.record_format.batch import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    MAX_SEQUENCE,
+    BatchHeader,
+    check_crc,
+    parse_header,
+)
+from tierlog.record_format.checkpoint_files import (
+    format_topic_id,
+    parse_epoch_checkpoint,
+    parse_offset_checkpoint,
+    parse_partition_metadata,
+    parse_properties,
+)
+from tierlog.record_format.control import control_type, end_marker
+from tierlog.record_format.decode import Record, decode_batch
+from tierlog.record_format.errors import CorruptBatch, CorruptDataError, RequestError
+from tierlog.record_format.index_layouts import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    TXN_ENTRY_SIZE,
+    OffsetEntry,
+    TimeEntry,
+    parse_txn_index,
+)
+from tierlog.record_format.producer_snapshot import parse_snapshot
 
 READ_BYTES: Final = 1 << 20
 _SEGMENT_FILE: Final = re.compile(

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from record_format.batch import LOG_APPEND_TIME
-from record_format.codecs import CODEC_NAMES
-from record_format.index_layouts import AbortedTxn, OffsetEntry, TimeEntry
-from record_format.producer_snapshot import ProducerEntry
 from tierlog.dump.items import (
     BatchItem,
     Empty,
@@ -23,6 +19,10 @@ from tierlog.dump.items import (
     Problem,
     RecordItem,
 )
+from tierlog.record_format.batch import LOG_APPEND_TIME
+from tierlog.record_format.codecs import CODEC_NAMES
+from tierlog.record_format.index_layouts import AbortedTxn, OffsetEntry, TimeEntry
+from tierlog.record_format.producer_snapshot import ProducerEntry
 
 _CONTROL_TYPES: Final = {
     0: "ABORT",

@@ -15,15 +15,15 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.http.access.client_rates import ClientRates
-from api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
-from api.http.access.tokens import TokensFile
-from api.http.exchange import Exchange
-from api.http.http_errors import ForeignHost, Unauthorized
-from api.http.settings import HttpSettings
-from api.http.strict_json import refuse_field
-from record_format.errors import Forbidden
-from record_format.loopback import is_loopback
+from tierlog.api.http.access.client_rates import ClientRates
+from tierlog.api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
+from tierlog.api.http.access.tokens import TokensFile
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.http_errors import ForeignHost, Unauthorized
+from tierlog.api.http.settings import HttpSettings
+from tierlog.api.http.strict_json import refuse_field
+from tierlog.record_format.errors import Forbidden
+from tierlog.record_format.loopback import is_loopback
 
 CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from record_format.errors import Throttled
+from tierlog.record_format.errors import Throttled
 
 BURST_S: Final = 2.0
 CLIENTS_MAX: Final = 10_000

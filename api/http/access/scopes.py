@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from api.http.static_names import CONSOLE_NAMES, DOCS_NAMES
-from record_format.errors import Forbidden
+from tierlog.api.http.static_names import CONSOLE_NAMES, DOCS_NAMES
+from tierlog.record_format.errors import Forbidden
 
 
 class Scope(StrEnum):

@@ -26,11 +26,11 @@ from typing import Final
 import msgspec
 import structlog
 
-from api.http.access.scopes import Grant, Scope
-from hot_tier.durable_file import REAL_DISK
-from record_format import typed_json
-from record_format.errors import ConfigurationError
-from record_format.medium import sync_all
+from tierlog.api.http.access.scopes import Grant, Scope
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.record_format import typed_json
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.medium import sync_all
 
 log = structlog.get_logger(__name__)
 

@@ -11,17 +11,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from api.http import strict_json
-from api.http.access.scopes import Grant
-from api.http.context import Context
-from api.http.control_requests import json_body
-from api.http.exchange import Exchange
-from api.http.responses import Response, json_response
-from api.http.schemas import GroupList, GroupState, GroupSummary
-from api.http.settings import MAX_OFFSET, MAX_PARTITION
-from broker.groups.groups import OffsetState
-from broker.groups.requests import NewOffset, check_group_name
-from record_format.errors import UnknownGroup
+from tierlog.api.http import strict_json
+from tierlog.api.http.access.scopes import Grant
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import json_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import GroupList, GroupState, GroupSummary
+from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
+from tierlog.broker.groups.groups import OffsetState
+from tierlog.broker.groups.requests import NewOffset, check_group_name
+from tierlog.record_format.errors import UnknownGroup
 
 
 class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):

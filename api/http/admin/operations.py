@@ -6,17 +6,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from api.http.access.scopes import NOBODY
-from api.http.context import Context
-from api.http.control_requests import no_body
-from api.http.exchange import Exchange
-from api.http.fetch.reading import WaitMs
-from api.http.local_paths import short_path
-from api.http.metrics.registry import CONTENT_TYPE
-from api.http.request import media_types
-from api.http.responses import NO_STORE, Response, json_response
-from api.http.schemas import Alive, Ready
-from record_format.findings import Problem
+from tierlog.api.http.access.scopes import NOBODY
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import no_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.reading import WaitMs
+from tierlog.api.http.local_paths import short_path
+from tierlog.api.http.metrics.registry import CONTENT_TYPE
+from tierlog.api.http.request import media_types
+from tierlog.api.http.responses import NO_STORE, Response, json_response
+from tierlog.api.http.schemas import Alive, Ready
+from tierlog.record_format.findings import Problem
 
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,12 +9,12 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.context import Context
-from api.http.control_requests import json_body
-from api.http.exchange import Exchange
-from api.http.fetch.positions import find_time, parse_timestamp
-from api.http.responses import Response, json_response
-from api.http.schemas import (
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import json_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.positions import find_time, parse_timestamp
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import (
     EpochState,
     GapState,
     ManifestSegment,
@@ -24,12 +24,12 @@ from api.http.schemas import (
     SegmentList,
     Trimmed,
 )
-from api.http.settings import MAX_OFFSET
-from broker.cold_log import ColdLog
-from broker.partition import Partition
-from broker.segment_listing import SegmentState, iter_segments
-from manifest.state import Manifest, SegmentEntry
-from record_format.errors import Forbidden, UnknownManifestVersion
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import SegmentState, iter_segments
+from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.record_format.errors import Forbidden, UnknownManifestVersion
 
 PAGE: Final = 1000
 Segment = TypeVar("Segment", SegmentState, SegmentEntry)

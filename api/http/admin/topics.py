@@ -8,17 +8,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from api.http import strict_json
-from api.http.context import Context
-from api.http.control_requests import json_body
-from api.http.exchange import Exchange
-from api.http.responses import Response, json_response
-from api.http.schemas import TopicList
-from broker.topic_registry import INTERNAL_PREFIX
-from broker.topics import TopicState
-from record_format.config_value import ConfigValue
-from record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
-from record_format.errors import Forbidden
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import json_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import TopicList
+from tierlog.broker.topic_registry import INTERNAL_PREFIX
+from tierlog.broker.topics import TopicState
+from tierlog.record_format.config_value import ConfigValue
+from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
+from tierlog.record_format.errors import Forbidden
 
 _FEW: Final = Meta(max_length=100)  # several times as many keys as there are
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from api.http import problems
-from api.http.access.scopes import OPEN_PATHS
-from api.http.calls import Body, Call, OtherResponse
-from api.http.docs.examples import EXAMPLES
-from api.http.schemas import PROBLEM_REF
+from tierlog.api.http import problems
+from tierlog.api.http.access.scopes import OPEN_PATHS
+from tierlog.api.http.calls import Body, Call, OtherResponse
+from tierlog.api.http.docs.examples import EXAMPLES
+from tierlog.api.http.schemas import PROBLEM_REF
 
 Json = dict[str, Any]
 

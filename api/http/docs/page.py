@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
-from api.http.calls import Body, Call
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_response
-from api.http.problems import HeaderList
-from api.http.request import media_types
-from api.http.responses import Response
-from api.http.static_names import DOCS_NAMES
+from tierlog.api.http.calls import Body, Call
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_response
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request import media_types
+from tierlog.api.http.responses import Response
+from tierlog.api.http.static_names import DOCS_NAMES
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -62,7 +62,7 @@ _HEADERS: Final[HeaderList] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-_FILES: Final = PackagedFiles("api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
+_FILES: Final = PackagedFiles("tierlog.api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
 
 
 async def docs_page(_: Context, __: Exchange) -> Response:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from api.http.context import Context
-from api.http.exchange import Exchange
-from broker.partition import Partition
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.broker.partition import Partition
 
 
 class AwaitedOffset(NamedTuple):

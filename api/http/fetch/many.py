@@ -19,13 +19,13 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.access.scopes import Grant
-from api.http.context import Context
-from api.http.control_requests import json_body
-from api.http.exchange import Exchange
-from api.http.fetch import record_json
-from api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from api.http.fetch.positions import (
+from tierlog.api.http.access.scopes import Grant
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import json_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
+from tierlog.api.http.fetch.positions import (
     EARLIEST,
     Position,
     check_within,
@@ -33,7 +33,7 @@ from api.http.fetch.positions import (
     parse_position,
     resolve,
 )
-from api.http.fetch.reading import (
+from tierlog.api.http.fetch.reading import (
     Isolation,
     MaxBytes,
     MinBytes,
@@ -42,12 +42,12 @@ from api.http.fetch.reading import (
     is_still_at_end,
     work_bytes,
 )
-from api.http.fetch.record_json import Page
-from api.http.fetch.single import FetchQuery, json_object, read_again
-from api.http.responses import JSON, NO_STORE, Response
-from api.http.settings import MIB
-from broker.partition import Fetched, Partition
-from record_format.errors import StoreUnavailable, Throttled, TierlogError
+from tierlog.api.http.fetch.record_json import Page
+from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
+from tierlog.api.http.responses import JSON, NO_STORE, Response
+from tierlog.api.http.settings import MIB
+from tierlog.broker.partition import Fetched, Partition
+from tierlog.record_format.errors import StoreUnavailable, Throttled, TierlogError
 
 MAX_PARTITIONS: Final = 1000
 STORE_ERRORS: Final = (StoreUnavailable, Throttled)

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from api.http import strict_json
-from api.http.context import Context
-from api.http.request.times import parse_time
-from api.http.settings import MAX_OFFSET
-from broker.partition import Fetched, Partition
-from hot_tier.log_state import Offsets
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import Context
+from tierlog.api.http.request.times import parse_time
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.broker.partition import Fetched, Partition
+from tierlog.hot_tier.log_state import Offsets
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -9,13 +9,13 @@ from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 from msgspec import Meta
 
-from api.http.context import UNKNOWN_SIZE, Context
-from api.http.fetch.record_json import WouldBlock
-from api.http.metrics import timings
-from api.http.problems import HeaderList
-from api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
-from broker.partition import Fetched, Partition, Tier
-from hot_tier.log_state import Offsets
+from tierlog.api.http.context import UNKNOWN_SIZE, Context
+from tierlog.api.http.fetch.record_json import WouldBlock
+from tierlog.api.http.metrics import timings
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
+from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.hot_tier.log_state import Offsets
 
 T = TypeVar("T")
 

@@ -19,14 +19,14 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from broker.partition import Fetched
-from record_format import codecs, page_cache
-from record_format.batch import BatchHeader, check_crc
-from record_format.batch_order import headers_in_order
-from record_format.decode import Columns, decode_columns
-from record_format.errors import CorruptBatch
-from record_format.file_slice import FileSlice
-from record_format.index_layouts import AbortedTxn
+from tierlog.broker.partition import Fetched
+from tierlog.record_format import codecs, page_cache
+from tierlog.record_format.batch import BatchHeader, check_crc
+from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.decode import Columns, decode_columns
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.file_slice import FileSlice
+from tierlog.record_format.index_layouts import AbortedTxn
 
 Encoding = Literal["utf8", "json", "base64"]
 Shown = str | Raw | None | UnsetType

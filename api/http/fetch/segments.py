@@ -11,24 +11,24 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import NamedTuple
 
-from api.http.context import Context
-from api.http.control_requests import no_query
-from api.http.exchange import Exchange
-from api.http.http_errors import PreconditionFailed
-from api.http.problems import HeaderList
-from api.http.request.byte_range import ByteRange, matches, none_match, select_range
-from api.http.request.media_types import BATCHES, OCTETS, preferred
-from api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
-from broker.partition import Partition
-from broker.segment_listing import (
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_requests import no_query
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.http_errors import PreconditionFailed
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request.byte_range import ByteRange, matches, none_match, select_range
+from tierlog.api.http.request.media_types import BATCHES, OCTETS, preferred
+from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
+from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import (
     SegmentBytes,
     open_segment,
     slices_of,
     try_open_segment,
     try_slices_of,
 )
-from record_format.errors import UnknownSegment
-from record_format.file_slice import FileSlice
+from tierlog.record_format.errors import UnknownSegment
+from tierlog.record_format.file_slice import FileSlice
 
 
 class _SegmentRequest(NamedTuple):

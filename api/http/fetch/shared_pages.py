@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import Counter
 
-from broker.partition import Fetched, Partition
+from tierlog.broker.partition import Fetched, Partition
 
 LIMIT_BYTES: Final = 16 << 20
 PAGE_MAX_BYTES: Final = 1 << 20

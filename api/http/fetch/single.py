@@ -18,12 +18,12 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.fetch import record_json
-from api.http.fetch.batch_filter import filter_batches
-from api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from api.http.fetch.positions import (
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.batch_filter import filter_batches
+from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
+from tierlog.api.http.fetch.positions import (
     EARLIEST,
     LATEST,
     Position,
@@ -33,7 +33,7 @@ from api.http.fetch.positions import (
     parse_position,
     resolve,
 )
-from api.http.fetch.reading import (
+from tierlog.api.http.fetch.reading import (
     Isolation,
     MaxBytes,
     MinBytes,
@@ -43,16 +43,16 @@ from api.http.fetch.reading import (
     read,
     work_bytes,
 )
-from api.http.fetch.shared_pages import Key, RenderedPage, page_key
-from api.http.fetch.tail import tail_of
-from api.http.problems import HeaderList
-from api.http.request import media_types
-from api.http.responses import NO_STORE, AnyResponse, FileResponse, Response
-from api.http.settings import MAX_FETCH_BYTES, MIB
-from api.protocol.immediate import IMMEDIATE_MAX_BYTES
-from broker.partition import Fetched, Partition
-from hot_tier.log_state import Offsets
-from record_format.errors import OffsetTrimmed
+from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
+from tierlog.api.http.fetch.tail import tail_of
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request import media_types
+from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse, Response
+from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
+from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES
+from tierlog.broker.partition import Fetched, Partition
+from tierlog.hot_tier.log_state import Offsets
+from tierlog.record_format.errors import OffsetTrimmed
 
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 

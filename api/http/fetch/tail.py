@@ -23,18 +23,18 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http import strict_json
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.fetch import record_json
-from api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from api.http.fetch.positions import (
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
+from tierlog.api.http.fetch.positions import (
     LATEST,
     check_within,
     parse_position,
     resolve,
 )
-from api.http.fetch.reading import (
+from tierlog.api.http.fetch.reading import (
     Isolation,
     compute_text,
     is_still_at_end,
@@ -42,14 +42,14 @@ from api.http.fetch.reading import (
     read,
     work_bytes,
 )
-from api.http.fetch.shared_pages import RenderedPage, page_key
-from api.http.problems import HeaderList
-from api.http.request import media_types
-from api.http.responses import AnyResponse, StreamResponse
-from api.http.settings import MAX_OFFSET
-from broker.partition import Fetched, Partition, Tier
-from broker.topics import Topic
-from record_format.errors import TierlogError
+from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request import media_types
+from tierlog.api.http.responses import AnyResponse, StreamResponse
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.broker.topics import Topic
+from tierlog.record_format.errors import TierlogError
 
 PAGE_BYTES: Final = 64 << 10
 _HEADERS: Final[HeaderList] = [

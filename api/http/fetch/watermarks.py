@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from broker.partition import Partition
+from tierlog.broker.partition import Partition
 
 Wake = Callable[[], object]
 

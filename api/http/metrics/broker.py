@@ -16,13 +16,13 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from api.http.metrics.families import Labels, counter, gauge, histogram
-from api.http.metrics.table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
-from broker.broker import Broker
-from broker.partition import Partition
-from broker.reports import StorageReport, StoreUse, TopicStorage
-from broker.task_failures import TaskFailures
-from cold_tier.chunk_cache import ChunkCacheReport
+from tierlog.api.http.metrics.families import Labels, counter, gauge, histogram
+from tierlog.api.http.metrics.table import OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.broker.reports import StorageReport, StoreUse, TopicStorage
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.cold_tier.chunk_cache import ChunkCacheReport
 
 _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
     "tierlog_topic_segments": lambda one: one.segments,

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from api.http.metrics.table import BY_NAME
-from record_format.latency_histogram import BOUNDS_S, HistogramSnapshot
+from tierlog.api.http.metrics.table import BY_NAME
+from tierlog.record_format.latency_histogram import BOUNDS_S, HistogramSnapshot
 
 Labels = tuple[str, ...]
 

@@ -12,17 +12,17 @@ from concurrent.futures import Future
 
 import structlog
 
-from api.http.all_completed import AllCompleted
-from api.http.context import Context
-from api.http.http_errors import AppendedInPart
-from api.http.metrics import timings
-from api.http.produce.batches import is_expired
-from api.http.produce.head import ProduceRequest
-from api.http.responses import Response, json_response
-from api.http.schemas import Accepted, PartitionResult, Produced
-from hot_tier.append import Acks, AppendResult
-from record_format.errors import LogOfflineError, TierlogError
-from record_format.produced import ProducedBatches
+from tierlog.api.http.all_completed import AllCompleted
+from tierlog.api.http.context import Context
+from tierlog.api.http.http_errors import AppendedInPart
+from tierlog.api.http.metrics import timings
+from tierlog.api.http.produce.batches import is_expired
+from tierlog.api.http.produce.head import ProduceRequest
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
+from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.record_format.errors import LogOfflineError, TierlogError
+from tierlog.record_format.produced import ProducedBatches
 
 log = structlog.get_logger(__name__)
 

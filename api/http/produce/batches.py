@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from api.http.produce.columns import RecordColumns
-from api.http.settings import HttpSettings
-from hot_tier.log_config import LogConfig
-from record_format import codecs
-from record_format.batch import (
+from tierlog.api.http.produce.columns import RecordColumns
+from tierlog.api.http.settings import HttpSettings
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format import codecs
+from tierlog.record_format.batch import (
     CREATE_TIME,
     LOG_APPEND_TIME,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     parse_header,
 )
-from record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
-from record_format.produced import (
+from tierlog.record_format.errors import CorruptBatch, FieldProblem, InvalidRecord, RecordTooLarge
+from tierlog.record_format.produced import (
     KEY_REQUIRED,
     ProducedBatches,
     ProduceLimits,

@@ -21,18 +21,18 @@ from typing import Final, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.http import strict_json
-from api.http.produce.repeated_members import (
+from tierlog.api.http import strict_json
+from tierlog.api.http.produce.repeated_members import (
     ParsedMembers,
     count_byte,
     nonblank_lines,
     refuse_repeated_in_lines,
     refuse_repeated_in_object,
 )
-from api.http.request.times import MAX_TIMESTAMP, parse_time
-from api.http.settings import MAX_PARTITION
-from record_format.encode import Headers
-from record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
+from tierlog.api.http.request.times import MAX_TIMESTAMP, parse_time
+from tierlog.api.http.settings import MAX_PARTITION
+from tierlog.record_format.encode import Headers
+from tierlog.record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
 
 Content = bytes | None
 PathOf = Callable[[int, str], str]  # the path of a row's member in the request

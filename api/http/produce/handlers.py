@@ -9,19 +9,19 @@ import secrets
 from collections.abc import Mapping
 from typing import Final
 
-from api.http import strict_json
-from api.http.context import UNKNOWN_SIZE, Context
-from api.http.control_requests import no_body
-from api.http.exchange import Exchange
-from api.http.produce.append import append
-from api.http.produce.batches import (
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import UNKNOWN_SIZE, Context
+from tierlog.api.http.control_requests import no_body
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.produce.append import append
+from tierlog.api.http.produce.batches import (
     AS_PRODUCED,
     build_appends,
     check_batches,
     is_small_uncompressed_batch,
     limits_of,
 )
-from api.http.produce.columns import (
+from tierlog.api.http.produce.columns import (
     RecordColumns,
     decode_base64,
     parse_envelopes,
@@ -29,15 +29,15 @@ from api.http.produce.columns import (
     parse_values,
     single_value,
 )
-from api.http.produce.head import ProduceQuery, ProduceRequest, read_head, refuse_internal
-from api.http.produce.partitioner import split_by_partition
-from api.http.request import bodies, media_types
-from api.http.responses import Response, json_response
-from api.http.schemas import ProducerIdentity
-from broker.partition import Partition
-from broker.topics import Topic
-from record_format.errors import UnknownPartition
-from record_format.produced import ProducedBatches
+from tierlog.api.http.produce.head import ProduceQuery, ProduceRequest, read_head, refuse_internal
+from tierlog.api.http.produce.partitioner import split_by_partition
+from tierlog.api.http.request import bodies, media_types
+from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import ProducerIdentity
+from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
+from tierlog.record_format.errors import UnknownPartition
+from tierlog.record_format.produced import ProducedBatches
 
 _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it

@@ -8,18 +8,18 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.http import strict_json
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.http_errors import UnsupportedMediaType
-from api.http.produce.batches import ProducerState
-from api.http.request import media_types
-from api.http.settings import MAX_OFFSET
-from broker.partition import Partition
-from broker.topic_registry import INTERNAL_PREFIX
-from broker.topics import Topic
-from hot_tier.append import Acks
-from record_format.errors import Forbidden
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.http_errors import UnsupportedMediaType
+from tierlog.api.http.produce.batches import ProducerState
+from tierlog.api.http.request import media_types
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.broker.partition import Partition
+from tierlog.broker.topic_registry import INTERNAL_PREFIX
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.errors import Forbidden
 
 _ACKS: Final[Mapping[str, Acks]] = {
     "0": Acks.NONE,

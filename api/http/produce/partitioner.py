@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.http.produce.columns import Content, RecordColumns
-from record_format.encode import Headers
-from record_format.murmur2 import partition_for_key
+from tierlog.api.http.produce.columns import Content, RecordColumns
+from tierlog.record_format.encode import Headers
+from tierlog.record_format.murmur2 import partition_for_key
 
 
 def split_by_partition(

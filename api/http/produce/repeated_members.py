@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from api.http import strict_json
-from api.http.strict_json import REPEATED, Members
+from tierlog.api.http import strict_json
+from tierlog.api.http.strict_json import REPEATED, Members
 
 # The standard library takes about a hundred times a record's size in memory: in a larger record the
 # repeated member is not named.

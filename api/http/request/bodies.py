@@ -20,12 +20,12 @@ from typing import Final, Protocol
 
 import zstandard
 
-from api.http.exchange import Exchange
-from api.http.http_errors import StalledBody
-from api.http.settings import HttpSettings
-from api.protocol.body_receiver import DirectBody
-from api.protocol.errors import ClientDisconnected
-from record_format.errors import (
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.http_errors import StalledBody
+from tierlog.api.http.settings import HttpSettings
+from tierlog.api.protocol.body_receiver import DirectBody
+from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.record_format.errors import (
     FieldProblem,
     InvalidRequest,
     RequestTooLarge,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from api.http.http_errors import RangeNotSatisfiable
+from tierlog.api.http.http_errors import RangeNotSatisfiable
 
 # More digits than any offset has, but limited: Python refuses to parse thousands. No two adjacent
 # parts may match blanks: a long header with many would take minutes.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from api.http.http_errors import NotAcceptable, UnsupportedMediaType
+from tierlog.api.http.http_errors import NotAcceptable, UnsupportedMediaType
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"

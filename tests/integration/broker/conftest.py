@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import store_status
 from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker import store_status
 
 
 @pytest.fixture(autouse=True)

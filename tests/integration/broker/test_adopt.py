@@ -5,14 +5,14 @@ import shutil
 import pytest
 from structlog.testing import capture_logs
 
-from broker.data_folder import LOG_STARTS
-from cold_tier.open import open_store
-from hot_tier import closed_log
-from manifest.topic_objects import Cluster, create_cluster
-from record_format.errors import ConfigurationError
 from tests.fakes.broker_harness import BrokerHarness
 from tests.unit.record_format import golden
+from tierlog.broker.data_folder import LOG_STARTS
+from tierlog.cold_tier.open import open_store
 from tierlog.dump.checks import find_problems
+from tierlog.hot_tier import closed_log
+from tierlog.manifest.topic_objects import Cluster, create_cluster
+from tierlog.record_format.errors import ConfigurationError
 
 KAFKA = golden.ROOT
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from broker.background import copier, janitor
-from broker.checkpoints import CompactionOffsets
-from manifest.garbage import GarbagePolicy
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
+from tierlog.broker.background import copier, janitor
+from tierlog.broker.checkpoints import CompactionOffsets
+from tierlog.manifest.garbage import GarbagePolicy
 
 
 class Bug(Exception):

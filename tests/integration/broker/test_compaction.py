@@ -7,16 +7,6 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from broker.background import mirror
-from broker.broker import Broker
-from broker.data_folder import RECOVERY_POINTS
-from broker.repair.restore import RestoreOptions, restore
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier import cleaner
-from hot_tier.append import Acks
-from hot_tier.cleaner import Interrupted
-from record_format.errors import CorruptDataError, StoreUnavailable
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -26,6 +16,16 @@ from tests.fakes.compacted_topics import (
     offload,
     put,
 )
+from tierlog.broker.background import mirror
+from tierlog.broker.broker import Broker
+from tierlog.broker.data_folder import RECOVERY_POINTS
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier import cleaner
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
 
 
 def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(harness):
@@ -302,7 +302,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
                 cleanable, table, hooks._replace(may_forget=True)
             ),
         )
-    monkeypatch.setattr("broker.background.mirror._follow", overtaken)
+    monkeypatch.setattr("tierlog.broker.background.mirror._follow", overtaken)
     assert in_bucket() is None
     mirror.follow_compaction(partition, stopping=lambda: False)
     assert rounds
@@ -548,7 +548,7 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(harness, mo
 
 def test_a_log_is_compacted_while_manifest_pages_are_unreachable(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 300)
     harness.broker.partition("t", 0).log.roll()

@@ -4,11 +4,11 @@ store's own checksum.
 
 import pytest
 
-from broker.repair.restore import RestoreOptions, restore
-from manifest.topic_objects import load_cluster
-from record_format.errors import CorruptManifest
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsBefore, fails_its_checksum
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.manifest.topic_objects import load_cluster
+from tierlog.record_format.errors import CorruptManifest
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 

@@ -6,13 +6,13 @@ import struct
 
 import pytest
 
-from broker.repair.local_repair import unused_path
-from hot_tier.append import Acks
-from record_format.errors import CorruptDataError, StoreUnavailable
-from record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.integration.broker.test_verify import path_of
+from tierlog.broker.repair.local_repair import unused_path
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
+from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 
 BATCHES, EACH = 10, 3
 

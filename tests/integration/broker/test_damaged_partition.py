@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from broker.data_folder import HIGH_WATERMARKS
-from broker.groups.groups import OffsetState
-from broker.groups.requests import NewOffset
-from hot_tier.open_files import OpenFiles
-from record_format.errors import CorruptBatch, CorruptDataError, LogOfflineError, UnknownTopic
 from tests.fakes.compacted_topics import COMPACT, compacted, fill
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
+from tierlog.broker.data_folder import HIGH_WATERMARKS
+from tierlog.broker.groups.groups import OffsetState
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.record_format.errors import (
+    CorruptBatch,
+    CorruptDataError,
+    LogOfflineError,
+    UnknownTopic,
+)
 
 CLEAN_MARKER = ".kafka_cleanshutdown"
 

@@ -9,22 +9,25 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker import deleted_folders, segment_listing, topic_deletion
-from broker.background import background_tasks
-from broker.data_folder import LOG_STARTS
-from broker.groups.requests import NewOffset
-from broker.ownership.allocated_epochs import EPOCHS
-from broker.ownership.owned_partition import OwnedPartition
-from broker.segment_listing import iter_segments, open_segment
-from cold_tier.object_store import IncompleteUpload
-from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
-from hot_tier import durable_file, open_files
-from hot_tier.log import PartitionLog
-from hot_tier.open_files import OpenFiles
-from manifest.garbage import GarbagePolicy
-from manifest.keys import PartitionKeys, topic_versions
-from manifest.topic_objects import TopicObjects
-from record_format.errors import (
+from tests.fakes.broker_harness import BrokerHarness
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+from tests.fakes.small_disk import no_room, small_disk
+from tierlog.broker import deleted_folders, segment_listing, topic_deletion
+from tierlog.broker.background import background_tasks
+from tierlog.broker.data_folder import LOG_STARTS
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.ownership.allocated_epochs import EPOCHS
+from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.broker.segment_listing import iter_segments, open_segment
+from tierlog.cold_tier.object_store import IncompleteUpload
+from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.hot_tier import durable_file, open_files
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.manifest.keys import PartitionKeys, topic_versions
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
     DiskFull,
@@ -35,10 +38,7 @@ from record_format.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from record_format.file_slice import OpenFile
-from tests.fakes.broker_harness import BrokerHarness
-from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
-from tests.fakes.small_disk import no_room, small_disk
+from tierlog.record_format.file_slice import OpenFile
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
@@ -537,7 +537,7 @@ def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
                 raise OSError(errno.EIO, "the disk refuses")
 
             harness.broker.background.deleting.stop(10)
-            failing.setattr("broker.deleted_folders.set_aside", refused)
+            failing.setattr("tierlog.broker.deleted_folders.set_aside", refused)
         harness.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()

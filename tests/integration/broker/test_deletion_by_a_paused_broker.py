@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from broker import topic_deletion
-from broker.bucket import Bucket
-from broker.data_folder import DataFolder
-from broker.repair.restore import RestoreOptions, restore
-from broker.settings import BrokerSettings
-from broker.topic_registry import TopicRegistry
-from cold_tier.open import open_store
-from manifest.topic_objects import TopicObjects
-from record_format.errors import FencedError
 from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker import topic_deletion
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_registry import TopicRegistry
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.errors import FencedError
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
 CHANGES = ("put", "delete", "abort_upload")

@@ -4,19 +4,20 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from broker.data_folder import format_topic_id_partition
-from broker.groups.groups import Groups, OffsetState
-from broker.groups.requests import NewOffset
-from broker.groups.truncations import TRUNCATIONS, Truncations
-from broker.groups.view import GroupView
-from broker.ownership.take_over import TAKE_OVERS
-from broker.partition import Partition
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from hot_tier.file_names import LOG, path_of
-from record_format.checkpoint_files import parse_topic_id
-from record_format.consumer_offsets import (
+from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker.data_folder import format_topic_id_partition
+from tierlog.broker.groups.groups import Groups, OffsetState
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups.truncations import TRUNCATIONS, Truncations
+from tierlog.broker.groups.view import GroupView
+from tierlog.broker.ownership.take_over import TAKE_OVERS
+from tierlog.broker.partition import Partition
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.consumer_offsets import (
     TOPIC,
     Commit,
     CommitKey,
@@ -24,7 +25,7 @@ from record_format.consumer_offsets import (
     encode_value,
     partition_for_group,
 )
-from record_format.errors import (
+from tierlog.record_format.errors import (
     FencedError,
     InvalidPartitionCount,
     InvalidRequest,
@@ -34,8 +35,7 @@ from record_format.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from record_format.produced import build_produced
-from tests.fakes.broker_harness import BrokerHarness
+from tierlog.record_format.produced import build_produced
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from record_format.errors import TopicExists
+from tierlog.record_format.errors import TopicExists
 
 
 @pytest.fixture

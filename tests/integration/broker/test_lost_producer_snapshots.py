@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker.data_folder import CLEAN_SHUTDOWN
 from tests.fakes.damage import flip
+from tierlog.broker.data_folder import CLEAN_SHUTDOWN
 
 
 @pytest.fixture

@@ -4,9 +4,6 @@ correct either way.
 
 import pytest
 
-from hot_tier.log_config import LogConfig
-from manifest.store import UNRECORDED_COMMITS_MAX
-from record_format.errors import OutcomeUnknownError, StoreUnavailable
 from tests.fakes.compacted_topics import (
     COMPACT,
     cold_records,
@@ -17,6 +14,9 @@ from tests.fakes.compacted_topics import (
     put,
 )
 from tests.fakes.faulty_object_store import FailsAfter
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.store import UNRECORDED_COMMITS_MAX
+from tierlog.record_format.errors import OutcomeUnknownError, StoreUnavailable
 
 
 @pytest.fixture

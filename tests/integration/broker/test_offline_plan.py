@@ -7,13 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker.broker import Broker
-from broker.repair.offline_plan import plan_repair
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from record_format.errors import ConfigurationError, FencedError
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
+from tierlog.broker.broker import Broker
+from tierlog.broker.repair.offline_plan import plan_repair
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.record_format.errors import ConfigurationError, FencedError
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 

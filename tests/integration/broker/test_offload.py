@@ -11,27 +11,27 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from broker import bucket
-from broker.background.background_tasks import BackgroundTasks
-from broker.background.copier import Copier
-from broker.background.janitor import removable_end
-from hot_tier import roll, segment_views
-from hot_tier.append import Acks
-from hot_tier.log import PartitionLog
-from manifest.store import DAY_MS
-from record_format.clock import wall_clock_ms
-from record_format.errors import (
+from tests.fakes.broker_harness import run_janitor
+from tests.fakes.damage import flip
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+from tests.fakes.small_disk import no_room
+from tierlog.broker import bucket
+from tierlog.broker.background.background_tasks import BackgroundTasks
+from tierlog.broker.background.copier import Copier
+from tierlog.broker.background.janitor import removable_end
+from tierlog.hot_tier import roll, segment_views
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.store import DAY_MS
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import (
     CorruptManifest,
     DiskFull,
     InvalidConfig,
     ShuttingDown,
     UnknownTopic,
 )
-from record_format.produced import build_produced
-from tests.fakes.broker_harness import run_janitor
-from tests.fakes.damage import flip
-from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
-from tests.fakes.small_disk import no_room
+from tierlog.record_format.produced import build_produced
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LOCAL_ONLY = {"remote.storage.enable": False}
@@ -127,7 +127,7 @@ def test_a_corrupt_segment_is_read_again_less_and_less_often(harness, copier_of)
 def test_segments_after_a_corrupt_one_do_not_wait_once_it_is_trimmed(
     harness, copier_of, monkeypatch
 ):
-    monkeypatch.setattr("broker.background.copier.FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr("tierlog.broker.background.copier.FIRST_BACKOFF_S", 600.0)
     copier, partition = copier_of(1), harness.broker.partition("a", 0)
     flip(partition.log.segments()[0].path, 100)
     copier.run_round()
@@ -419,7 +419,7 @@ def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(harn
         harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
     with monkeypatch.context() as full:
-        full.setattr("broker.data_folder.write_durably", no_room)
+        full.setattr("tierlog.broker.data_folder.write_durably", no_room)
         cold = harness.copy_sealed().cold
     assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
     turn_off()

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from broker.ownership.fence_checker import FenceChecker
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
+from tierlog.broker.ownership.fence_checker import FenceChecker
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.cold_tier.open import open_store
 
 GAP = 1000
 

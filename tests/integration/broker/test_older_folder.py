@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format.encode import encode_batch
-from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.produced import ProduceLimits, check_produced
 
 OLDER = Path(__file__).parents[2] / "fixtures" / "older"
 ORDERS = [b"order %d" % number for number in range(300)]

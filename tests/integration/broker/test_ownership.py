@@ -7,15 +7,16 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from broker.broker import Broker
-from broker.bucket_state import BucketState
-from broker.ownership import fence_checker
-from broker.ownership.fence_checker import FenceChecker
-from broker.ownership.ownership import Ownership
-from broker.task_failures import TaskFailures
-from cold_tier.open import open_store
-from manifest.transitions import record_gap
-from record_format.errors import (
+from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker.broker import Broker
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.ownership import fence_checker
+from tierlog.broker.ownership.fence_checker import FenceChecker
+from tierlog.broker.ownership.ownership import Ownership
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.transitions import record_gap
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     FencedError,
@@ -23,7 +24,6 @@ from record_format.errors import (
     OutcomeUnknownError,
     ShuttingDown,
 )
-from tests.fakes.broker_harness import BrokerHarness
 
 
 def offloaded(harness):

@@ -4,16 +4,6 @@ import shutil
 
 import pytest
 
-from broker.background.rehydration import cold_only, has_cold_only
-from broker.broker import Broker
-from broker.groups.requests import NewOffset
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.log import PartitionLog
-from hot_tier.recovery import OpenRequest
-from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.errors import DiskFull, InvalidConfig
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
     COMPACT,
@@ -28,6 +18,16 @@ from tests.fakes.damage import flip
 from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_restore import GAP, Restored
+from tierlog.broker.background.rehydration import cold_only, has_cold_only
+from tierlog.broker.broker import Broker
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
+from tierlog.record_format.errors import DiskFull, InvalidConfig
 
 
 @pytest.fixture

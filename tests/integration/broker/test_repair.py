@@ -5,16 +5,6 @@ import os
 
 import pytest
 
-from broker import maintenance
-from broker.broker import Broker
-from broker.repair import object_salvage, repair
-from broker.repair.object_salvage import ObjectSalvage
-from broker.repair.restore import RestoreOptions, restore
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from manifest.invariants import InvalidTransition
-from record_format.batch import HEADER_SIZE, iter_headers
-from record_format.errors import ConfigurationError, CorruptDataError, MissingObject, Throttled
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import (
@@ -29,6 +19,21 @@ from tests.fakes.damage import cut, flip
 from tests.fakes.faulty_object_store import FailsBefore
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_verify import entries, filled, path_of
+from tierlog.broker import maintenance
+from tierlog.broker.broker import Broker
+from tierlog.broker.repair import object_salvage, repair
+from tierlog.broker.repair.object_salvage import ObjectSalvage
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.invariants import InvalidTransition
+from tierlog.record_format.batch import HEADER_SIZE, iter_headers
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    CorruptDataError,
+    MissingObject,
+    Throttled,
+)
 
 __all__ = ["filled"]
 

@@ -8,37 +8,37 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from broker.broker import Broker
-from broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
-from broker.groups.requests import NewOffset
-from broker.ownership import take_over
-from broker.ownership.ownership import Ownership
-from broker.repair import restore as restoring
-from broker.repair import restore_tail
-from broker.repair.restore import RestoreOptions, restore
-from broker.repair.verify import verify_bucket
-from cold_tier.open import open_store
-from hot_tier import bad_sectors, closed_log
-from hot_tier.closed_log import first_batch_at
-from hot_tier.disk import Disk
-from hot_tier.file_names import LOG, path_of
-from manifest.state import Reason
-from manifest.topic_objects import TopicObjects
-from record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
-from record_format.encode import encode_batch
-from record_format.errors import (
-    ConfigurationError,
-    CorruptBatch,
-    FencedError,
-    ManifestConflict,
-    MissingObject,
-)
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.damage import flip
 from tests.fakes.small_disk import no_room, read_only, small_disk
 from tests.integration.broker.test_adopt import copy_of_kafka
+from tierlog.broker.broker import Broker
+from tierlog.broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.ownership import take_over
+from tierlog.broker.ownership.ownership import Ownership
+from tierlog.broker.repair import restore as restoring
+from tierlog.broker.repair import restore_tail
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.broker.repair.verify import verify_bucket
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier import bad_sectors, closed_log
+from tierlog.hot_tier.closed_log import first_batch_at
+from tierlog.hot_tier.disk import Disk
+from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.manifest.state import Reason
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    CorruptBatch,
+    FencedError,
+    ManifestConflict,
+    MissingObject,
+)
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 GAP = 1_000_000

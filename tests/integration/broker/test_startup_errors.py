@@ -14,35 +14,35 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker.background.background_tasks import BackgroundTasks
-from broker.broker import Broker
-from broker.data_folder import CLEAN_SHUTDOWN, FolderInUse
-from broker.groups.truncations import Truncations
-from broker.log_opener import LogOpener
-from broker.remedies import REMEDIES, with_remedy
-from broker.settings import BrokerSettings
-from cold_tier.memory import MemoryStore
-from hot_tier.append import Acks
-from hot_tier.durable_file import REAL_DISK
-from hot_tier.log import PartitionLog
-from manifest.topic_objects import Cluster, TopicObjects, create_cluster
-from record_format import sealed_json
-from record_format.errors import (
+from tests.fakes.small_disk import no_room
+from tests.fakes.waiting import PATIENCE_S
+from tierlog.broker.background.background_tasks import BackgroundTasks
+from tierlog.broker.broker import Broker
+from tierlog.broker.data_folder import CLEAN_SHUTDOWN, FolderInUse
+from tierlog.broker.groups.truncations import Truncations
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.remedies import REMEDIES, with_remedy
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.topic_objects import Cluster, TopicObjects, create_cluster
+from tierlog.record_format import sealed_json
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     DiskFull,
     UnknownFormatVersion,
 )
-from record_format.produced import build_produced
-from tests.fakes.small_disk import no_room
-from tests.fakes.waiting import PATIENCE_S
+from tierlog.record_format.produced import build_produced
 
 OPEN = """
 import sys
 from pathlib import Path
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from record_format.errors import ConfigurationError
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.record_format.errors import ConfigurationError
 import os
 os.setuid(int(sys.argv[2]))
 try:

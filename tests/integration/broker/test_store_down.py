@@ -8,27 +8,27 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from broker import store_status
-from broker.broker import Broker
-from broker.cold_log import ColdLog
-from broker.settings import BrokerSettings
-from broker.tier_sizes import tier_sizes
-from cold_tier.memory import MemoryStore
-from cold_tier.open import open_store
-from manifest.state import Reason
-from manifest.topic_objects import Cluster, create_cluster
-from record_format.clock import wall_clock_ms
-from record_format.errors import (
+from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.broker_harness import run_janitor
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.faulty_object_store import FailsBefore
+from tierlog.broker import store_status
+from tierlog.broker.broker import Broker
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.tier_sizes import tier_sizes
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.state import Reason
+from tierlog.manifest.topic_objects import Cluster, create_cluster
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
     InvalidConfig,
     OffsetTrimmed,
     StoreUnavailable,
 )
-from tests.fakes.bad_sectors import cannot_read
-from tests.fakes.broker_harness import run_janitor
-from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.faulty_object_store import FailsBefore
 
 YEAR_MS = 365 * 86_400_000
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -156,7 +156,7 @@ def test_a_hanging_store_does_not_block_local_retention(harness, monkeypatch):
 def test_local_retention_works_while_manifest_pages_are_unreachable(harness, monkeypatch):
     """Total retention reads the manifest's pages; local retention does not."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     harness.fill(200)
     harness.broker.partition("t", 0).log.roll()
@@ -182,7 +182,7 @@ def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(har
 
 def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(200)
     harness.offload()

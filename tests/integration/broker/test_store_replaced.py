@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.memory import MemoryStore
-from record_format.errors import ConfigurationError
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.record_format.errors import ConfigurationError
 
 
 class Server:

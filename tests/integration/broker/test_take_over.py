@@ -6,23 +6,23 @@ import uuid
 import msgspec
 import pytest
 
-from broker.bucket_state import BucketState
-from broker.cold_log import ColdLog
-from broker.ownership import take_over
-from broker.ownership.take_over_plan import TakeOverPlan
-from cold_tier.open import open_store
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.recovery import OpenRequest
-from manifest.state import Reason
-from manifest.store import ManifestStore
-from manifest.topic_objects import TopicObjects
-from record_format.checkpoint_files import format_partition_metadata
-from record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
-from record_format.topic_rules import MAX_NAME_LENGTH
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.records import iter_records
+from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.ownership import take_over
+from tierlog.broker.ownership.take_over_plan import TakeOverPlan
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.manifest.state import Reason
+from tierlog.manifest.store import ManifestStore
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.checkpoint_files import format_partition_metadata
+from tierlog.record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
+from tierlog.record_format.topic_rules import MAX_NAME_LENGTH
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000

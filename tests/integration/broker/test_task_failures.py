@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from broker.background import janitor
-from broker.background.compactor import MAX_WAIT_MS
-from broker.broker import Broker
-from broker.partition import Partition
-from broker.task_failures import Failures
-from record_format.errors import StoreUnavailable
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
+from tierlog.broker.background import janitor
+from tierlog.broker.background.compactor import MAX_WAIT_MS
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.broker.task_failures import Failures
+from tierlog.record_format.errors import StoreUnavailable
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.background import bucket_trims
 from tests.fakes.faulty_object_store import Slow
 from tests.fakes.waiting import until
+from tierlog.broker.background import bucket_trims
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from broker.background.janitor import cold_facts, local_facts, total_bytes
-from broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
-from broker.segment_listing import (
+from tests.fakes.broker_harness import run_janitor
+from tests.fakes.faulty_disk import FaultyDisk
+from tierlog.broker.background.janitor import cold_facts, local_facts, total_bytes
+from tierlog.broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from tierlog.broker.segment_listing import (
     iter_segments,
     open_segment,
     peek_segments,
@@ -20,16 +22,14 @@ from broker.segment_listing import (
     try_open_segment,
     try_slices_of,
 )
-from broker.tier_sizes import tier_sizes
-from hot_tier.append import Acks
-from hot_tier.file_names import file_name
-from hot_tier.log import PartitionLog
-from hot_tier.open_files import FileReader
-from record_format.decode import Record
-from record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
-from record_format.produced import build_produced
-from tests.fakes.broker_harness import run_janitor
-from tests.fakes.faulty_disk import FaultyDisk
+from tierlog.broker.tier_sizes import tier_sizes
+from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.file_names import file_name
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.open_files import FileReader
+from tierlog.record_format.decode import Record
+from tierlog.record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
+from tierlog.record_format.produced import build_produced
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -90,7 +90,7 @@ def test_one_read_spans_many_cold_segments(harness):
 
 def test_merging_manifest_pages_loses_nothing(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "RUN_MAX": 4, "PAGE_ENTRIES": 4}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     harness.broker.create_topic("t", config=SMALL)
     values = harness.fill(400)
     harness.offload()
@@ -335,7 +335,7 @@ def test_retention_frees_a_disk_too_full_for_a_new_segment(harness, monkeypatch)
 @pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])
 def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypatch, limit):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     far = 16384 if limit == "retention.bytes" else 1 << 60
     harness.broker.create_topic("t", config={**SMALL, limit: far})
     harness.fill(600)
@@ -361,7 +361,7 @@ def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypa
 def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     """While the bucket has yet to follow a log start, their sums are too high."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     harness.broker.create_topic("t", config={**SMALL, "retention.ms": 1 << 60})
     harness.fill(600)
     harness.offload()

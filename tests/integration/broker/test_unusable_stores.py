@@ -9,13 +9,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from cold_tier.s3_options import S3Options
-from record_format.errors import ConfigurationError
 from tests.fakes.command_line import Program
 from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.record_format.errors import ConfigurationError
 
 ELSEWHERE = (
     "The bucket you are attempting to access must be addressed using the specified endpoint."

@@ -3,18 +3,18 @@
 import msgspec
 import pytest
 
-from broker.repair import local_check, verify
-from broker.repair.verify import verify_bucket
-from broker.segment_listing import iter_segments, peek_segments
-from cold_tier import segment_check
-from cold_tier.folder import FolderStore
-from cold_tier.open import open_store
-from manifest.topic_objects import TopicObjects
-from record_format.batch import iter_headers
-from record_format.errors import CorruptManifest, StoreUnavailable
-from record_format.findings import Findings, ProblemKind
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import cut, flip
+from tierlog.broker.repair import local_check, verify
+from tierlog.broker.repair.verify import verify_bucket
+from tierlog.broker.segment_listing import iter_segments, peek_segments
+from tierlog.cold_tier import segment_check
+from tierlog.cold_tier.folder import FolderStore
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.errors import CorruptManifest, StoreUnavailable
+from tierlog.record_format.findings import Findings, ProblemKind
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -136,9 +136,9 @@ def test_a_missing_topic_object_is_named(filled):
 
 
 def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(filled, monkeypatch):
-    monkeypatch.setattr("manifest.paging.INLINE_MAX", 2)
-    monkeypatch.setattr("manifest.paging.SMALL_PAGE", 2)
-    monkeypatch.setattr("manifest.paging.PAGE_ENTRIES", 2)
+    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", 2)
+    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", 2)
+    monkeypatch.setattr("tierlog.manifest.paging.PAGE_ENTRIES", 2)
     for start in range(0, 100, 10):
         filled.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=2000 + start)
     filled.offload()
@@ -302,7 +302,7 @@ def test_an_unavailable_store_is_an_error_not_a_problem(filled):
 
 
 def test_a_report_is_bounded(monkeypatch):
-    monkeypatch.setattr("record_format.findings.MAX_PROBLEMS", 3)
+    monkeypatch.setattr("tierlog.record_format.findings.MAX_PROBLEMS", 3)
     found = Findings(0)
     for _ in range(5):
         found.add(ProblemKind.GAP, "x")

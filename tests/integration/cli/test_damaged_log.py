@@ -5,14 +5,14 @@ import json
 import httpx
 import pytest
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format.produced import build_produced
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.command_line import Program
 from tests.fakes.damage import flip
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.produced import build_produced
 
 
 @pytest.fixture

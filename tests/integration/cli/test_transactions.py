@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from record_format.batch import iter_headers
 from tests.fakes.command_line import Program, RunningBroker
+from tierlog.record_format.batch import iter_headers
 
 KAFKA = Path(__file__).parents[2] / "fixtures" / "kafka"
 NAMES = ("txn-0", "txn-multi-1")

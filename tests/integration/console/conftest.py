@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.served_broker import served_broker
 from tests.integration.console.chromium import Chromium, find_chromium
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
+from tierlog.cold_tier.open import open_store
 
 PHONE, TABLE = 390, 1280
 

@@ -12,17 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
-from api.console import topic_pages
-from api.http.access.scopes import Scope
-from api.http.access.tokens import create_token
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
-from cold_tier.store_ledger import FREE, PriceTable
-from record_format.errors import StoreUnavailable
 from tests.fakes.damage import flip
 from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, Console, enter_token, open_console
+from tierlog.api.console import topic_pages
+from tierlog.api.http.access.scopes import Scope
+from tierlog.api.http.access.tokens import create_token
+from tierlog.broker.repair.restore import RestoreOptions, restore
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.store_ledger import FREE, PriceTable
+from tierlog.record_format.errors import StoreUnavailable
 
 TICK = "document.body.dispatchEvent(new CustomEvent('tick'))"
 RECORDS = "document.querySelectorAll('.list details').length"

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from api.http.access.scopes import Scope
-from api.http.access.tokens import create_token
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, enter_token, open_console
+from tierlog.api.http.access.scopes import Scope
+from tierlog.api.http.access.tokens import create_token
 
 CALLS_SHOWN = "document.querySelectorAll('.opblock').length > 25"
 LIST_TOPICS = "document.querySelector('.opblock-get:has([data-path=\"/v1/topics\"])')"

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.server import Tls
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.open import open_store
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.openapi_document import OpenApiDocument
 from tests.fakes.served_broker import RunningServer, served_broker
 from tests.fakes.waiting import until
+from tierlog.api.http.server import Tls
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.open import open_store
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
 NDJSON = "application/x-ndjson"

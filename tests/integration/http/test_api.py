@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http import strict_json
-from api.http.access.scopes import OPEN_PATHS
-from api.http.calls import Call
-from api.http.routes import CALLS
 from tests.integration.http.conftest import Api, problem
+from tierlog.api.http import strict_json
+from tierlog.api.http.access.scopes import OPEN_PATHS
+from tierlog.api.http.calls import Call
+from tierlog.api.http.routes import CALLS
 
 
 def test_topics_are_created_listed_altered_and_deleted(api: Api) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from api.http.static_names import DOCS_NAMES
 from tests.integration.http.conftest import Api, problem
+from tierlog.api.http.static_names import DOCS_NAMES
 
 
 def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:

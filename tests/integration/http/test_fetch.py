@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 import tierlog
-from api.http.context import Context
-from api.http.fetch import many, record_json
-from broker.partition import Partition
-from record_format.batch import iter_headers
 from tests.fakes.faulty_object_store import FailsBefore
 from tests.fakes.records import iter_records
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
+from tierlog.api.http.context import Context
+from tierlog.api.http.fetch import many, record_json
+from tierlog.broker.partition import Partition
+from tierlog.record_format.batch import iter_headers
 
 
 def test_every_response_has_the_log_headers(api: Api) -> None:
@@ -544,7 +544,7 @@ def test_an_unavailable_store_fails_only_cold_reads(api: Api) -> None:
 def test_a_multi_partition_fetch_waits_for_the_store_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
+    monkeypatch.setattr("tierlog.api.http.fetch.many.STORE_WAIT_MAX_S", 0)
     down, cached, not_tried, hot = api.cold_topic(), api.cold_topic(), api.cold_topic(), api.topic()
     api.values(hot, "here")
     assert api.fetch(cached, offset="0").status_code == 200
@@ -571,8 +571,8 @@ def test_a_multi_partition_fetch_waits_for_cache_space_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds what it has read: two such fetches would wait for each other at each partition."""
-    monkeypatch.setattr("api.http.fetch.many.STORE_WAIT_MAX_S", 0)
-    monkeypatch.setattr("cold_tier.cold_reader.SPACE_WAIT_S", 0.01)
+    monkeypatch.setattr("tierlog.api.http.fetch.many.STORE_WAIT_MAX_S", 0)
+    monkeypatch.setattr("tierlog.cold_tier.cold_reader.SPACE_WAIT_S", 0.01)
     wanted = [{"topic": api.cold_topic(), "partition": 0, "offset": 0} for _ in range(3)]
     assert api.broker.bucket is not None
     cache = api.broker.bucket.cache

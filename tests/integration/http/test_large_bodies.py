@@ -14,11 +14,11 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from api.http.settings import HttpSettings
 from tests.fakes.served_broker import RunningServer
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import problem, records_path, served
 from tests.integration.http.test_wire import get, statuses
+from tierlog.api.http.settings import HttpSettings
 
 SIZE = 700_000
 PATH = records_path("t")

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.http.server import Tls
-from api.http.settings import HttpSettings
-from record_format import page_cache
 from tests.fakes.certificate import make_certificate
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
+from tierlog.api.http.server import Tls
+from tierlog.api.http.settings import HttpSettings
+from tierlog.record_format import page_cache
 
 
 def test_a_request_aborted_by_shutdown_gets_a_503(tmp_path: Path) -> None:

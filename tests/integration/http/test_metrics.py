@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from structlog.testing import capture_logs
 
-from api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
-from broker.task_failures import TASKS
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 from tests.integration.http.test_wire import exchange, post
+from tierlog.api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
+from tierlog.broker.task_failures import TASKS
 
 FOREIGN = ("process_", "python_")  # the client library's own
 
@@ -189,8 +189,8 @@ def test_topics_beyond_the_limit_are_aggregated(api: Api, monkeypatch: pytest.Mo
     api.values(api.topic(), "a")
     assert TOPICS_MAX == 1_000
     whole = value(api, "tierlog_topic_bytes")
-    monkeypatch.setattr("api.http.metrics.broker.TOPICS_MAX", 1)
-    monkeypatch.setattr("api.http.metrics.broker.PARTITIONS_MAX", 1)
+    monkeypatch.setattr("tierlog.api.http.metrics.broker.TOPICS_MAX", 1)
+    monkeypatch.setattr("tierlog.api.http.metrics.broker.PARTITIONS_MAX", 1)
     shown = families(api)
     topics = {sample.labels["topic"] for sample in shown["tierlog_topic_bytes"].samples}
     assert len(topics) == 2

@@ -8,11 +8,11 @@ import httpx
 import pytest
 import zstandard
 
-from record_format.batch import iter_headers
-from record_format.codecs import CODEC_IDS
-from record_format.encode import encode_batch
-from record_format.errors import DiskFull
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.codecs import CODEC_IDS
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import DiskFull
 
 NOW = int(time.time() * 1000)
 

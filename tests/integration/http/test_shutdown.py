@@ -7,14 +7,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.app import create_app
-from api.http.server import bind, serve
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.settings import BrokerSettings
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import records_path
+from tierlog.api.app import create_app
+from tierlog.api.http.server import bind, serve
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
 
 MALFORMED = (
     b"POST /v1/fetch HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"

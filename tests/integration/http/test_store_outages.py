@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.settings import HttpSettings
-from broker import store_status
-from broker.broker import Broker
-from cold_tier.open import open_store
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import Api, records_path
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker import store_status
+from tierlog.broker.broker import Broker
+from tierlog.cold_tier.open import open_store
 
 
 def test_readyz_stays_200_and_lists_an_unavailable_store(

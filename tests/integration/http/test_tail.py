@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.context import Context
-from api.http.fetch import tail as tail_module
-from broker.partition import Fetched, Partition
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
+from tierlog.api.http.context import Context
+from tierlog.api.http.fetch import tail as tail_module
+from tierlog.broker.partition import Fetched, Partition
 
 
 class Events:

@@ -9,19 +9,19 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.context import Context
-from api.http.exchange import Exchange
-from api.http.fetch import tail
-from api.http.fetch.tail import tail_partition
-from api.http.responses import StreamResponse
-from api.http.settings import HttpSettings
-from broker.broker import Broker
-from broker.partition import Fetched
-from broker.settings import BrokerSettings
-from hot_tier.append import Acks
-from record_format.produced import build_produced
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import records_path, served
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch import tail
+from tierlog.api.http.fetch.tail import tail_partition
+from tierlog.api.http.responses import StreamResponse
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Fetched
+from tierlog.broker.settings import BrokerSettings
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.produced import build_produced
 
 PAGES = 20
 VALUE = "x" * 40_000  # a page holds one

@@ -9,15 +9,15 @@ import httpx
 import pytest
 import structlog.testing
 
-from api.http.access import check
-from api.http.access.scopes import NEEDS, OPEN_PATHS, Scope
-from api.http.access.tokens import create_token, read_entries, revoke_token
-from api.http.routes import CALLS
-from api.http.settings import HttpSettings
-from broker.broker import Broker
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
+from tierlog.api.http.access import check
+from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS, Scope
+from tierlog.api.http.access.tokens import create_token, read_entries, revoke_token
+from tierlog.api.http.routes import CALLS
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.broker import Broker
 from tierlog.client import Client
 from tierlog.client.problems import Unauthorized
 

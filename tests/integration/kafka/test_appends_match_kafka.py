@@ -13,10 +13,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from cold_tier.open import open_store
-from record_format.batch import BatchHeader, iter_headers, stamp
-from record_format.decode import decode_batch
-from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.kafka_wire import Appended
 from tests.fakes.kafka_workload import (
     SEED,
@@ -28,6 +24,10 @@ from tests.fakes.kafka_workload import (
     timestamps_to_look_up,
 )
 from tests.fakes.served_broker import served_broker
+from tierlog.cold_tier.open import open_store
+from tierlog.record_format.batch import BatchHeader, iter_headers, stamp
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.producer_snapshot import parse_snapshot
 
 pytestmark = pytest.mark.kafka
 

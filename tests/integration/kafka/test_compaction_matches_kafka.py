@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from hot_tier.append import Append
-from hot_tier.log import PartitionLog
-from hot_tier.log_config import LogConfig
-from hot_tier.recovery import OpenRequest
-from record_format.batch import iter_headers
-from record_format.checkpoint_files import format_topic_id, parse_partition_metadata
-from record_format.decode import decode_batch
-from record_format.encode import encode_batch
-from record_format.key_table import make_key_table
-from record_format.produced import ProduceLimits, check_produced
 from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import TOPIC_ID
 from tests.fakes.real_kafka import complaints
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.checkpoint_files import format_topic_id, parse_partition_metadata
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.key_table import make_key_table
+from tierlog.record_format.produced import ProduceLimits, check_produced
 
 pytestmark = pytest.mark.kafka
 

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from hot_tier.append import Acks
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
-from record_format.encode import encode_batch
-from record_format.produced import ProduceLimits, check_produced, recompress
 from tests.fakes.damage import flip
 from tests.fakes.real_kafka import complaints
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.produced import ProduceLimits, check_produced, recompress
 
 pytestmark = pytest.mark.kafka
 

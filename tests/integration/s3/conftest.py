@@ -4,8 +4,8 @@ import secrets
 
 import pytest
 
-from cold_tier.s3_options import S3Options
 from tests.fakes.named_s3 import named_s3
+from tierlog.cold_tier.s3_options import S3Options
 
 
 @pytest.fixture

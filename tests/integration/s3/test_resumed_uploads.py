@@ -11,13 +11,13 @@ import pytest
 from crc32c import crc32c
 
 import tierlog
-from cold_tier.object_store import Resumable, UploadNotFound
-from cold_tier.retry import RetryPolicy
-from cold_tier.s3 import S3Store
-from record_format.encode import encode_batch
-from record_format.errors import StoreUnavailable
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cuttable_proxy import CuttableProxy
+from tierlog.cold_tier.object_store import Resumable, UploadNotFound
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.s3 import S3Store
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import StoreUnavailable
 
 pytestmark = pytest.mark.s3
 

@@ -20,18 +20,18 @@ import botocore.auth
 import pytest
 from botocore.config import Config
 
-from broker.broker import Broker
-from broker.settings import BrokerSettings
-from cold_tier.probe import probe
-from cold_tier.retry import RetryPolicy
-from cold_tier.s3 import S3Store
-from cold_tier.s3_options import S3Options
-from hot_tier.append import Acks
-from manifest.topic_objects import load_cluster
-from record_format.clock import wall_clock_ms
-from record_format.errors import ConfigurationError
-from record_format.produced import build_produced
 from tests.fakes.broker_process import free_port
+from tierlog.broker.broker import Broker
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.probe import probe
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.s3 import S3Store
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.hot_tier.append import Acks
+from tierlog.manifest.topic_objects import load_cluster
+from tierlog.record_format.clock import wall_clock_ms
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.produced import build_produced
 
 pytestmark = pytest.mark.s3
 

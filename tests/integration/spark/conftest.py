@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_reader.environment import prepare
 from tests.fakes import spark_process
 from tests.fakes.two_tiers import two_tiers
+from tierlog.spark_reader.environment import prepare
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,9 +5,9 @@ import io
 
 import pytest
 
-from cold_tier.open import open_store
-from spark_reader.jobs.stats import stats
 from tests.fakes.bucket import put_topic
+from tierlog.cold_tier.open import open_store
+from tierlog.spark_reader.jobs.stats import stats
 
 pytestmark = pytest.mark.spark
 

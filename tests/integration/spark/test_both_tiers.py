@@ -5,28 +5,28 @@ import threading
 
 import pytest
 
-from api.http.access.scopes import Scope
-from api.http.access.tokens import create_token
-from api.http.settings import HttpSettings
-from broker.damaged_partition import DamagedPartition
-from cold_tier import segment_indexes
-from manifest.keys import base_offset_of
-from manifest.store import ManifestStore
-from record_format.arrow_columns import COLUMNS
-from record_format.errors import CorruptDataError, UnknownTopic
-from spark_reader import access
-from spark_reader.catalog import Catalog
-from spark_reader.data_loss import DataLoss
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import parse_options
-from spark_reader.planner import Planner
-from spark_reader.split_reader import SplitReader
-from spark_reader.topics import Topics
 from tests.fakes.bucket import FIXTURES
 from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tests.unit.record_format import golden
+from tierlog.api.http.access.scopes import Scope
+from tierlog.api.http.access.tokens import create_token
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.client import Client
+from tierlog.cold_tier import segment_indexes
+from tierlog.manifest.keys import base_offset_of
+from tierlog.manifest.store import ManifestStore
+from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.errors import CorruptDataError, UnknownTopic
+from tierlog.spark_reader import access
+from tierlog.spark_reader.catalog import Catalog
+from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.topics import Topics
 
 
 class Run:

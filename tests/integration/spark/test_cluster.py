@@ -7,21 +7,21 @@ import sys
 
 import pytest
 
-from spark_reader.jobs.package import build_zip
 from tests.fakes.spark_process import run_python
+from tierlog.spark_reader.jobs.package import build_zip
 
 CLUSTER = "local-cluster[1,2,1024]"  # an executor of two cores
 CHILD = """
 import json, sys
 import pyarrow as pa
-from spark_reader.jobs.session import job_session
+from tierlog.spark_reader.jobs.session import job_session
 from tierlog.cli.program import run
 
 def where(batches):
-    import record_format.arrow
-    import spark_reader.split_reader
+    from tierlog.record_format import arrow
+    from tierlog.spark_reader import split_reader
     for batch in batches:
-        files = [record_format.arrow.__file__, spark_reader.split_reader.__file__]
+        files = [arrow.__file__, split_reader.__file__]
         yield pa.RecordBatch.from_pydict({"file": files})
 
 few = {"spark.sql.shuffle.partitions": "2"}
@@ -75,7 +75,9 @@ def run_from_zip(path, code, **env):
 def test_the_zip_is_reproducible(tmp_path):
     first, second = build_zip(tmp_path / "one.zip"), build_zip(tmp_path / "two.zip")
     assert first.read_bytes() == second.read_bytes()
-    code = "import pyspark_tierlog, record_format; print(record_format.__file__)"
+    code = (
+        "import pyspark_tierlog; from tierlog import record_format; print(record_format.__file__)"
+    )
     assert run_from_zip(first, code).startswith(str(first))
 
 
@@ -83,9 +85,9 @@ def test_kernels_from_the_zip_need_no_writable_cache_folder(tmp_path):
     home = tmp_path / "home"
     home.touch()  # not a folder, so not writable
     code = """
-from record_format.arrow_kernel import _micros, __file__
+from tierlog.record_format.arrow_kernel import _micros, __file__
 print(__file__, _micros(5))
 """
     env = {"HOME": str(home), "XDG_CACHE_HOME": str(home)}
     path = build_zip(tmp_path / "tierlog.zip")
-    assert run_from_zip(path, code, **env) == f"{path}/record_format/arrow_kernel.py 5000\n"
+    assert run_from_zip(path, code, **env) == f"{path}/tierlog/record_format/arrow_kernel.py 5000\n"

@@ -16,8 +16,8 @@ import json, sys
 from importlib.util import find_spec
 from pyspark.sql import SparkSession
 from pyspark_tierlog import register
-from spark_reader.jobs.stats import stats
-from spark_reader.jobs.verify import verify
+from tierlog.spark_reader.jobs.stats import stats
+from tierlog.spark_reader.jobs.verify import verify
 
 source = json.loads(sys.argv[1])
 sink = {"server": source["server"], "topic": "copy"}

@@ -14,21 +14,21 @@ from xml.etree import ElementTree
 import pyarrow.dataset as ds
 import pytest
 
-from record_format.errors import InvalidRequest
-from record_format.findings import ProblemKind
-from spark_reader.data_loss import DataLoss
-from spark_reader.jobs import replay as replay_module
-from spark_reader.jobs import verify as verify_module
-from spark_reader.jobs.hadoop_files import HadoopFolder
-from spark_reader.jobs.replay import ToFiles, ToTopic, replay
-from spark_reader.jobs.stats import stats
-from spark_reader.jobs.stats_chart import chart_svg
-from spark_reader.jobs.verify import verify
 from tests.fakes import spark_process
 from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.program import run as run_command
 from tierlog.client import Client
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.findings import ProblemKind
+from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.jobs import replay as replay_module
+from tierlog.spark_reader.jobs import verify as verify_module
+from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
+from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic, replay
+from tierlog.spark_reader.jobs.stats import stats
+from tierlog.spark_reader.jobs.stats_chart import chart_svg
+from tierlog.spark_reader.jobs.verify import verify
 
 pytestmark = pytest.mark.spark
 

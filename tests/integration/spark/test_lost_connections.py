@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 import tierlog.client
-from record_format.errors import InvalidRecord, UnknownTopic
-from spark_reader.options import parse_options
-from spark_reader.sink import Sink, TierlogWriter, parse_write_options
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import BrokerUnreachable, Client, RetryPolicy
+from tierlog.record_format.errors import InvalidRecord, UnknownTopic
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.sink import Sink, TierlogWriter, parse_write_options
 
 
 class LossyTransport(httpx.HTTPTransport):
@@ -140,7 +140,7 @@ def test_a_batch_waits_for_a_broker_that_restarts_before_it(tmp_path, transport)
 
 def test_a_stream_waits_for_a_broker_that_restarts(tmp_path, transport):
     pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
-    from spark_reader.stream_source import TierlogStreamReader
+    from tierlog.spark_reader.stream_source import TierlogStreamReader
 
     extra = {"subscribe": "t", "startingOffsets": "earliest"}
     with two_tiers(tmp_path) as tiers:

@@ -13,13 +13,13 @@ from botocore.exceptions import ClientError
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from cold_tier.open import open_store
-from cold_tier.s3_options import S3Options
 from pyspark_tierlog import DefaultSource, register
-from spark_reader.jobs.verify import verify
-from spark_reader.s3a import settings_of
 from tests.fakes.named_s3 import named_s3
 from tests.fakes.two_tiers import two_tiers
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.spark_reader.jobs.verify import verify
+from tierlog.spark_reader.s3a import settings_of
 
 pytestmark = pytest.mark.spark
 

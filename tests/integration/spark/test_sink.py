@@ -1,10 +1,10 @@
 import pytest
 from pyspark.sql.functions import expr
 
-from record_format.batch import parse_header
-from record_format.codecs import CODEC_NAMES
 from tests.fakes.two_tiers import two_tiers
 from tierlog.client import Client
+from tierlog.record_format.batch import parse_header
+from tierlog.record_format.codecs import CODEC_NAMES
 
 pytestmark = pytest.mark.spark
 

@@ -7,29 +7,29 @@ from dataclasses import replace
 
 import pytest
 
-from broker.repair.restore import RestoreOptions, restore
-from cold_tier.open import open_store
-from hot_tier.append import Acks
-from record_format.errors import UnknownTopic
-from record_format.produced import build_produced
-from record_format.row_filter import RowFilter
-from spark_reader import catalog
-from spark_reader.batch_source import TierlogReader
-from spark_reader.catalog import Catalog, PartitionFacts
-from spark_reader.data_loss import DataLoss
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import parse_options
-from spark_reader.plan import Filters
-from spark_reader.stream_offsets import StreamOffsets
 from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
+from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.client import Client
+from tierlog.cold_tier.open import open_store
+from tierlog.hot_tier.append import Acks
+from tierlog.record_format.errors import UnknownTopic
+from tierlog.record_format.produced import build_produced
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader import catalog
+from tierlog.spark_reader.batch_source import TierlogReader
+from tierlog.spark_reader.catalog import Catalog, PartitionFacts
+from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.plan import Filters
+from tierlog.spark_reader.stream_offsets import StreamOffsets
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_reader.stream_source import TierlogStreamReader
+from tierlog.spark_reader.stream_source import TierlogStreamReader
 
 
 @pytest.fixture

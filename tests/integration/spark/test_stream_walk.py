@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from spark_reader.options import parse_options
 from tests.fakes.two_tiers import two_tiers
+from tierlog.spark_reader.options import parse_options
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 
-from spark_reader.stream_source import TierlogStreamReader
+from tierlog.spark_reader.stream_source import TierlogStreamReader
 
 OPTIONS = (
     {},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from api.protocol.body_receiver import BodyReceiver
+from tierlog.api.protocol.body_receiver import BodyReceiver
 
 
 def receive(

@@ -1,8 +1,8 @@
 import pytest
 
-from api.http.access import client_rates
-from api.http.access.client_rates import ClientRates
-from record_format.errors import Throttled
+from tierlog.api.http.access import client_rates
+from tierlog.api.http.access.client_rates import ClientRates
+from tierlog.record_format.errors import Throttled
 
 
 class Clock:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from api.http.calls import Call, CallTable
-from api.http.dispatch import TierlogApp
-from api.http.metrics.registry import HttpMetrics
-from api.http.problems import to_problem
-from api.http.responses import FileResponse, Response
-from record_format.errors import InvalidRequest
-from record_format.file_slice import FileSlice, OpenFile
+from tierlog.api.http.calls import Call, CallTable
+from tierlog.api.http.dispatch import TierlogApp
+from tierlog.api.http.metrics.registry import HttpMetrics
+from tierlog.api.http.problems import to_problem
+from tierlog.api.http.responses import FileResponse, Response
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 
 async def handler(context: Any, exchange: Any) -> Any:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from api.protocol.deadline import Deadline
-from api.protocol.immediate import ImmediateProtocol, ImmediateResponse
-from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_scheduler import SendScheduler
-from api.protocol.zerocopy import SEND_FILE
-from record_format import page_cache
-from record_format.file_slice import FileSlice, OpenFile
 from tests.fakes.protocol_server import serving_protocol
 from tests.fakes.waiting import until
+from tierlog.api.protocol.deadline import Deadline
+from tierlog.api.protocol.immediate import ImmediateProtocol, ImmediateResponse
+from tierlog.api.protocol.limited_protocol import ConnectionLimits
+from tierlog.api.protocol.send_scheduler import SendScheduler
+from tierlog.api.protocol.zerocopy import SEND_FILE
+from tierlog.record_format import page_cache
+from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 SIZE = 9_000_001
 

@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 import zstandard
 
-from api.http.http_errors import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
-from api.http.produce.columns import RecordColumns, parse_envelopes, parse_json, parse_values
-from api.http.produce.partitioner import split_by_partition
-from api.http.request import bodies, media_types
-from api.http.request.byte_range import ByteRange, none_match, select_range
-from api.http.request.times import parse_time
-from record_format.errors import InvalidRequest, RequestTooLarge, TooManyRecords
-from record_format.murmur2 import partition_for_key
+from tierlog.api.http.http_errors import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
+from tierlog.api.http.produce.columns import (
+    RecordColumns,
+    parse_envelopes,
+    parse_json,
+    parse_values,
+)
+from tierlog.api.http.produce.partitioner import split_by_partition
+from tierlog.api.http.request import bodies, media_types
+from tierlog.api.http.request.byte_range import ByteRange, none_match, select_range
+from tierlog.api.http.request.times import parse_time
+from tierlog.record_format.errors import InvalidRequest, RequestTooLarge, TooManyRecords
+from tierlog.record_format.murmur2 import partition_for_key
 
 
 @pytest.mark.parametrize(

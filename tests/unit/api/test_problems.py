@@ -2,9 +2,9 @@ import inspect
 
 import pytest
 
-from api.http import http_errors, problems
-from api.protocol import errors as of_connections
-from record_format import errors
+from tierlog.api.http import http_errors, problems
+from tierlog.api.protocol import errors as of_connections
+from tierlog.record_format import errors
 
 LONG = "a" * 1_000_000
 

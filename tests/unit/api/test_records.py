@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from api.http.fetch import record_json
-from api.http.fetch.batch_filter import filter_batches
-from api.http.fetch.record_json import (
+from tests.fakes.flush import fsync
+from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.batch_filter import filter_batches
+from tierlog.api.http.fetch.record_json import (
     WouldBlock,
     read_page,
     write_array,
     write_lines,
 )
-from broker.partition import Fetched
-from record_format import codecs, page_cache
-from record_format.batch import iter_headers
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
-from record_format.file_slice import FileSlice, OpenFile
-from record_format.index_layouts import AbortedTxn
-from tests.fakes.flush import fsync
+from tierlog.broker.partition import Fetched
+from tierlog.record_format import codecs, page_cache
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.file_slice import FileSlice, OpenFile
+from tierlog.record_format.index_layouts import AbortedTxn
 
 
 def fetched(path: Path, *batches: bytes, aborted: tuple[AbortedTxn, ...] = ()) -> Fetched:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.http.produce.columns import parse_envelopes, parse_json
-from record_format.errors import InvalidRequest
+from tierlog.api.http.produce.columns import parse_envelopes, parse_json
+from tierlog.record_format.errors import InvalidRequest
 
 MANY = 1000
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from api.http.produce.batches import is_small_uncompressed_batch
-from record_format import codecs
-from record_format.encode import encode_batch
+from tierlog.api.http.produce.batches import is_small_uncompressed_batch
+from tierlog.record_format import codecs
+from tierlog.record_format.encode import encode_batch
 
 
 def batch(count: int = 3, codec: int = codecs.NONE) -> bytes:

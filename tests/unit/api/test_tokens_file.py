@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from api.http.access import tokens
-from api.http.access.scopes import Grant, Scope
-from api.http.access.tokens import TokensFile, create_token, read_entries, revoke_token
-from record_format.errors import ConfigurationError
+from tierlog.api.http.access import tokens
+from tierlog.api.http.access.scopes import Grant, Scope
+from tierlog.api.http.access.tokens import TokensFile, create_token, read_entries, revoke_token
+from tierlog.record_format.errors import ConfigurationError
 
 
 @pytest.fixture

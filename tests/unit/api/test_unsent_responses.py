@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from api.http.exchange import Exchange
-from api.http.request.bodies import InflightBytes
-from api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
-from api.http.unsent_responses import UnsentLimits, UnsentResponses
-from record_format.errors import Throttled
-from record_format.file_slice import OpenFile
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
+from tierlog.api.http.unsent_responses import UnsentLimits, UnsentResponses
+from tierlog.record_format.errors import Throttled
+from tierlog.record_format.file_slice import OpenFile
 
 SIZE = SMALL_BYTES + 1
 

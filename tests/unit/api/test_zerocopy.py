@@ -24,13 +24,13 @@ import httpx
 import pytest
 import uvicorn
 
-from api.protocol.deadline import Deadline
-from api.protocol.limited_protocol import ConnectionLimits
-from api.protocol.send_scheduler import SendScheduler
-from api.protocol.zerocopy import SEND_FILE, ZeroCopyProtocol
-from record_format import page_cache
 from tests.fakes.protocol_server import serving_protocol
 from tests.fakes.waiting import until
+from tierlog.api.protocol.deadline import Deadline
+from tierlog.api.protocol.limited_protocol import ConnectionLimits
+from tierlog.api.protocol.send_scheduler import SendScheduler
+from tierlog.api.protocol.zerocopy import SEND_FILE, ZeroCopyProtocol
+from tierlog.record_format import page_cache
 
 SIZE = 9_000_001
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.disk_reserve import DiskReserve
-from record_format.errors import DiskFull
+from tierlog.broker.disk_reserve import DiskReserve
+from tierlog.record_format.errors import DiskFull
 
 
 class Disk:

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.groups.groups import Groups
-from broker.groups.requests import NewOffset
-from hot_tier.append import AppendResult
-from hot_tier.log_config import LogConfig
-from record_format.consumer_offsets import TOPIC
-from record_format.errors import DiskFull, Forbidden, UnknownGroup, UnknownTopic
+from tierlog.broker.groups.groups import Groups
+from tierlog.broker.groups.requests import NewOffset
+from tierlog.hot_tier.append import AppendResult
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.consumer_offsets import TOPIC
+from tierlog.record_format.errors import DiskFull, Forbidden, UnknownGroup, UnknownTopic
 
 
 class Log:

@@ -1,8 +1,9 @@
 from pathlib import Path
 
-from broker.groups.view import GroupView
-from record_format.checkpoint_files import parse_topic_id
-from record_format.consumer_offsets import (
+from tests.fakes.records import iter_records
+from tierlog.broker.groups.view import GroupView
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.consumer_offsets import (
     Commit,
     CommitKey,
     decode_key,
@@ -10,8 +11,7 @@ from record_format.consumer_offsets import (
     encode_key,
     encode_value,
 )
-from record_format.encode import encode_batch
-from tests.fakes.records import iter_records
+from tierlog.record_format.encode import encode_batch
 
 ABORTED, COMMITTED = 0, 1
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.groups.groups import lag_of
-from manifest.state import OffsetGap
+from tierlog.broker.groups.groups import lag_of
+from tierlog.manifest.state import OffsetGap
 
 
 def partition(*gaps, cold=True, manifest=True):

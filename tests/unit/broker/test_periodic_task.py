@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.background.periodic_task import PeriodicTask
-from broker.task_failures import TaskFailures
-from record_format.errors import StoreUnavailable
+from tierlog.broker.background.periodic_task import PeriodicTask
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.record_format.errors import StoreUnavailable
 
 
 def intervals(task: PeriodicTask, monkeypatch: pytest.MonkeyPatch, *, rounds: int) -> list[float]:

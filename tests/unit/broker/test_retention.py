@@ -1,9 +1,9 @@
 from types import SimpleNamespace
 
-from broker.background import retention
-from broker.background.janitor import cold_facts
-from broker.background.retention import Limits, SegmentFacts
 from tests.fakes.manifests import entry
+from tierlog.broker.background import retention
+from tierlog.broker.background.janitor import cold_facts
+from tierlog.broker.background.retention import Limits, SegmentFacts
 
 NOW_MS = 1_000_000
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.ownership.take_over_plan import LocalLog, TakeOverPlan, plan_take_over
-from manifest.state import EpochStart, Manifest, OffsetGap
+from tierlog.broker.ownership.take_over_plan import LocalLog, TakeOverPlan, plan_take_over
+from tierlog.manifest.state import EpochStart, Manifest, OffsetGap
 
 
 def manifest(*, end, epochs, gaps=()):

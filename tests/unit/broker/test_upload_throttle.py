@@ -2,8 +2,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.upload_throttle import UploadThrottle
-from record_format.errors import ShuttingDown
+from tierlog.broker.upload_throttle import UploadThrottle
+from tierlog.record_format.errors import ShuttingDown
 
 
 class Clock:

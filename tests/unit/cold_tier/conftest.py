@@ -1,9 +1,9 @@
 import pytest
 
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.memory import MemoryStore
 from tests.fakes.cold_segments import write_segment
 from tests.fakes.faulty_object_store import FaultyObjectStore
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.memory import MemoryStore
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.ranged_reader import ChunkRef
-from record_format.errors import Throttled
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.errors import Throttled
 
 SIZE = 1000
 

@@ -2,10 +2,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from cold_tier.chunk_fills import ChunkFills
-from cold_tier.ranged_reader import ChunkRef
-from record_format.errors import Throttled
 from tests.fakes.waiting import until
+from tierlog.cold_tier.chunk_fills import ChunkFills
+from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.errors import Throttled
 
 CHUNK = ChunkRef("t/segments/a.log", ("a", 0), 0, 100, 0)
 READERS = 8

@@ -9,28 +9,28 @@ from contextlib import closing
 
 import pytest
 
-from cold_tier.batch_finder import BatchFinder, WalkMode
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.cold_reader import ColdLimits, ColdReader
-from cold_tier.prefetch import ReadAhead
-from cold_tier.ranged_reader import RangedReader
-from cold_tier.retry import RetryPolicy
-from cold_tier.segment_indexes import SegmentIndexes
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from record_format.batch import iter_headers
-from record_format.decode import decode_batch
-from record_format.errors import (
+from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
+from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
+from tests.fakes.waiting import until
+from tierlog.cold_tier.batch_finder import BatchFinder, WalkMode
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
+from tierlog.cold_tier.prefetch import ReadAhead
+from tierlog.cold_tier.ranged_reader import RangedReader
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.errors import (
     CorruptObject,
     MissingObject,
     ShuttingDown,
     StoreUnavailable,
     UnknownFormatVersion,
 )
-from record_format.index_layouts import AbortedTxn, pack_txn_index
-from record_format.producer_snapshot import ProducerEntry, format_snapshot
-from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
-from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
-from tests.fakes.waiting import until
+from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index
+from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 
@@ -666,7 +666,7 @@ def on_disk_only(fd, size_bytes, position):
 
 @pytest.fixture
 def everything_in_memory(monkeypatch):
-    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 8))
+    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 8))
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
@@ -704,7 +704,7 @@ def test_nonblocking_reads_send_no_request(store, cache, segment):
 def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
     store, cache, segment, monkeypatch
 ):
-    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(on_disk_only, 8))
+    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(on_disk_only, 8))
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, 0, max_bytes=500) is None
@@ -713,7 +713,7 @@ def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
 def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp_path, monkeypatch):
     written = write_segment(tmp_path / "log", batches=600)
     segment = upload(store, written, chunk_bytes=1 << 30)
-    monkeypatch.setattr("cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 100))
+    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 100))
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, segment.last_offset, max_bytes=500) is None

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from cold_tier.folder import FolderStore
-from cold_tier.open import open_store
-from manifest.versions import CreateOutcome, VersionChain
-from record_format.errors import (
+from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.small_disk import read_only
+from tierlog.cold_tier.folder import FolderStore
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.versions import CreateOutcome, VersionChain
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -22,8 +24,6 @@ from record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from tests.fakes.bad_sectors import cannot_read
-from tests.fakes.small_disk import read_only
 
 
 def test_an_object_appears_only_once_it_is_complete_and_synced(tmp_path, monkeypatch):

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from cold_tier.chunk_cache import ChunkCache
-from cold_tier.chunk_fills import ChunkFills
-from cold_tier.cold_reader import ColdReader
-from cold_tier.ranged_reader import RangedReader
-from cold_tier.retry import RetryPolicy
-from record_format.errors import (
+from tests.fakes.cold_segments import upload
+from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
+from tests.fakes.small_disk import small_disk
+from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.chunk_fills import ChunkFills
+from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.ranged_reader import RangedReader
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.record_format.errors import (
     CorruptObject,
     DiskFull,
     StoreUnavailable,
     Throttled,
     TooManyOpenFiles,
 )
-from tests.fakes.cold_segments import upload
-from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
-from tests.fakes.small_disk import small_disk
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 

@@ -4,17 +4,17 @@ import time
 
 import pytest
 
-from cold_tier.folder import FolderStore
-from cold_tier.memory import MemoryStore
-from cold_tier.object_store import ObjectStat
-from cold_tier.probe import StoreTraits, probe, still_has_traits
-from record_format.errors import (
+from tests.fakes.faulty_object_store import FailsBefore
+from tierlog.cold_tier.folder import FolderStore
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.cold_tier.object_store import ObjectStat
+from tierlog.cold_tier.probe import StoreTraits, probe, still_has_traits
+from tierlog.record_format.errors import (
     ConfigurationError,
     ObjectExists,
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from tests.fakes.faulty_object_store import FailsBefore
 
 
 class IgnoresIfAbsent(MemoryStore):

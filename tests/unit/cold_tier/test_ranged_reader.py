@@ -4,15 +4,6 @@ import threading
 import pytest
 from crc32c import crc32c
 
-from cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader, read_chunk
-from cold_tier.retry import RetryPolicy
-from record_format.errors import (
-    ConfigurationError,
-    CorruptObject,
-    DiskFull,
-    MissingObject,
-    StoreUnavailable,
-)
 from tests.fakes.faulty_object_store import (
     FailsBefore,
     ShortRead,
@@ -20,6 +11,15 @@ from tests.fakes.faulty_object_store import (
     Slow,
     WrongBytes,
     WrongRange,
+)
+from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader, read_chunk
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    CorruptObject,
+    DiskFull,
+    MissingObject,
+    StoreUnavailable,
 )
 
 KEY = f"topics/t/id/0/segments/{0:020d}-1-abc.log"

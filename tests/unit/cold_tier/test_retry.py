@@ -2,8 +2,8 @@
 
 import pytest
 
-from cold_tier.retry import RetryPolicy
-from record_format.errors import StoreUnavailable
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.record_format.errors import StoreUnavailable
 
 
 def test_retry_delays_grow_with_jitter_up_to_a_limit():

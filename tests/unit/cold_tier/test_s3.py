@@ -11,17 +11,18 @@ from math import inf
 import pytest
 from crc32c import crc32c
 
-from cold_tier import s3 as s3_module
-from cold_tier.object_store import Resumable, UploadNotFound
-from cold_tier.open import open_store
-from cold_tier.ranged_reader import ChunkRef, read_chunk
-from cold_tier.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
-from cold_tier.s3 import S3Store
-from cold_tier.s3_errors import ErrorResponse, Fault, advice, classify
-from cold_tier.s3_multipart import encode_crc32c
-from cold_tier.s3_options import S3Options
-from cold_tier.store_ledger import PriceTable
-from record_format.errors import (
+from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
+from tierlog.cold_tier import s3 as s3_module
+from tierlog.cold_tier.object_store import Resumable, UploadNotFound
+from tierlog.cold_tier.open import open_store
+from tierlog.cold_tier.ranged_reader import ChunkRef, read_chunk
+from tierlog.cold_tier.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
+from tierlog.cold_tier.s3 import S3Store
+from tierlog.cold_tier.s3_errors import ErrorResponse, Fault, advice, classify
+from tierlog.cold_tier.s3_multipart import encode_crc32c
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
     MissingObject,
@@ -29,7 +30,6 @@ from record_format.errors import (
     ShuttingDown,
     StoreUnavailable,
 )
-from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
 
 QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
 OK = Reply(200, headers={"ETag": '"0"'})
@@ -314,7 +314,7 @@ def test_a_definite_error_is_not_retried(read, response, error):
 
 def test_a_failed_deletion_in_a_multi_object_response_raises(monkeypatch):
     body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
-    monkeypatch.setattr("cold_tier.s3.DELETE_PAGE", 1)
+    monkeypatch.setattr("tierlog.cold_tier.s3.DELETE_PAGE", 1)
     for code, text in (
         (b"AccessDenied", r"no permission to delete k;.* \[AccessDenied\]"),
         (b"InvalidRequest", r"refused to delete k: .*\[InvalidRequest\]"),  # MinIO's, for a lock

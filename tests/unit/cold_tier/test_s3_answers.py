@@ -5,22 +5,22 @@ from contextlib import closing, nullcontext
 import pytest
 from crc32c import crc32c
 
-from cold_tier.object_store import IncompleteUpload
-from cold_tier.ranged_reader import read_range
-from cold_tier.retry import RetryPolicy
-from cold_tier.s3 import S3Store
-from cold_tier.s3_multipart import MULTIPART_FROM_BYTES
-from cold_tier.s3_options import S3Options
-from cold_tier.segment_check import check_segment
-from record_format.errors import (
+from tests.fakes.manifests import entry
+from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
+from tierlog.cold_tier.object_store import IncompleteUpload
+from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.s3 import S3Store
+from tierlog.cold_tier.s3_multipart import MULTIPART_FROM_BYTES
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.segment_check import check_segment
+from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from record_format.findings import ProblemKind
-from tests.fakes.manifests import entry
-from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
+from tierlog.record_format.findings import ProblemKind
 
 TWICE = RetryPolicy(attempts=2, sleep=lambda _: None)
 BODY = bytes(MULTIPART_FROM_BYTES + 1)

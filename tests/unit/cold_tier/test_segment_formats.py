@@ -4,15 +4,15 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from cold_tier.chunk_table import pack_chunk_table, parse_chunk_table
-from cold_tier.index_bundle import SectionKind, pack_bundle, parse_bundle, parse_directory
-from cold_tier.segment_scan import scan_segment
-from record_format.batch import iter_headers
-from record_format.batch_compaction import empty_batch
-from record_format.decode import decode_batch
-from record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
 from tests.fakes.cold_segments import FIXTURES, write_segment
 from tests.unit.record_format import golden
+from tierlog.cold_tier.chunk_table import pack_chunk_table, parse_chunk_table
+from tierlog.cold_tier.index_bundle import SectionKind, pack_bundle, parse_bundle, parse_directory
+from tierlog.cold_tier.segment_scan import scan_segment
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.batch_compaction import empty_batch
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion
 
 
 def scan(written, chunk_bytes=4096):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cold_tier.memory import MemoryStore
-from cold_tier.retry import RetryPolicy
-from cold_tier.segment_indexes import SegmentIndexes
-from record_format.errors import MissingObject, StoreUnavailable
 from tests.fakes.waiting import until
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.record_format.errors import MissingObject, StoreUnavailable
 
 
 def segment(number):

@@ -1,12 +1,12 @@
 import pytest
 from crc32c import crc32c
 
-from cold_tier.index_bundle import parse_bundle
-from cold_tier.object_keys import name_of
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from record_format.errors import CorruptBatch, StoreUnavailable
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, ShortRead, WrongBytes
+from tierlog.cold_tier.index_bundle import parse_bundle
+from tierlog.cold_tier.object_keys import name_of
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
 
 
 def uploader(store, **options):

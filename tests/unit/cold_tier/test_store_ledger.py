@@ -2,7 +2,7 @@
 
 import pytest
 
-from cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
+from tierlog.cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
 
 
 def test_the_purpose_follows_from_operation_and_key():

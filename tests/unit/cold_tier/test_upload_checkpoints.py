@@ -3,12 +3,12 @@
 import pytest
 from crc32c import crc32c
 
-from cold_tier.object_store import UploadNotFound
-from cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
-from record_format.errors import StoreUnavailable
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsBefore
+from tierlog.cold_tier.object_store import UploadNotFound
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.record_format.errors import StoreUnavailable
 
 KEY = f"{FOLDER}00000000000000000000-3-earlier.log"
 CONTENT = LogContent(size_bytes=100, crc32c=7, part_bytes=10)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.http.metrics.table import BY_NAME, Metric
+from tierlog.api.http.metrics.table import BY_NAME, Metric
 
 FILE = Path(__file__).parents[3] / "docs" / "grafana" / "tierlog.json"
 DASHBOARD = json.loads(FILE.read_text("utf-8"))

@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 from jinja2 import nodes
 
-from api.console.rendering import (
+from tierlog.api.console.rendering import (
     CONTENT_SECURITY_POLICY,
     byte_size,
     dollars,
@@ -16,9 +16,9 @@ from api.console.rendering import (
     moment,
     object_moment,
 )
-from api.http.static_names import CONSOLE_NAMES
+from tierlog.api.http.static_names import CONSOLE_NAMES
 
-CONSOLE = files("api.console")
+CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
 OWN_SCRIPTS = ("charts.js", "console.js", "tail.js")
 

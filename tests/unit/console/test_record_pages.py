@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.console.record_browser import page_before
-from manifest.state import OffsetGap
+from tierlog.api.console.record_browser import page_before
+from tierlog.manifest.state import OffsetGap
 
 RESTORED = (OffsetGap(10, 20), OffsetGap(100, 1_000_000_100))
 

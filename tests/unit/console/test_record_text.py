@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.console.record_text import (
+from tierlog.api.console.record_text import (
     MAX_HEX_BYTES,
     MAX_PRETTY_BYTES,
     MAX_PRETTY_DEPTH,

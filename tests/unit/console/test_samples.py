@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
-from api.console import samples
-from api.console.samples import Sample, Sampler, series, total
-from api.http.metrics.registry import HttpMetrics
-from record_format.errors import CorruptIndex
+from tierlog.api.console import samples
+from tierlog.api.console.samples import Sample, Sampler, series, total
+from tierlog.api.http.metrics.registry import HttpMetrics
+from tierlog.record_format.errors import CorruptIndex
 
 
 def sample(at_ms: int, produced: float, *, lag: int = 0) -> Sample:

@@ -1,9 +1,12 @@
 import pytest
 
-from hot_tier import log_reader
-from hot_tier.append import Append
-from record_format.batch import iter_headers
-from record_format.errors import (
+from tests.fakes.bad_sectors import cannot_read
+from tests.fakes.damage import flip
+from tests.fakes.partition_logs import first_offset
+from tierlog.hot_tier import log_reader
+from tierlog.hot_tier.append import Append
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     InvalidRecord,
@@ -11,11 +14,8 @@ from record_format.errors import (
     OffsetPastEnd,
     OffsetTrimmed,
 )
-from record_format.index_layouts import parse_offset_index, parse_time_index
-from record_format.produced import ProducedBatches
-from tests.fakes.bad_sectors import cannot_read
-from tests.fakes.damage import flip
-from tests.fakes.partition_logs import first_offset
+from tierlog.record_format.index_layouts import parse_offset_index, parse_time_index
+from tierlog.record_format.produced import ProducedBatches
 
 NOW_MS = 1_700_000_000_000
 

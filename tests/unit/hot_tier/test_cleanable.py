@@ -6,18 +6,18 @@ from contextlib import nullcontext
 
 import pytest
 
-from hot_tier.append import Append
-from hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from hot_tier.cleaner import CleanerHooks, Interrupted
-from hot_tier.file_names import UNMIRRORED
-from hot_tier.segment import Segment, SegmentEnd
-from record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
-from record_format.errors import CorruptBatch, LogOfflineError
-from record_format.key_table import PlainKeyTable, make_key_table
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.clock import NOW_MS
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import batch, produced, unchecked
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.cleanable import Cleanable, GroupLimits, group_segments
+from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.hot_tier.file_names import UNMIRRORED
+from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
+from tierlog.record_format.errors import CorruptBatch, LogOfflineError
+from tierlog.record_format.key_table import PlainKeyTable, make_key_table
 
 COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
 
@@ -262,7 +262,7 @@ def test_records_that_do_not_decode_are_reported_with_their_position(open_log, m
     data[second.body_position] ^= 0x04  # the record's length, with a correct checksum
     set_max_timestamp(data, second, timestamp=second.max_timestamp)
     path.write_bytes(data)
-    monkeypatch.setattr("hot_tier.batch_walk.CHECK_CHUNK_BYTES", first.size_bytes)
+    monkeypatch.setattr("tierlog.hot_tier.batch_walk.CHECK_CHUNK_BYTES", first.size_bytes)
     place = {"file": str(path), "position": second.position, "offset": 1}
     with pytest.raises(CorruptBatch) as bad:
         log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))

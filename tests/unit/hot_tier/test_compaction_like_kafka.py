@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from record_format.batch import DELETE_HORIZON_BIT, iter_headers
-from record_format.checkpoint_files import (
+from tierlog.record_format.batch import DELETE_HORIZON_BIT, iter_headers
+from tierlog.record_format.checkpoint_files import (
     format_topic_id,
     parse_partition_metadata,
 )
-from record_format.decode import decode_batch
-from record_format.key_table import PlainKeyTable, make_key_table
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.key_table import PlainKeyTable, make_key_table
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 NAME = "compacted-keep-0"

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hot_tier.open_files import OpenFiles
-from hot_tier.segment_lookup import SegmentLookup
-from record_format.errors import OffsetTrimmed
 from tests.fakes.clock import NOW_MS
 from tests.fakes.faulty_disk import FaultyDisk
+from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.segment_lookup import SegmentLookup
+from tierlog.record_format.errors import OffsetTrimmed
 
 
 class SeenBefore:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hot_tier.closed_log import base_offsets
-from record_format.errors import OffsetPastEnd, OffsetTrimmed
 from tests.fakes.clock import Clock
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import first_offset
+from tierlog.hot_tier.closed_log import base_offsets
+from tierlog.record_format.errors import OffsetPastEnd, OffsetTrimmed
 
 CONFIG = {"segment.bytes": 1024, "file.delete.delay.ms": 1000}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hot_tier.append import Append
-from record_format.errors import DiskFull, LogOfflineError
 from tests.fakes.clock import NOW_MS
 from tests.fakes.partition_logs import first_offset
+from tierlog.hot_tier.append import Append
+from tierlog.record_format.errors import DiskFull, LogOfflineError
 
 
 def open_below(folder):

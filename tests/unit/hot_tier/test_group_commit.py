@@ -5,12 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import hot_tier.log
-from hot_tier.append import Acks, Append
-from hot_tier.group_commit import FlushTimer, GroupCommit
-from hot_tier.log_config import LogConfig
-from record_format.errors import DiskFull, LogOfflineError, OffsetMismatch, ShuttingDown
 from tests.fakes.waiting import until
+from tierlog.hot_tier.append import Acks, Append
+from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.errors import DiskFull, LogOfflineError, OffsetMismatch, ShuttingDown
 
 TIMEOUT_S = 10
 
@@ -148,7 +147,7 @@ def test_a_bug_takes_the_log_offline_and_fails_every_future(
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(hot_tier.log, "append_all", broken)
+    monkeypatch.setattr("tierlog.hot_tier.log.append_all", broken)
     with pytest.raises(ZeroDivisionError):
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     monkeypatch.undo()

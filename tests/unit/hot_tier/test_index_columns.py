@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from hot_tier.index_columns import IndexColumns
-from record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
+from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 LAYOUTS = pytest.mark.parametrize("layout", [OFFSET_ENTRY, TIME_ENTRY])
 

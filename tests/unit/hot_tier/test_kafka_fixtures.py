@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from broker.partition import Partition
-from hot_tier.transaction_index import read_entries
-from record_format.checkpoint_files import (
+from tests.fakes.partition_logs import first_offset
+from tests.unit.record_format import golden
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.transaction_index import read_entries
+from tierlog.record_format.checkpoint_files import (
     format_topic_id,
     parse_epoch_checkpoint,
     parse_offset_checkpoint,
     parse_partition_metadata,
 )
-from record_format.errors import CorruptDataError, DiskFull, OffsetTrimmed
-from tests.fakes.partition_logs import first_offset
-from tests.unit.record_format import golden
+from tierlog.record_format.errors import CorruptDataError, DiskFull, OffsetTrimmed
 
 FIXTURES = golden.ROOT
 FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/partition.metadata"))
@@ -148,7 +148,7 @@ def test_a_deleted_transaction_index_is_read_from_the_other_tier(open_fixture, m
         log.delete_local(log.log_end_offset)
         return read_entries(segment)
 
-    monkeypatch.setattr("hot_tier.log_reader.read_entries", deleted_first)
+    monkeypatch.setattr("tierlog.hot_tier.log_reader.read_entries", deleted_first)
     with pytest.raises(OffsetTrimmed, match="was deleted"):
         log.aborted_transactions(log.log_start_offset, log.offsets.last_stable_offset)
 

@@ -1,7 +1,7 @@
 import pytest
 
-from hot_tier.log_config import KEYS, LONG_MAX, LogConfig
-from record_format.errors import InvalidConfig
+from tierlog.hot_tier.log_config import KEYS, LONG_MAX, LogConfig
+from tierlog.record_format.errors import InvalidConfig
 
 
 def test_defaults_match_the_key_table():

@@ -1,12 +1,12 @@
 import pytest
 
-from hot_tier.append import Append
-from hot_tier.producer_snapshots import snapshot_before
-from record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
-from record_format.producer_snapshot import parse_snapshot
 from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import unchecked
+from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.producer_snapshots import snapshot_before
+from tierlog.record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
+from tierlog.record_format.producer_snapshot import parse_snapshot
 
 INT_MAX = 2**31 - 1
 

@@ -2,10 +2,10 @@ import os
 
 import pytest
 
-from record_format.batch import stamp
-from record_format.errors import DiskFull, UnknownSegment
-from record_format.index_layouts import OFFSET_ENTRY
 from tests.fakes.clock import Clock
+from tierlog.record_format.batch import stamp
+from tierlog.record_format.errors import DiskFull, UnknownSegment
+from tierlog.record_format.index_layouts import OFFSET_ENTRY
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_batches
-from hot_tier.salvage import LostRange, SalvageScan
-from record_format.batch import LOG_OVERHEAD
-from record_format.errors import CorruptBatch
 from tests.fakes.partition_logs import batch
+from tierlog.hot_tier.batch_walk import CHECK_CHUNK_BYTES, CheckedBatch, checked_batches
+from tierlog.hot_tier.salvage import LostRange, SalvageScan
+from tierlog.record_format.batch import LOG_OVERHEAD
+from tierlog.record_format.errors import CorruptBatch
 
 
 class CountingBytes:

@@ -5,14 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from hot_tier.cleaner import CleanerHooks, Interrupted
-from hot_tier.segment import Segment
-from hot_tier.seqlock import read_consistently, replacing_segments
-from record_format.errors import CorruptBatch, Throttled, UnknownSegment
-from record_format.key_table import PlainKeyTable
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import try_read
+from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.hot_tier.segment import Segment
+from tierlog.hot_tier.seqlock import read_consistently, replacing_segments
+from tierlog.record_format.errors import CorruptBatch, Throttled, UnknownSegment
+from tierlog.record_format.key_table import PlainKeyTable
 
 
 class Meanwhile(FaultyDisk):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from manifest.epochs import MAX_EPOCHS, assign, divergence_offset, prune
-from manifest.state import EpochStart
+from tierlog.manifest.epochs import MAX_EPOCHS, assign, divergence_offset, prune
+from tierlog.manifest.state import EpochStart
 
 
 def history(*starts: tuple[int, int] | tuple[int, int, str]) -> tuple[EpochStart, ...]:

@@ -5,14 +5,23 @@ from typing import Self
 
 import pytest
 
-from manifest.garbage import Collector, GarbagePlan, GarbagePolicy, _FailFastPages, expired_versions
-from manifest.keys import version_key
-from manifest.pins import Pins
-from manifest.state import Manifest, PageRef
-from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import add_segments, drop_expired, trim
-from manifest.versions import VersionStat
-from record_format.errors import (
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
+from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
+from tierlog.manifest.garbage import (
+    Collector,
+    GarbagePlan,
+    GarbagePolicy,
+    _FailFastPages,
+    expired_versions,
+)
+from tierlog.manifest.keys import version_key
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.state import Manifest, PageRef
+from tierlog.manifest.store import DAY_MS, ManifestStore
+from tierlog.manifest.transitions import add_segments, drop_expired, trim
+from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     FencedError,
@@ -22,9 +31,6 @@ from record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from tests.fakes.clock import Clock
-from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
 
 
 class Bucket:

@@ -6,11 +6,17 @@ import random
 
 import pytest
 
-from manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
-from manifest.state import SegmentEntry
-from manifest.transitions import add_segments, drop_expired, record_gap, replace_segments, trim
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStore
+from tierlog.manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
+from tierlog.manifest.state import SegmentEntry
+from tierlog.manifest.transitions import (
+    add_segments,
+    drop_expired,
+    record_gap,
+    replace_segments,
+    trim,
+)
 
 
 class Model:

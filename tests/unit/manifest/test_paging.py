@@ -7,9 +7,11 @@ import pytest
 from crc32c import crc32c
 from msgspec.structs import replace
 
-from manifest.codec import encode_manifest
-from manifest.keys import base_offset_of
-from manifest.paging import (
+from tests.fakes.manifests import claim, entry, manifest_store, run_of
+from tests.fakes.plain_store import PlainStat, PlainStore
+from tierlog.manifest.codec import encode_manifest
+from tierlog.manifest.keys import base_offset_of
+from tierlog.manifest.paging import (
     INLINE_MAX,
     PAGE_ENTRIES,
     REMOVED_MAX,
@@ -20,12 +22,10 @@ from manifest.paging import (
     mergeable_pages,
     references_object,
 )
-from manifest.state import Manifest, PageRef, RemovedPageKind
-from manifest.store import ManifestStore
-from manifest.transitions import add_segments, drop_expired, replace_segments, trim
-from record_format.errors import CorruptManifest, MissingObject
-from tests.fakes.manifests import claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import PlainStat, PlainStore
+from tierlog.manifest.state import Manifest, PageRef, RemovedPageKind
+from tierlog.manifest.store import ManifestStore
+from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
+from tierlog.record_format.errors import CorruptManifest, MissingObject
 
 
 @pytest.fixture

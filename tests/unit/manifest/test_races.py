@@ -11,21 +11,21 @@ import random
 import pytest
 from crc32c import crc32c
 
-from manifest.invariants import InvalidTransition
-from manifest.paging import iter_entries
-from manifest.state import EpochStart, Manifest, SegmentEntry
-from manifest.store import DAY_MS, ManifestStore
-from manifest.transitions import Claim, add_segments, trim
-from record_format.errors import (
+from tests.fakes.clock import Clock
+from tests.fakes.manifests import entry, manifest_store
+from tests.fakes.plain_store import Fault, PlainStat, PlainStore
+from tierlog.manifest.invariants import InvalidTransition
+from tierlog.manifest.paging import iter_entries
+from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.store import DAY_MS, ManifestStore
+from tierlog.manifest.transitions import Claim, add_segments, trim
+from tierlog.record_format.errors import (
     FencedError,
     ManifestConflict,
     ObjectExists,
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from tests.fakes.clock import Clock
-from tests.fakes.manifests import entry, manifest_store
-from tests.fakes.plain_store import Fault, PlainStat, PlainStore
 
 RETRIABLE = (OutcomeUnknownError, StoreUnavailable, ManifestConflict)
 

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from manifest import repairs, transitions
-from manifest.invariants import InvalidTransition, violation
-from manifest.paging import spill_overflow
-from manifest.state import PageRef
 from tests.fakes import manifests
+from tierlog.manifest import repairs, transitions
+from tierlog.manifest.invariants import InvalidTransition, violation
+from tierlog.manifest.paging import spill_overflow
+from tierlog.manifest.state import PageRef
 
 
 def entry(base, *, unique="a"):
@@ -35,8 +35,8 @@ def manifest(request, pages, monkeypatch):
     state = transitions.add_segments(state, [entry(base) for base in range(0, 100, 10)])
     if request.param == "inline":
         return state
-    monkeypatch.setattr("manifest.paging.INLINE_MAX", 2)
-    monkeypatch.setattr("manifest.paging.SMALL_PAGE", 4)
+    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", 2)
+    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", 4)
     before = iter(state.segments)
     names = iter("abcdefgh")
     paged = spill_overflow(state, unique=lambda: next(names)).manifest

@@ -3,14 +3,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cold_tier.memory import MemoryStore
-from manifest.codec import encode_manifest
-from manifest.garbage import Collector, GarbagePolicy
-from manifest.keys import version_key
-from manifest.pins import Pins
-from manifest.store import DAY_MS, ManifestStore, StoreOptions
-from manifest.transitions import add_segments, trim
-from record_format.errors import (
+from tests.fakes.clock import Clock
+from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
+from tests.fakes.manifests import KEYS, NoPages, claim, entry, manifest_store, names
+from tests.fakes.plain_store import Fault, PlainStore
+from tierlog.cold_tier.memory import MemoryStore
+from tierlog.manifest.codec import encode_manifest
+from tierlog.manifest.garbage import Collector, GarbagePolicy
+from tierlog.manifest.keys import version_key
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.store import DAY_MS, ManifestStore, StoreOptions
+from tierlog.manifest.transitions import add_segments, trim
+from tierlog.record_format.errors import (
     CorruptManifest,
     FencedError,
     MissingObject,
@@ -19,10 +23,6 @@ from record_format.errors import (
     UnknownFormatVersion,
     UnknownManifestVersion,
 )
-from tests.fakes.clock import Clock
-from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
-from tests.fakes.manifests import KEYS, NoPages, claim, entry, manifest_store, names
-from tests.fakes.plain_store import Fault, PlainStore
 
 
 def adding(base_offset: int, **other: object):

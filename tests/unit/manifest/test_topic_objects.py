@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from manifest.topic_objects import (
+from tests.fakes.plain_store import Fault, PlainStore
+from tierlog.manifest.topic_objects import (
     Cluster,
     TopicObject,
     TopicObjects,
@@ -11,7 +12,7 @@ from manifest.topic_objects import (
     load_cluster,
     restorable,
 )
-from record_format.errors import (
+from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
     FencedError,
@@ -19,7 +20,6 @@ from record_format.errors import (
     UnknownFormatVersion,
     UnknownTopic,
 )
-from tests.fakes.plain_store import Fault, PlainStore
 
 CLUSTER = Cluster(cluster_id="c1", created_ms=5)
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from manifest.invariants import InvalidTransition, uncovered, violation
-from manifest.state import EpochStart, OffsetGap, Reason
-from manifest.transitions import (
+from tests.fakes.manifests import NoPages, claim, entry, manifest, run_of
+from tierlog.manifest.invariants import InvalidTransition, uncovered, violation
+from tierlog.manifest.state import EpochStart, OffsetGap, Reason
+from tierlog.manifest.transitions import (
     Claim,
     add_segments,
     apply_claim,
@@ -15,8 +16,7 @@ from manifest.transitions import (
     replace_segments,
     trim,
 )
-from record_format.errors import FencedError
-from tests.fakes.manifests import NoPages, claim, entry, manifest, run_of
+from tierlog.record_format.errors import FencedError
 
 PAGES = NoPages()
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from manifest.versions import LIST_LIMIT, CreateOutcome, VersionChain
-from record_format.errors import OutcomeUnknownError
-from record_format.sealed_json import is_truncated, seal
 from tests.fakes.plain_store import Fault, PlainStore
+from tierlog.manifest.versions import LIST_LIMIT, CreateOutcome, VersionChain
+from tierlog.record_format.errors import OutcomeUnknownError
+from tierlog.record_format.sealed_json import is_truncated, seal
 
 
 def chain_of(versions: list[int]) -> tuple[PlainStore, VersionChain]:

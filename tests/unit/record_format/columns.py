@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from record_format.encode import Headers
+from tierlog.record_format.encode import Headers
 
 nullable = st.none() | st.binary(max_size=300)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

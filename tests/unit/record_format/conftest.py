@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from record_format import native, record_walk
-from record_format.record_walk import Walker, walk_plain
+from tierlog.record_format import native, record_walk
+from tierlog.record_format.record_walk import Walker, walk_plain
 
 
 @pytest.fixture(params=["plain", "native"])
@@ -15,7 +15,7 @@ def walk(request: pytest.FixtureRequest) -> Iterator[Walker]:
     """Run the test with each of the two record walks."""
     if request.param == "native":
         assert native.load(), "numba is a test dependency"
-        from record_format.native_walk import walk_native as chosen
+        from tierlog.record_format.native_walk import walk_native as chosen
     else:
         chosen = walk_plain
     record_walk.use(chosen)

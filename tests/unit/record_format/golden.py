@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from record_format.batch import BatchHeader, iter_headers
-from record_format.decode import Record
+from tierlog.record_format.batch import BatchHeader, iter_headers
+from tierlog.record_format.decode import Record
 
 ROOT = Path(__file__).parents[2] / "fixtures" / "kafka"
 FOLDERS = sorted(

@@ -4,10 +4,12 @@ import struct
 import pyarrow as pa
 import pytest
 
-from record_format import arrow_kernel as kernel
-from record_format.arrow import ArrowDecoder, DecodeRequest, warm
-from record_format.arrow_columns import COLUMNS, SCHEMA
-from record_format.batch import (
+from tests.fakes.records import iter_records
+from tests.unit.record_format import golden
+from tierlog.record_format import arrow_kernel as kernel
+from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
+from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.batch import (
     HEADER_SIZE,
     iter_headers,
     parse_header,
@@ -15,13 +17,11 @@ from record_format.batch import (
     stamp,
     stamp_log_append_time,
 )
-from record_format.decode import Record, decode_batch
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
-from record_format.index_layouts import AbortedTxn, parse_txn_index
-from record_format.row_filter import RowFilter
-from tests.fakes.records import iter_records
-from tests.unit.record_format import golden
+from tierlog.record_format.decode import Record, decode_batch
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.index_layouts import AbortedTxn, parse_txn_index
+from tierlog.record_format.row_filter import RowFilter
 
 FIXTURES = golden.ROOT
 PARTITIONS = sorted(path.name for path in FIXTURES.glob("*-[0-9]") if path.is_dir())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
     BatchHeader,
@@ -19,9 +19,9 @@ from record_format.batch import (
     stamp,
     stamp_log_append_time,
 )
-from record_format.decode import decode_batch
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
 
 BATCH = bytes(encode_batch([b"one", b"two"], timestamps=[5, 3], base_offset=7, leader_epoch=2))
 

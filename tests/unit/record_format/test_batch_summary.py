@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from record_format import native
-from record_format.batch import compute_crc, parse_header, stamp_log_append_time
-from record_format.batch_summary import summarize_plain
-from record_format.codecs import GZIP
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
 from tests.unit.record_format import golden
+from tierlog.record_format import native
+from tierlog.record_format.batch import compute_crc, parse_header, stamp_log_append_time
+from tierlog.record_format.batch_summary import summarize_plain
+from tierlog.record_format.codecs import GZIP
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
 
 
 @pytest.fixture(scope="module")
 def compiled():
     assert native.load(), "numba is a test dependency"
-    from record_format.native_summary import summarize_native
+    from tierlog.record_format.native_summary import summarize_native
 
     return summarize_native
 

@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.codecs import (
+from tierlog.record_format.codecs import (
     CODEC_IDS,
     CODEC_NAMES,
     GZIP,
@@ -29,7 +29,7 @@ from record_format.codecs import (
     compress,
     decompress,
 )
-from record_format.errors import CorruptBatch
+from tierlog.record_format.errors import CorruptBatch
 
 COMPRESSING = [GZIP, SNAPPY, LZ4, ZSTD]
 TEXT = b"the log is the truth; " * 5000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.checkpoint_files import parse_topic_id
-from record_format.consumer_offsets import (
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.consumer_offsets import (
     Commit,
     CommitKey,
     decode_key,
@@ -16,7 +16,7 @@ from record_format.consumer_offsets import (
     encode_value,
     partition_for_group,
 )
-from record_format.errors import CorruptDataError
+from tierlog.record_format.errors import CorruptDataError
 
 KEYS = {
     "g": "00010001670007666c696768747300000003",

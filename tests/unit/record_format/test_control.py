@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from record_format.batch import parse_header
-from record_format.control import EndMarker, control_type, end_marker, end_marker_of
-from record_format.decode import Record
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
 from tests.fakes.control_markers import marker_key, marker_value
+from tierlog.record_format.batch import parse_header
+from tierlog.record_format.control import EndMarker, control_type, end_marker, end_marker_of
+from tierlog.record_format.decode import Record
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
 
 
 def record(key: bytes | None, value: bytes | None) -> Record:

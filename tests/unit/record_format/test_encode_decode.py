@@ -8,20 +8,28 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from record_format.batch import check_crc, iter_headers, parse_header
-from record_format.codecs import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, DecompressedTooLarge
-from record_format.decode import (
+from tests.fakes.records import iter_records
+from tests.unit.record_format.columns import Rows, rows
+from tierlog.record_format.batch import check_crc, iter_headers, parse_header
+from tierlog.record_format.codecs import (
+    CODEC_NAMES,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    DecompressedTooLarge,
+)
+from tierlog.record_format.decode import (
     Record,
     decode_batch,
     decode_columns,
     min_timestamp_of,
 )
-from record_format.encode import encode_batch, encode_batches, record_size
-from record_format.errors import CorruptBatch, RecordTooLarge
-from record_format.record_walk import Walker
-from record_format.varint import SMALL
-from tests.fakes.records import iter_records
-from tests.unit.record_format.columns import Rows, rows
+from tierlog.record_format.encode import encode_batch, encode_batches, record_size
+from tierlog.record_format.errors import CorruptBatch, RecordTooLarge
+from tierlog.record_format.record_walk import Walker
+from tierlog.record_format.varint import SMALL
 
 KIB_64 = b"v" * 65_536
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from record_format.batch import check_crc, iter_headers, parse_header, stamp
-from record_format.codecs import CODEC_NAMES
-from record_format.control import end_marker_of
-from record_format.decode import (
+from tests.fakes.records import iter_records
+from tests.unit.record_format import golden
+from tierlog.record_format.batch import check_crc, iter_headers, parse_header, stamp
+from tierlog.record_format.codecs import CODEC_NAMES
+from tierlog.record_format.control import end_marker_of
+from tierlog.record_format.decode import (
     decode_batch,
     decode_columns,
     expand,
     min_timestamp_of,
 )
-from record_format.encode import encode_batch
-from record_format.record_walk import Walker
-from tests.fakes.records import iter_records
-from tests.unit.record_format import golden
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.record_walk import Walker
 
 TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 

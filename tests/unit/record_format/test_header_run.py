@@ -6,7 +6,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from record_format.batch import (
+from tierlog.record_format.batch import (
     CRC_START,
     HEADER_SIZE,
     check_crc,
@@ -14,8 +14,8 @@ from record_format.batch import (
     parse_header,
     stamp,
 )
-from record_format.encode import encode_batch
-from record_format.header_run import header_run
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.header_run import header_run
 
 ANY = 2**62
 

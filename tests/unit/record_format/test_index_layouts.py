@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from record_format.errors import CorruptIndex
-from record_format.index_layouts import (
+from tests.unit.record_format import golden
+from tierlog.record_format.errors import CorruptIndex
+from tierlog.record_format.index_layouts import (
     OFFSET_ENTRY,
     TIME_ENTRY,
     AbortedTxn,
@@ -21,7 +22,6 @@ from record_format.index_layouts import (
     parse_time_index,
     parse_txn_index,
 )
-from tests.unit.record_format import golden
 
 LIVE = "live-copy"
 

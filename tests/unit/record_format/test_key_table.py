@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from numba import njit
 
-from record_format.batch import HEADER_SIZE, iter_headers, parse_header, set_checksum
-from record_format.batch_compaction import (
+from tierlog.record_format.batch import HEADER_SIZE, iter_headers, parse_header, set_checksum
+from tierlog.record_format.batch_compaction import (
     BatchRetention,
     BatchRetentionResult,
     Choice,
     TombstonePolicy,
     compact_batch,
 )
-from record_format.decode import decode_batch, expand
-from record_format.encode import encode_batch
-from record_format.errors import CorruptBatch
-from record_format.kernel_bytes import pointer_to
-from record_format.key_kernel import hash_key
-from record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
-from record_format.produced import ProduceLimits, check_produced
+from tierlog.record_format.decode import decode_batch, expand
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.kernel_bytes import pointer_to
+from tierlog.record_format.key_kernel import hash_key
+from tierlog.record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
+from tierlog.record_format.produced import ProduceLimits, check_produced
 
 RETENTION = BatchRetentionResult(BatchRetention.DELETE_EMPTY)
 POLICY = TombstonePolicy(now_ms=5000, delete_retention_ms=100)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cold_tier.folder import FolderStore
-from hot_tier.durable_file import write_durably
-from record_format import medium
+from tierlog.cold_tier.folder import FolderStore
+from tierlog.hot_tier.durable_file import write_durably
+from tierlog.record_format import medium
 
 MAC = 51  # F_FULLFSYNC
 

@@ -8,8 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.murmur2 import murmur2, partition_for_key
 from tests.unit.record_format import golden
+from tierlog.record_format.murmur2 import murmur2, partition_for_key
 
 HASHES = json.loads((golden.ROOT / "murmur2.json").read_text())
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from record_format import compiled
+from tierlog.record_format import compiled
+from tierlog.spark_reader.jobs.package import build_zip
 
 PROJECT = Path(__file__).parents[3]
 KERNELS = ("arrow_kernel", "key_kernel", "native_summary", "native_walk")
@@ -30,7 +31,7 @@ def test_numba_is_imported_only_by_load_which_switches_the_walk() -> None:
     assert (
         run(
             "import sys\n"
-            "from record_format import decode, native, produced, record_walk\n"
+            "from tierlog.record_format import decode, native, produced, record_walk\n"
             "assert record_walk._in_use == [record_walk.walk_plain]\n"
             "assert 'numba' not in sys.modules and 'numpy' not in sys.modules\n"
             "print(native.load(), record_walk._in_use[0].__name__)"
@@ -45,7 +46,7 @@ def test_without_numba_the_plain_walk_is_used() -> None:
             "import importlib.util\n"
             "real = importlib.util.find_spec\n"
             "importlib.util.find_spec = lambda n, *a: None if n == 'numba' else real(n, *a)\n"
-            "from record_format import native, record_walk\n"
+            "from tierlog.record_format import native, record_walk\n"
             "print(native.load(), record_walk._in_use[0].__name__)"
         )
         == "False walk_plain"
@@ -57,7 +58,7 @@ def test_without_a_cache_folder_the_plain_walk_is_used() -> None:
         run(
             "from numba.core import caching\n"
             "caching.CacheImpl._locator_classes = []\n"
-            "from record_format import native, record_walk\n"
+            "from tierlog.record_format import native, record_walk\n"
             "print(native.load(), record_walk._in_use[0].__name__)"
         )
         == "False walk_plain"
@@ -65,27 +66,28 @@ def test_without_a_cache_folder_the_plain_walk_is_used() -> None:
 
 
 def test_from_a_zip_without_a_cache_folder_the_plain_walk_is_used(tmp_path: Path) -> None:
-    path = shutil.make_archive(str(tmp_path / "code"), "zip", PROJECT, "record_format")
+    path = build_zip(tmp_path / "code.zip")
     home = tmp_path / "home"
     home.touch()  # not a folder, like the home of some container users
     assert (
         run(
-            "from record_format import key_table, native, record_walk\n"
+            "from tierlog.record_format import key_table, native, record_walk\n"
             "print(native.load(), record_walk._in_use[0].__name__)\n"
             "print(type(key_table.make_key_table(1000)).__name__, native.__file__)",
             cwd=tmp_path,
-            PYTHONPATH=path,
+            PYTHONPATH=str(path),
             HOME=str(home),
             XDG_CACHE_HOME=str(home),
         )
-        == f"False walk_plain\nPlainKeyTable {path}/record_format/native.py"
+        == f"False walk_plain\nPlainKeyTable {path}/tierlog/record_format/native.py"
     )
 
 
 def small_package(root: Path) -> Path:
-    """`record_format` with most modules empty."""
-    package = root / "record_format"
-    package.mkdir()
+    """`tierlog.record_format` with most modules empty."""
+    package = root / "tierlog/record_format"
+    package.mkdir(parents=True)
+    (root / "tierlog/__init__.py").touch()
     for name in ("__init__", *compiled._INLINED_FROM):
         (package / f"{name}.py").touch()
     shutil.copy(PROJECT / "record_format/compiled.py", package)
@@ -96,11 +98,11 @@ def small_package(root: Path) -> Path:
 def test_machine_code_lost_in_a_power_failure_is_compiled_again(tmp_path: Path, kind: str) -> None:
     package = small_package(tmp_path)
     (package / "native_walk.py").write_text(
-        "from record_format.compiled import compiled\n"
+        "from tierlog.record_format.compiled import compiled\n"
         "@compiled('int64(int64)')\ndef one(x):\n    return x + 1\n"
     )
     for _ in range(2):
-        program = "from record_format.native_walk import one; print(one(1))"
+        program = "from tierlog.record_format.native_walk import one; print(one(1))"
         assert run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)) == "2"
         (cached,) = package.glob(f"__pycache__/*.{kind}")
         assert cached.stat().st_size
@@ -111,24 +113,24 @@ def test_a_kernel_is_compiled_again_when_an_inlined_function_changes(
     tmp_path: Path,
 ) -> None:
     package = small_package(tmp_path)
-    imports = "from record_format.compiled import compiled\n"
+    imports = "from tierlog.record_format.compiled import compiled\n"
     kernel = "@compiled('int64(int64)')\ndef {}(x):\n    return {}\n"
     (package / "caller.py").write_text(
         imports
-        + "from record_format.native_walk import one\n"
+        + "from tierlog.record_format.native_walk import one\n"
         + kernel.format("ten", "10 * one(x)")
     )
     results = []
     for text in ("x + 1", "x + 2"):
         (package / "native_walk.py").write_text(imports + kernel.format("one", text))
-        program = "from record_format.caller import ten; print(ten(1))"
+        program = "from tierlog.record_format.caller import ten; print(ten(1))"
         results.append(run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
     assert results == ["20", "30"]
 
 
 def test_with_numbas_compiler_disabled_the_error_says_what_to_do() -> None:
     program = (
-        "from record_format import native\n"
+        "from tierlog.record_format import native\n"
         "try:\n    native.load()\nexcept ImportError as error:\n    print(error)"
     )
     assert "unset NUMBA_DISABLE_JIT" in run(program, cwd=PROJECT, NUMBA_DISABLE_JIT="1")
@@ -138,8 +140,10 @@ def test_all_modules_inlined_into_kernels_are_listed() -> None:
     imported = set()
     for name in KERNELS:
         for node in ast.walk(ast.parse((PROJECT / f"record_format/{name}.py").read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "record_format":
+            if isinstance(node, ast.ImportFrom) and node.module == "tierlog.record_format":
                 imported.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module.startswith("record_format."):
-                imported.add(node.module.partition(".")[2])
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith(
+                "tierlog.record_format."
+            ):
+                imported.add(node.module.rpartition(".")[2])
     assert imported - IN_PLAIN_PYTHON == set(compiled._INLINED_FROM)

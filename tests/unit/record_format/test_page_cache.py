@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from record_format import page_cache
-from record_format.page_cache import is_resident, pread_nowait, resident_bytes
 from tests.fakes.flush import fsync
+from tierlog.record_format import page_cache
+from tierlog.record_format.page_cache import is_resident, pread_nowait, resident_bytes
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format import codecs
-from record_format.batch import (
+from tests.fakes.records import iter_records
+from tests.unit.record_format import golden
+from tests.unit.record_format.columns import Rows, rows
+from tierlog.record_format import codecs
+from tierlog.record_format.batch import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME,
@@ -23,10 +26,10 @@ from record_format.batch import (
     parse_header,
     set_max_timestamp,
 )
-from record_format.codecs import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD, compress
-from record_format.decode import decode_batch
-from record_format.encode import encode_batch
-from record_format.errors import (
+from tierlog.record_format.codecs import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD, compress
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import (
     InvalidBatch,
     InvalidRecord,
     RecordTooLarge,
@@ -34,7 +37,7 @@ from record_format.errors import (
     TierlogError,
     TooManyRecords,
 )
-from record_format.produced import (
+from tierlog.record_format.produced import (
     ProducedBatches,
     ProduceLimits,
     build_produced,
@@ -43,10 +46,7 @@ from record_format.produced import (
     recompress,
     timestamp_problem,
 )
-from record_format.record_walk import Walker
-from tests.fakes.records import iter_records
-from tests.unit.record_format import golden
-from tests.unit.record_format.columns import Rows, rows
+from tierlog.record_format.record_walk import Walker
 
 NOW = 1_700_000_000_000
 MIB = 1 << 20

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format import native
-from record_format.batch import BatchHeader, parse_header
-from record_format.decode import expand
-from record_format.encode import encode_batch
-from record_format.record_walk import Problem, Walk, Walker, WalkRequest, walk_plain
-from record_format.varint import zigzag
 from tests.unit.record_format import golden
 from tests.unit.record_format.columns import Rows, rows
+from tierlog.record_format import native
+from tierlog.record_format.batch import BatchHeader, parse_header
+from tierlog.record_format.decode import expand
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.record_walk import Problem, Walk, Walker, WalkRequest, walk_plain
+from tierlog.record_format.varint import zigzag
 
 
 @pytest.fixture(scope="module")
 def walk_native() -> Walker:
     assert native.is_available()
-    from record_format.native_walk import walk_native
+    from tierlog.record_format.native_walk import walk_native
 
     return walk_native
 
@@ -61,7 +61,7 @@ def test_both_walks_agree_on_kafkas_records_with_changed_bytes(walk_native: Walk
 
 @given(batch=rows(max_size=5), data=st.data())
 def test_both_walks_agree_on_any_change(batch: Rows, data: st.DataObject) -> None:
-    from record_format.native_walk import walk_native
+    from tierlog.record_format.native_walk import walk_native
 
     encoded = encode_batch(**batch._asdict())
     header = parse_header(encoded)
@@ -77,7 +77,7 @@ def test_both_walks_agree_on_any_change(batch: Rows, data: st.DataObject) -> Non
     records=st.binary(max_size=60), count=st.integers(0, 8), base=st.integers(-(2**63), 2**63 - 1)
 )
 def test_both_walks_agree_on_any_bytes(records: bytes, count: int, base: int) -> None:
-    from record_format.native_walk import walk_native
+    from tierlog.record_format.native_walk import walk_native
 
     request = WalkRequest(count, base, 7, dense=False, with_columns=True)
     request = request._replace(from_delta=count // 2, columns_max=2)

@@ -8,8 +8,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.errors import CorruptManifest, UnknownFormatVersion
-from record_format.sealed_json import is_truncated, seal, unseal
+from tierlog.record_format.errors import CorruptManifest, UnknownFormatVersion
+from tierlog.record_format.sealed_json import is_truncated, seal, unseal
 
 DOCUMENT = b'{"topic":"caf\xc3\xa9","list":[1,2,{"a":null}],"version":12}'
 SEALED = seal(DOCUMENT, kind="manifest")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.checkpoint_files import (
+from tests.unit.record_format import golden
+from tierlog.record_format.checkpoint_files import (
     EpochEntry,
     TopicPartitionOffset,
     format_epoch_checkpoint,
@@ -23,9 +24,8 @@ from record_format.checkpoint_files import (
     parse_properties,
     parse_topic_id,
 )
-from record_format.errors import CorruptSnapshot, UnknownFormatVersion
-from record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
-from tests.unit.record_format import golden
+from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
+from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from record_format import typed_json
+from tierlog.record_format import typed_json
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = [
@@ -25,7 +25,7 @@ PACKAGES = [
 # Without the lock about every second run dies with SIGSEGV.
 EIGHT_THREADS = """
 import sys, threading, msgspec
-from record_format import typed_json
+from tierlog.record_format import typed_json
 
 sys.setswitchinterval(1e-6)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from record_format.errors import CorruptBatch
-from record_format.varint import encoded, read_varint, read_varlong, size_of, zigzag
+from tierlog.record_format.errors import CorruptBatch
+from tierlog.record_format.varint import encoded, read_varint, read_varlong, size_of, zigzag
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cold_tier.open import open_store
-from record_format.decode import Record
-from record_format.errors import ConfigurationError
-from spark_reader.arrow_reader import read_arrow
-from spark_reader.option_values import InvalidOption
 from tests.fakes.bucket import put_partition, put_topic
 from tests.fakes.cold_segments import write_segment
 from tierlog.client.records import decode_fetched
+from tierlog.cold_tier.open import open_store
+from tierlog.record_format.decode import Record
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.spark_reader.arrow_reader import read_arrow
+from tierlog.spark_reader.option_values import InvalidOption
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_reading_without_the_tail_must_be_requested(url):
 
 
 def test_needs_no_pyspark():
-    code = "import sys, spark_reader.arrow_reader; print('pyspark' in sys.modules)"
+    code = "import sys, tierlog.spark_reader.arrow_reader; print('pyspark' in sys.modules)"
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

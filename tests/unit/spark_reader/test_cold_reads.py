@@ -6,27 +6,6 @@ import shutil
 
 import pytest
 
-from cold_tier.folder import FolderStore
-from cold_tier.open import open_store
-from manifest.pins import Pins
-from manifest.transitions import record_gap, trim
-from record_format.arrow_columns import COLUMNS
-from record_format.errors import (
-    CorruptManifest,
-    MissingObject,
-    UnknownManifestVersion,
-    UnknownTopic,
-)
-from record_format.row_filter import RowFilter
-from spark_reader import access
-from spark_reader.cold_index import may_match
-from spark_reader.data_loss import DataLoss
-from spark_reader.jobs.replay_plan import split_into_steps, step_options
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import parse_options
-from spark_reader.plan import NO_FILTERS
-from spark_reader.planner import Planner
-from spark_reader.split_reader import SplitReader
 from tests.fakes.bucket import (
     FIXTURES,
     NOW_MS,
@@ -38,6 +17,27 @@ from tests.fakes.bucket import (
 from tests.fakes.damage import flip
 from tests.fakes.manifests import entry
 from tests.unit.record_format import golden
+from tierlog.cold_tier.folder import FolderStore
+from tierlog.cold_tier.open import open_store
+from tierlog.manifest.pins import Pins
+from tierlog.manifest.transitions import record_gap, trim
+from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.errors import (
+    CorruptManifest,
+    MissingObject,
+    UnknownManifestVersion,
+    UnknownTopic,
+)
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader import access
+from tierlog.spark_reader.cold_index import may_match
+from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.jobs.replay_plan import split_into_steps, step_options
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.plan import NO_FILTERS
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.split_reader import SplitReader
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_partitions_that_the_topic_object_does_not_have_yet_are_read(tmp_path):
 
 def test_a_plan_reads_each_page_of_a_manifest_once(tmp_path, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
     put_topic(open_store(url := f"file://{tmp_path}"), "t", {0: "many-segments-0"})
     get, pages = FolderStore.get, []
 

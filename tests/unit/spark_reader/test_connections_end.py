@@ -7,13 +7,13 @@ from contextlib import closing
 import httpx
 
 import tierlog.client
-from cold_tier.retry import OUTAGE_POLICY, READ_POLICY
-from cold_tier.s3_options import S3Options
-from spark_reader import access as access_module
-from spark_reader.access import Access, Connections
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.client import Client
+from tierlog.cold_tier.retry import OUTAGE_POLICY, READ_POLICY
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.spark_reader import access as access_module
+from tierlog.spark_reader.access import Access, Connections
 
 READER = """
 import atexit, gc, socket, sys
@@ -21,7 +21,7 @@ def still_open():
     found = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
     return sum(each.fileno() >= 0 for each in found)
 atexit.register(lambda: print(still_open()))  # registered first, called last
-from spark_reader.access import Access, Connections
+from tierlog.spark_reader.access import Access, Connections
 broker = Connections(Access(store=sys.argv[1], server=sys.argv[2])).broker
 assert broker is Connections(Access(store=sys.argv[1], server=sys.argv[2])).broker
 broker.list_topics()

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from record_format.errors import ConfigurationError
-from spark_reader.environment import ensure_java, java_version, prepare
+from tierlog.record_format.errors import ConfigurationError
+from tierlog.spark_reader.environment import ensure_java, java_version, prepare
 
 
 def fake_java(folder, version):

@@ -3,9 +3,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.sql import datasource as spark
 
-from record_format.record_walk import I64_MAX, I64_MIN
-from record_format.row_filter import RowFilter
-from spark_reader.filters import push_down
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader.filters import push_down
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from record_format.codecs import CODEC_IDS
-from spark_reader.bounds import EARLIEST, LATEST, AtTime
-from spark_reader.option_table import Use
-from spark_reader.option_values import InvalidOption
-from spark_reader.options import _OPTIONS, parse_options, wants_headers
-from spark_reader.sink import parse_write_options
+from tierlog.record_format.codecs import CODEC_IDS
+from tierlog.spark_reader.bounds import EARLIEST, LATEST, AtTime
+from tierlog.spark_reader.option_table import Use
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.options import _OPTIONS, parse_options, wants_headers
+from tierlog.spark_reader.sink import parse_write_options
 
 COLD = {"store": "file:///bucket", "tier": "cold", "subscribe": "flights"}
 

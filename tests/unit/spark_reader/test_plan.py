@@ -1,9 +1,9 @@
 import random
 
-from cold_tier.chunk_table import Chunk
-from cold_tier.ranged_reader import ChunkRef
-from record_format.row_filter import RowFilter
-from spark_reader.plan import (
+from tierlog.cold_tier.chunk_table import Chunk
+from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.row_filter import RowFilter
+from tierlog.spark_reader.plan import (
     ChunkPiece,
     PartitionWork,
     SplitLimits,

@@ -3,12 +3,17 @@ from itertools import pairwise
 
 import pytest
 
-from record_format.errors import CorruptDataError
-from spark_reader.catalog import PartitionFacts
-from spark_reader.data_loss import OffsetRange
-from spark_reader.jobs.replay import ToFiles, _request
-from spark_reader.jobs.replay_plan import ReplayPlan, from_json, split_into_steps, step_options
-from spark_reader.plan import Split
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.spark_reader.catalog import PartitionFacts
+from tierlog.spark_reader.data_loss import OffsetRange
+from tierlog.spark_reader.jobs.replay import ToFiles, _request
+from tierlog.spark_reader.jobs.replay_plan import (
+    ReplayPlan,
+    from_json,
+    split_into_steps,
+    step_options,
+)
+from tierlog.spark_reader.plan import Split
 
 
 def offset_range(partition, start, end):

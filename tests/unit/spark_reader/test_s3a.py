@@ -1,8 +1,8 @@
 import pytest
 
-from cold_tier.s3_options import S3Options
-from spark_reader.options import parse_options
-from spark_reader.s3a import S3ASettings, settings_of
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.spark_reader.options import parse_options
+from tierlog.spark_reader.s3a import S3ASettings, settings_of
 
 KEYS = {"access.key": "AK-all", "secret.key": "SK-all", "session.token": "ST-all"}
 

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from spark_reader.jobs.session import _interrupt_deferred
+from tierlog.spark_reader.jobs.session import _interrupt_deferred
 
 
 @pytest.mark.parametrize(("times", "started"), [(1, True), (2, False)])

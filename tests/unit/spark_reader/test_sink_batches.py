@@ -5,14 +5,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructType
 
-from record_format.batch import parse_header
-from record_format.decode import decode_batch
-from record_format.errors import InvalidRecord
-from record_format.murmur2 import partition_for_key
-from spark_reader import sink_batches
-from spark_reader.option_values import InvalidOption
-from spark_reader.sink_batches import Batcher, TopicMetadata
-from spark_reader.source import TierlogSource
+from tierlog.record_format.batch import parse_header
+from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.errors import InvalidRecord
+from tierlog.record_format.murmur2 import partition_for_key
+from tierlog.spark_reader import sink_batches
+from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.sink_batches import Batcher, TopicMetadata
+from tierlog.spark_reader.source import TierlogSource
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {

@@ -2,8 +2,8 @@ import queue
 
 import pytest
 
-from spark_reader.plan import Split
-from spark_reader.split_reader import one_ahead, tail_bytes
+from tierlog.spark_reader.plan import Split
+from tierlog.spark_reader.split_reader import one_ahead, tail_bytes
 
 
 def test_exactly_one_piece_is_fetched_ahead():

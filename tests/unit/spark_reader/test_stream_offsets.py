@@ -3,8 +3,8 @@ from itertools import product
 
 import pytest
 
-from spark_reader.gaps import count_offsets, first_lost, ranges_outside, skip_gap
-from spark_reader.stream_offsets import (
+from tierlog.spark_reader.gaps import count_offsets, first_lost, ranges_outside, skip_gap
+from tierlog.spark_reader.stream_offsets import (
     Backlog,
     CorruptCheckpoint,
     StreamOffsets,

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from cold_tier.open import open_store
 from tests.fakes.bucket import put_topic
+from tierlog.cold_tier.open import open_store
 
 WORKER = """
 import gc, sys
 from pyspark.sql.datasource import InputPartition
-from spark_reader.batch_source import TierlogReader
-from spark_reader.options import parse_options
-from record_format.arrow_columns import COLUMNS
+from tierlog.spark_reader.batch_source import TierlogReader
+from tierlog.spark_reader.options import parse_options
+from tierlog.record_format.arrow_columns import COLUMNS
 given = {"store": sys.argv[1], "tier": "cold", "subscribe": "many"}
 reader = TierlogReader(parse_options(given, streaming=False), COLUMNS[:-1])
 rows = [sum(batch.num_rows for batch in reader.read(part)) for part in reader.partitions()]

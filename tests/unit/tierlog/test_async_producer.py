@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 import tierlog
-from record_format import errors
 from tests.fakes.tiny_broker import QUICK, TinyBroker, description, refused
 from tierlog.client import Batching
 from tierlog.client.async_producer import AsyncProducer
+from tierlog.record_format import errors
 
 
 def test_the_asynchronous_producer_behaves_the_same():

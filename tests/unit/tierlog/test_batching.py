@@ -7,7 +7,6 @@ from concurrent import futures
 
 import pytest
 
-from record_format import errors
 from tests.fakes.tiny_broker import TinyBroker, client, record, refused
 from tierlog.client import Batching
 from tierlog.client.batching import (
@@ -16,6 +15,7 @@ from tierlog.client.batching import (
     InterruptSafeCondition,
     RecordMetadata,
 )
+from tierlog.record_format import errors
 
 
 def test_only_one_batch_of_a_partition_is_in_flight():

@@ -10,7 +10,7 @@ import pytest
 def test_loaded_modules_are_excluded_from_garbage_collection(patch: str) -> None:
     code = f"""
 import gc
-from record_format import native
+from tierlog.record_format import native
 from tierlog.cli import broker_process
 {patch}
 gc.disable()

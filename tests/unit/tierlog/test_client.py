@@ -14,10 +14,6 @@ import httpx
 import pytest
 
 import tierlog
-from record_format import errors
-from record_format.batch import iter_headers
-from record_format.decode import Record
-from record_format.encode import encode_batch
 from tierlog.client import (
     AnswerLost,
     AppendedInPart,
@@ -35,6 +31,10 @@ from tierlog.client.problems import BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
 from tierlog.client.scheduling import FetchSchedule
 from tierlog.client.wire import Response
+from tierlog.record_format import errors
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.decode import Record
+from tierlog.record_format.encode import encode_batch
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.5)
 PRODUCED = {

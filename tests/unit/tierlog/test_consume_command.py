@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from record_format.encode import encode_batch
 from tierlog.cli import consume, program
 from tierlog.client import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
+from tierlog.record_format.encode import encode_batch
 
 
 def batch(base_offset: int) -> bytes:

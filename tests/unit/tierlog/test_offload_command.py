@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from record_format.errors import UnknownTopic
 from tierlog.cli.storage import _offload_all
+from tierlog.record_format.errors import UnknownTopic
 
 
 def test_a_topic_that_is_deleted_meanwhile_does_not_stop_the_others() -> None:

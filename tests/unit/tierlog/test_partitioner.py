@@ -6,12 +6,12 @@ import httpx
 import msgspec
 import pytest
 
-from record_format import errors
 from tests.fakes.tiny_broker import TinyBroker, client, description, record, refused, topic
 from tierlog.client import responses
 from tierlog.client.batching import Delivery
 from tierlog.client.partitioner import Partitioner
 from tierlog.client.producer import Producer
+from tierlog.record_format import errors
 
 
 class GrowingBroker(TinyBroker):

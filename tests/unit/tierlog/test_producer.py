@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 import tierlog
-from record_format import errors
 from tests.fakes.tiny_broker import QUICK, TinyBroker, client, refused
 from tierlog.client import Batching
 from tierlog.client import producer as producers
 from tierlog.client.batching import RECORD_OVERHEAD_BYTES
 from tierlog.client.producer import Producer
+from tierlog.record_format import errors
 
 
 def test_records_arrive_in_order_and_futures_have_their_offsets():

@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 import tierlog
-from record_format import errors
 from tests.fakes.tiny_broker import TinyBroker, client, description, refused
 from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy
 from tierlog.client.producer import Producer
+from tierlog.record_format import errors
 
 
 def test_lost_responses_do_not_duplicate_records():

@@ -4,9 +4,9 @@ import re
 import runpy
 from pathlib import Path
 
-from api.http import problems
-from api.http.metrics.table import METRICS
-from api.http.routes import CALLS
+from tierlog.api.http import problems
+from tierlog.api.http.metrics.table import METRICS
+from tierlog.api.http.routes import CALLS
 
 ROOT = Path(__file__).parents[3]
 GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))

@@ -7,8 +7,8 @@ import resource
 
 import pytest
 
-from record_format.errors import InvalidRecord, TierlogError, UnknownTopic
 from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
+from tierlog.record_format.errors import InvalidRecord, TierlogError, UnknownTopic
 
 
 def test_an_empty_nonblocking_pipe_is_not_at_its_end():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from api.http.settings import HttpSettings
-from broker.settings import BrokerSettings
-from cold_tier.s3_options import S3Options
-from cold_tier.store_ledger import PriceTable
-from record_format.errors import ConfigurationError
 from tierlog import settings
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier.s3_options import S3Options
+from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.record_format.errors import ConfigurationError
 from tierlog.setting_table import TABLE, Kind, Part
 
 DATA = {"data.dir": Path("d")}

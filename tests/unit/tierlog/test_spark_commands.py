@@ -21,7 +21,7 @@ def session_config(monkeypatch):
         session_config.update(config)
         yield
 
-    monkeypatch.setattr("spark_reader.jobs.session.job_session", job_session)
+    monkeypatch.setattr("tierlog.spark_reader.jobs.session.job_session", job_session)
     return session_config
 
 
@@ -63,7 +63,7 @@ def test_a_replay_has_one_target(capsys, targets):
 def test_statistics_are_printed_even_if_their_picture_cannot_be_written(
     session_config, monkeypatch, capsys, tmp_path
 ):
-    monkeypatch.setattr("spark_reader.jobs.stats.stats", lambda *_, **__: [])
+    monkeypatch.setattr("tierlog.spark_reader.jobs.stats.stats", lambda *_, **__: [])
     picture = tmp_path / "missing" / "t.svg"
     assert run(["stats", "t", "--store", "file:///a", "--picture", str(picture)]) == 1
     printed = capsys.readouterr()

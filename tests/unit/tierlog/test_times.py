@@ -2,9 +2,9 @@
 
 import pytest
 
-from api.http.request.times import parse_time
-from record_format.errors import InvalidRequest
+from tierlog.api.http.request.times import parse_time
 from tierlog.client.times import to_ms
+from tierlog.record_format.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
