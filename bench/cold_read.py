@@ -42,10 +42,10 @@ from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
-from tierlog.cold_tier.open import open_store
 from tierlog.cold_tier.prefetch import WINDOW_MAX
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.batch import parse_header
 
 ROUNDS: Final = 3

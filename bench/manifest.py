@@ -25,14 +25,14 @@ from msgspec.structs import replace
 from bench import s3
 from bench.report import Report, Target
 from bench.s3 import Bucket
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.s3_options import S3Options
 from tierlog.manifest import transitions
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
 from tierlog.manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
 from tierlog.manifest.store import ManifestStore, StoreOptions, random_name
 from tierlog.manifest.transitions import Claim
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format import native
 
 ROUNDS: Final = 3

@@ -28,9 +28,9 @@ from bench import s3
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.s3_options import S3Options
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format import native
 from tierlog.record_format.batch import parse_header, stamp
 

@@ -34,16 +34,16 @@ from tierlog.broker.repair.repair_step import RepairStep
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.clock import wall_clock_ms
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.started_threads import started_threads
 from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.findings import VerifyReport
-from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

@@ -24,15 +24,15 @@ from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.broker.upload_throttle import UploadThrottle
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
-from tierlog.cold_tier.upload_checkpoints import UploadCheckpoints
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest.keys import PartitionKeys, topic_folder
 from tierlog.manifest.paging import PageCache
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.store import ObjectStore
+from tierlog.object_store.upload_checkpoints import UploadCheckpoints
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from tierlog.broker.data_folder import format_topic_id_partition
-from tierlog.hot_tier.durable_file import read_whole, write_durably
+from tierlog.host.durable_file import read_whole, write_durably
 from tierlog.manifest.codec import decode_copy, encode_manifest
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import Manifest

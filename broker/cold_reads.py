@@ -17,6 +17,7 @@ from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_indexes import load_bundle
+from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.paging import live_size_bytes
 from tierlog.manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
@@ -28,7 +29,6 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
-from tierlog.record_format.file_slice import FileSlice, TierRead
 from tierlog.record_format.index_layouts import AbortedTxn
 
 log = structlog.get_logger(__name__)

@@ -45,11 +45,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from tierlog.hot_tier.durable_file import REAL_DISK, write_durably
+from tierlog.host.durable_file import REAL_DISK, write_durably
+from tierlog.host.medium import make_folders
 from tierlog.hot_tier.log_folder import has_segments
 from tierlog.record_format import checkpoint_files, sealed_json
 from tierlog.record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
-from tierlog.record_format.medium import make_folders
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tierlog.broker.data_folder import DataFolder, topic_id_of, with_suffix
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.record_format.errors import CorruptDataError
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from tierlog.hot_tier.disk import disk_full, is_disk_full
+from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.record_format.errors import DiskFull
 
 log = structlog.get_logger(__name__)

@@ -35,7 +35,7 @@ from tierlog.broker.topics import (
     TopicSummary,
     check_topic_name,
 )
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import (

@@ -29,9 +29,10 @@ from tierlog.broker.ownership.take_over import ATTEMPTS, PendingTakeOver, Pendin
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.started_threads import started_threads
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
 from tierlog.hot_tier.log import PartitionLog
@@ -46,7 +47,6 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
-from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

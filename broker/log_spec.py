@@ -13,7 +13,7 @@ from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.data_folder import format_topic_id_partition
 from tierlog.broker.ownership.take_over import TakeOver
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.hot_tier.disk import Disk
+from tierlog.host.disk import Disk
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_state import no_producer_snapshot

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.waiters import Waiters
+from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.append import Acks, Append, AppendResult
 from tierlog.hot_tier.group_commit import GroupCommit
 from tierlog.hot_tier.log import PartitionLog
@@ -34,7 +35,6 @@ from tierlog.record_format.errors import (
     UnknownSegment,
     UnknownTopic,
 )
-from tierlog.record_format.file_slice import FileSlice, TierRead
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.produced import ProducedBatches
 

@@ -19,7 +19,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.tier_sizes import offload_lag_ms, tier_sizes
 from tierlog.broker.topics import Topic
 from tierlog.cold_tier.chunk_cache import ChunkCacheReport
-from tierlog.cold_tier.store_ledger import PriceTable, StoreLedger
+from tierlog.object_store.ledger import PriceTable, StoreLedger
 
 
 class Readiness(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from tierlog.broker.partition import Partition
+from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.segment_views import OpenedSegment, SegmentView
 from tierlog.manifest.state import OffsetGap, SegmentEntry
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
-from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 
 class SegmentState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.object_store.ledger import PriceTable
 
 MIB = 1 << 20
 

@@ -31,10 +31,10 @@ import structlog
 from tierlog.broker.bucket_state import has_bucket
 from tierlog.broker.data_folder import DataFolder, Document, unusable
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.cold_tier.probe import RACE_S, StoreTraits, probe, still_has_traits
 from tierlog.manifest.keys import CLUSTER_KEY
 from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
+from tierlog.object_store.probe import RACE_S, StoreTraits, probe, still_has_traits
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,

@@ -25,8 +25,8 @@ import msgspec
 import structlog
 
 from tierlog.broker.ownership.owned_partition import OwnedPartition
-from tierlog.cold_tier.object_store import IncompleteUpload, ObjectStore
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.object_store.store import IncompleteUpload, ObjectStore
 from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
 

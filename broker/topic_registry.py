@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tierlog.broker.data_folder import Document
-from tierlog.hot_tier.durable_file import write_durably
+from tierlog.host.durable_file import write_durably
 from tierlog.manifest.topic_objects import TopicObject
 from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import ShuttingDown

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef
+from tierlog.host.file_slice import OpenFile
+from tierlog.host.page_cache import pread_nowait
 from tierlog.record_format.errors import CorruptObject
-from tierlog.record_format.file_slice import OpenFile
-from tierlog.record_format.page_cache import pread_nowait
 
 SPARSE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 16 * 1024

@@ -38,13 +38,13 @@ from crc32c import crc32c as crc32c_of
 
 from tierlog.cold_tier.eviction import EvictionPolicy
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
+from tierlog.host.file_slice import OpenFile
 from tierlog.record_format.errors import (
     FILE_LIMIT_ERRNOS,
     ConfigurationError,
     Throttled,
     disk_full_error,
 )
-from tierlog.record_format.file_slice import OpenFile
 
 FILLING: Final = ".filling"
 RENAME_ATTEMPTS: Final = 20

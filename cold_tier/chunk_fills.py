@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.memory_chunks import MemoryChunks
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
+from tierlog.host.file_slice import OpenFile
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import DiskFull, ShuttingDown, Throttled
-from tierlog.record_format.file_slice import OpenFile
-from tierlog.record_format.started_threads import started_threads
 
 SPACE_WAIT_S: Final = 10.0
 SHRINK_CHUNKS: Final = 4

@@ -31,15 +31,15 @@ from tierlog.cold_tier.batch_finder import (
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills
 from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.open_transactions import aborted_transactions
 from tierlog.cold_tier.prefetch import Prefetcher
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
 from tierlog.cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import BatchHeader, parse_header
 from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
-from tierlog.record_format.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from weakref import ref
 
 from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.host.file_slice import OpenFile
 from tierlog.record_format.errors import Throttled, disk_full_error
-from tierlog.record_format.file_slice import OpenFile
 
 
 class _MemoryFile(OpenFile):

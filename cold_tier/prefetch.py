@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from tierlog.cold_tier.chunk_fills import ChunkFills
 from tierlog.cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import TierlogError
-from tierlog.record_format.started_threads import started_threads
 
 SEGMENTS_AHEAD: Final = 2
 TASKS_AHEAD: Final = 32

@@ -25,10 +25,10 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_store import PIECE_BYTES, ObjectStore, Piece
-from tierlog.cold_tier.retry import ChecksumMismatch, retry_on_checksum_mismatch
+from tierlog.host.retry import ChecksumMismatch, retry_on_checksum_mismatch
+from tierlog.host.started_threads import started_threads
+from tierlog.object_store.store import PIECE_BYTES, ObjectStore, Piece
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, disk_full_error
-from tierlog.record_format.started_threads import started_threads
 
 T = TypeVar("T")
 

@@ -28,9 +28,9 @@ from tierlog.cold_tier.index_bundle import (
     parse_directory,
 )
 from tierlog.cold_tier.object_keys import name_of
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptObject,
     CorruptSnapshot,

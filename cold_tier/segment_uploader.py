@@ -20,14 +20,14 @@ from crc32c import crc32c as crc32c_of
 
 from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
 from tierlog.cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
-from tierlog.cold_tier.object_store import (
+from tierlog.cold_tier.segment_scan import CHUNK_BYTES, scan_segment
+from tierlog.object_store.store import (
     ObjectStat,
     ObjectStore,
     Resumable,
     UploadNotFound,
 )
-from tierlog.cold_tier.segment_scan import CHUNK_BYTES, scan_segment
-from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
 
 PART_BYTES = 16 * 1024 * 1024

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tierlog.hot_tier.disk import Disk, is_disk_full, write_all
+from tierlog.host.disk import Disk, is_disk_full, write_all
 from tierlog.hot_tier.file_names import (
     LOG,
     OFFSET_INDEX,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.open_files import FileReader, Pread
 from tierlog.record_format.batch import (
     HEADER_SIZE,
@@ -26,7 +27,6 @@ from tierlog.record_format.batch import (
     truncated_batch,
 )
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.file_slice import OpenFile
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 WINDOW_BYTES = 8 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from tierlog.hot_tier.durable_file import read_whole
+from tierlog.host.durable_file import read_whole
 from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_columns import IndexColumns
 from tierlog.hot_tier.log_folder import LogFolder

@@ -16,7 +16,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from tierlog.hot_tier.disk import write_all
+from tierlog.host.disk import write_all
 from tierlog.hot_tier.file_names import (
     CLEANED,
     LOG,

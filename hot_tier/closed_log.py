@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from tierlog.host.disk import write_all
+from tierlog.host.durable_file import REAL_DISK, write_durably
+from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import end_offset_of, headers_of
-from tierlog.hot_tier.disk import write_all
-from tierlog.hot_tier.durable_file import REAL_DISK, write_durably
 from tierlog.hot_tier.file_names import (
     LEADER_EPOCHS,
     LOG,
@@ -36,7 +37,6 @@ from tierlog.hot_tier.open_files import FileReader, Pread
 from tierlog.hot_tier.salvage import LostRange, SalvageScan
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.file_slice import OpenFile
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 COPY_BYTES = 1 << 20

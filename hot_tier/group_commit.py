@@ -21,10 +21,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Final, NamedTuple, Protocol
 
+from tierlog.host.latency_histogram import LatencyHistogram
 from tierlog.hot_tier.append import Acks, Append, AppendResult
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import ShuttingDown, TierlogError
-from tierlog.record_format.latency_histogram import LatencyHistogram
 
 # Kafka's default of `flush.ms` exceeds the longest timeout of a lock.
 MAX_FLUSH_DELAY_MS: Final = 24 * 3600 * 1000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tierlog.hot_tier.durable_file import write_atomically
+from tierlog.host.durable_file import write_atomically
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_builder import IndexBuilder
 from tierlog.hot_tier.index_columns import IndexColumns

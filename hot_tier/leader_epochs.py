@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import read_whole, write_durably
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import read_whole, write_durably
 from tierlog.hot_tier.file_names import LEADER_EPOCHS
 from tierlog.record_format.checkpoint_files import (
     EpochEntry,

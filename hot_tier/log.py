@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tierlog.host.clock import monotonic_ms
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.file_slice import TierRead
 from tierlog.hot_tier import log_reader
 from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.appender import Outcome, append_all
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.file_names import LOG
 from tierlog.hot_tier.flusher import Flusher
 from tierlog.hot_tier.log_config import LogConfig
@@ -45,9 +47,7 @@ from tierlog.hot_tier.sealed_segments import SealedSegments
 from tierlog.hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.checkpoint_files import EpochEntry
-from tierlog.record_format.clock import monotonic_ms
 from tierlog.record_format.errors import ConfigurationError
-from tierlog.record_format.file_slice import TierRead
 from tierlog.record_format.index_layouts import AbortedTxn
 
 PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))

@@ -17,9 +17,9 @@ import errno
 import os
 from pathlib import Path
 
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier.batch_walk import end_offset_of
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import write_durably
 from tierlog.hot_tier.file_names import (
     CLEANED,
     LOG,

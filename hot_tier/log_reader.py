@@ -17,6 +17,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
 
+from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.hot_tier.batch_walk import check_large_batch, checked_batches
 from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
 from tierlog.hot_tier.index_rebuild import rebuild_for_reading
@@ -34,7 +35,6 @@ from tierlog.record_format.errors import (
     OffsetTrimmed,
     eio_as,
 )
-from tierlog.record_format.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.record_format.index_layouts import AbortedTxn
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from tierlog.host.disk import ClosedDisk, Disk
 from tierlog.hot_tier.active_segment import ActiveSegment
-from tierlog.hot_tier.disk import ClosedDisk, Disk
 from tierlog.hot_tier.file_names import OFFLINE_MARKER
 from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_config import LogConfig

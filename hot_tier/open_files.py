@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from tierlog.host.file_slice import OpenFile
+from tierlog.host.page_cache import pread_nowait
 from tierlog.hot_tier.index_cache import IndexCache
-from tierlog.record_format.file_slice import OpenFile
-from tierlog.record_format.page_cache import pread_nowait
 
 KEPT_OPEN_MAX = 64
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tierlog.hot_tier.disk import Disk
+from tierlog.host.disk import Disk
 from tierlog.hot_tier.file_names import LOG
 from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.record_format.batch import Buffer

@@ -15,8 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from tierlog.host.clock import monotonic_ms
+from tierlog.host.durable_file import read_whole, write_atomically
+from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.batch_walk import batch_of, headers_of
-from tierlog.hot_tier.durable_file import read_whole, write_atomically
 from tierlog.hot_tier.file_names import LOG, SNAPSHOT, path_of, segment_files
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.open_files import FileReader
@@ -28,9 +30,7 @@ from tierlog.hot_tier.producer_state import (
 )
 from tierlog.hot_tier.replay import apply_batch, replay
 from tierlog.record_format.batch import BatchHeader
-from tierlog.record_format.clock import monotonic_ms
 from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
-from tierlog.record_format.file_slice import OpenFile
 from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 READ_BACK_BYTES: Final = 8 << 20

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tierlog.hot_tier.disk import is_disk_full
+from tierlog.host.disk import is_disk_full
 from tierlog.hot_tier.file_names import (
     DELETED,
     LOG,

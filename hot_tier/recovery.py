@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
+from tierlog.host.disk import write_all
 from tierlog.hot_tier.batch_walk import CheckedBatch
-from tierlog.hot_tier.disk import write_all
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_builder import IndexBuilder
 from tierlog.hot_tier.index_rebuild import write_indexes

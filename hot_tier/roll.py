@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
+from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier.active_segment import ActiveSegment
-from tierlog.hot_tier.disk import disk_full, is_disk_full
 from tierlog.hot_tier.file_names import (
     LOG,
     OFFSET_INDEX,

@@ -19,8 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tierlog.host.durable_file import read_whole
 from tierlog.hot_tier.batch_walk import check_in_order, headers_from
-from tierlog.hot_tier.durable_file import read_whole
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
 from tierlog.hot_tier.index_columns import IndexColumns
 from tierlog.hot_tier.open_files import FileReader, Files

@@ -20,6 +20,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.cleaned_segment import CleanedSegment
 from tierlog.hot_tier.file_names import (
     CLEANED,
@@ -36,7 +37,6 @@ from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, 
 from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.seqlock import replacing_segments
-from tierlog.record_format.file_slice import OpenFile
 
 
 def swap(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.batch_walk import checked_batches
 from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.hot_tier.log_reader import largest_timestamp, log_reader_of
@@ -25,7 +26,6 @@ from tierlog.record_format.errors import (
     UnknownSegment,
     eio_as,
 )
-from tierlog.record_format.file_slice import OpenFile
 
 
 class SegmentView(NamedTuple):

@@ -6,8 +6,8 @@ transaction coordinator here, so no markers are appended.
 
 from __future__ import annotations
 
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import read_whole, write_atomically
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import read_whole, write_atomically
 from tierlog.hot_tier.file_names import TRANSACTION_INDEX
 from tierlog.hot_tier.segment import Segment
 from tierlog.record_format.errors import CorruptIndex

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.retry import OUTAGE_POLICY
-from tierlog.cold_tier.s3_options import S3Options
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.host.retry import OUTAGE_POLICY
 from tierlog.manifest.paging import PageCache
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import ObjectStore
 
 if TYPE_CHECKING:
     from tierlog.client import Client

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from tierlog.client.responses import PartitionDescription
 from tierlog.cold_tier.open_transactions import aborted_transactions
+from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, SegmentEntry
 from tierlog.manifest.store import ManifestStore, StoreOptions
-from tierlog.record_format.clock import wall_clock_ms
 from tierlog.record_format.errors import (
     Forbidden,
     MissingObject,

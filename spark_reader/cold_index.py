@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from tierlog.cold_tier.index_bundle import SectionKind
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.manifest.state import SegmentEntry
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, MissingObject

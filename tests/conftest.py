@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 import tierlog
 from tests.fakes.flush import check_file
-from tierlog.record_format.page_cache import is_resident
+from tierlog.host.page_cache import is_resident
 
 LONGEST = "tests/integration/spark/"
 SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")

@@ -37,7 +37,7 @@ from tierlog.api.http.static_names import CONSOLE_NAMES
 from tierlog.broker.groups.groups import Groups, OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport
-from tierlog.cold_tier.store_ledger import FREE, PriceTable
+from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.record_format.errors import CorruptDataError, TierlogError
 
 _STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)

@@ -33,7 +33,7 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.unsent_responses import UnsentResponses
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
-from tierlog.record_format.started_threads import started_threads
+from tierlog.host.started_threads import started_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

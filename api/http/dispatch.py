@@ -41,8 +41,8 @@ from tierlog.api.http.responses import (
 )
 from tierlog.api.protocol.errors import ClientDisconnected
 from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
+from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
-from tierlog.record_format.file_slice import FileSlice
 
 log = structlog.get_logger(__name__)
 

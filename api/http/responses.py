@@ -17,7 +17,7 @@ import msgspec
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.protocol.zerocopy import SEND_FILE
-from tierlog.record_format.file_slice import FileSlice
+from tierlog.host.file_slice import FileSlice
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")

@@ -35,8 +35,8 @@ from tierlog.api.protocol.limited_protocol import ConnectionLimits
 from tierlog.api.protocol.send_scheduler import SendScheduler
 from tierlog.api.protocol.tls_server import TlsServer
 from tierlog.api.protocol.zerocopy import encode_head
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import RequestError, Throttled, TierlogError
-from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

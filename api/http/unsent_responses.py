@@ -21,8 +21,8 @@ from typing import NamedTuple
 from tierlog.api.http.exchange import Exchange, UnsentBytes
 from tierlog.api.http.request.bodies import InflightBytes
 from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
+from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.record_format.errors import Throttled
-from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 InThread = Callable[[Callable[[], OpenFile]], Awaitable[OpenFile]]
 

@@ -17,8 +17,8 @@ from concurrent.futures import Executor
 from typing import Final
 
 from tierlog.api.protocol.send_scheduler import SendScheduler
-from tierlog.record_format import page_cache
-from tierlog.record_format.page_cache import HasFileno
+from tierlog.host import page_cache
+from tierlog.host.page_cache import HasFileno
 
 SMALL_BYTES: Final = 64 << 10  # up to this size a response does not wait for its turn
 

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tierlog.api.protocol.file_sender import SMALL_BYTES
 from tierlog.api.protocol.zerocopy import ZeroCopyProtocol, encode_head
-from tierlog.record_format import page_cache
-from tierlog.record_format.file_slice import FileSlice
+from tierlog.host import page_cache
+from tierlog.host.file_slice import FileSlice
 
 Scope = MutableMapping[str, Any]
 

@@ -42,7 +42,7 @@ from tierlog.api.protocol.file_sender import FileSender
 from tierlog.api.protocol.limited_protocol import LimitedProtocol
 from tierlog.api.protocol.no_upgrade_protocol import new_parser
 from tierlog.api.protocol.send_scheduler import TURN_BYTES, SendScheduler
-from tierlog.record_format.page_cache import HasFileno
+from tierlog.host.page_cache import HasFileno
 
 SEND_FILE: Final = "http.response.zerocopysend"
 ALONE_TURN_BYTES: Final = 2 << 20

@@ -13,8 +13,8 @@ from concurrent.futures import wait
 from typing import Final
 
 from tierlog.broker.cold_log import ColdLog
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import ShuttingDown, StoreUnavailable
-from tierlog.record_format.started_threads import started_threads
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
 TRIMS_MAX: Final = 8  # concurrent commits, of different partitions

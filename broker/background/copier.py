@@ -29,6 +29,7 @@ from tierlog.broker.background.mirror import follow_compaction
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
 from tierlog.broker.task_failures import TaskFailures
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -42,7 +43,6 @@ from tierlog.record_format.errors import (
     TierlogError,
     UnknownSegment,
 )
-from tierlog.record_format.started_threads import started_threads
 
 log = structlog.get_logger(__name__)
 

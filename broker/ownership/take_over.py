@@ -30,8 +30,8 @@ from tierlog.broker.data_folder import (
     with_suffix,
 )
 from tierlog.broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
 from tierlog.record_format.errors import (

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.segment_check import check_segment
+from tierlog.host.started_threads import started_threads
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.partition_check import ManifestCheck
 from tierlog.manifest.state import Manifest, SegmentEntry
 from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.findings import Findings
-from tierlog.record_format.started_threads import started_threads
 
 WORKERS = 8
 

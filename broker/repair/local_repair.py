@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder, with_suffix
 from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.closed_log import base_offsets
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.file_names import LOG, parse_file_name, segment_files
 from tierlog.record_format.errors import CorruptDataError
 

@@ -26,10 +26,10 @@ from tierlog.broker.repair.repair_step import RepairStep
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import PROBE, ProbeResult
 from tierlog.broker.topic_registry import TopicRegistry
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.cold_tier.probe import StoreTraits
+from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.overlay import OverlayDisk, link_files
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.probe import StoreTraits
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import ConfigurationError, ObjectExists
 
 LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed

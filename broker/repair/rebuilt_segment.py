@@ -18,17 +18,17 @@ from typing import NamedTuple
 from crc32c import crc32c as crc32c_of
 
 from tierlog.cold_tier.index_bundle import ParsedBundle
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_indexes import load_bundle
+from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.disk import disk_full, is_disk_full
 from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest.state import SegmentEntry
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.errors import CorruptDataError
 

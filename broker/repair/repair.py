@@ -48,13 +48,14 @@ from tierlog.broker.repair.rebuilt_segment import (
 )
 from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from tierlog.cold_tier.index_bundle import ParsedBundle
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.segment_check import check_segment
+from tierlog.host.file_slice import FileSlice
 from tierlog.manifest import repairs
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import Manifest, SegmentEntry
 from tierlog.manifest.transitions import record_gap
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -62,7 +63,6 @@ from tierlog.record_format.errors import (
     UnknownSegment,
     eio_as,
 )
-from tierlog.record_format.file_slice import FileSlice
 from tierlog.record_format.findings import Problem, ProblemKind
 
 log = structlog.get_logger(__name__)

@@ -51,8 +51,8 @@ from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
 from tierlog.broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.hot_tier.durable_file import REAL_DISK, write_durably
+from tierlog.host.durable_file import REAL_DISK, write_durably
+from tierlog.host.medium import make_folders
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.overlay import with_swaps_finished
 from tierlog.manifest.keys import PartitionKeys, topic_versions
@@ -65,6 +65,7 @@ from tierlog.manifest.topic_objects import (
     load_cluster,
     restorable,
 )
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format import checkpoint_files
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
@@ -75,7 +76,6 @@ from tierlog.record_format.errors import (
     InvalidConfig,
     MissingObject,
 )
-from tierlog.record_format.medium import make_folders
 
 log = structlog.get_logger(__name__)
 

@@ -56,9 +56,9 @@ from tierlog.broker.groups.truncations import TRUNCATIONS
 from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.ownership.take_over import TAKE_OVERS
 from tierlog.broker.topic_registry import TopicRegistry
+from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
-from tierlog.hot_tier.durable_file import write_durably
 from tierlog.hot_tier.file_names import LOG, SNAPSHOT, path_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.named_s3 import named_s3
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
 
 BUCKET = "contract"
 

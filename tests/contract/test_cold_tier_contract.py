@@ -5,7 +5,7 @@ import pytest
 from tests.fakes.cold_segments import upload, write_segment
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdReader
-from tierlog.cold_tier.probe import probe
+from tierlog.object_store.probe import probe
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import CorruptObject
 

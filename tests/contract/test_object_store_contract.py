@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 from crc32c import crc32c
 
-from tierlog.cold_tier.object_store import ChecksumRefused, InvalidKey
+from tierlog.object_store.store import ChecksumRefused, InvalidKey
 from tierlog.record_format.errors import CorruptObject, MissingObject, ObjectExists, TierlogError
 
 MIB = 1024 * 1024
@@ -148,7 +148,7 @@ def test_list_is_ordered_and_limited(store):
 
 
 def test_list_reads_several_pages(store, monkeypatch):
-    monkeypatch.setattr("tierlog.cold_tier.s3.LIST_PAGE", 10)
+    monkeypatch.setattr("tierlog.object_store.s3.LIST_PAGE", 10)
     for number in range(25):
         store.put(f"many/{number}", b"")
     found = [stat.key for stat in store.list("many/", limit=2000)]

@@ -12,8 +12,8 @@ from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import TierlogError

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.fakes.cold_segments import FIXTURES, SegmentFiles
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.manifest.transitions import Claim, add_segments
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
 
 NOW_MS = 1_800_000_000_000

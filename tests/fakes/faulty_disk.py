@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tierlog.hot_tier.disk import Disk
+from tierlog.host.disk import Disk
 from tierlog.record_format.batch import Buffer
 
 

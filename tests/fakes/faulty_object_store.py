@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptObject,
     ObjectExists,

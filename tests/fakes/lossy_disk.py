@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tierlog.hot_tier.disk import Disk
+from tierlog.host.disk import Disk
 from tierlog.record_format.batch import Buffer
 
 SECTOR = 512

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.faulty_disk import FaultyDisk
+from tierlog.host.file_slice import TierRead
 from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
@@ -16,7 +17,6 @@ from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.batch import BatchHeader, iter_headers, parse_header
 from tierlog.record_format.decode import Record, decode_batch, min_timestamp_of
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.file_slice import TierRead
 from tierlog.record_format.produced import ProducedBatches, ProduceLimits, check_produced
 
 TOPIC_ID = "MjD0UKSJT2qa6zQLS6M5HA"

@@ -12,7 +12,7 @@ from tierlog.api.http.server import Tls, bind, configured_server
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.object_store.store import ObjectStore
 
 
 class RunningServer(NamedTuple):

@@ -13,10 +13,10 @@ from tests.fakes.served_broker import served_broker
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
 from tierlog.client import Client
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier.append import Acks
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.object_store.open import open_store
 from tierlog.record_format.produced import build_produced
 
 START_MS = 1_700_000_000_000

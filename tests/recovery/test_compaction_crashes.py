@@ -15,10 +15,10 @@ import pytest
 from tests.fakes.compacted_topics import last_of
 from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import batch, produced
+from tierlog.host.disk import Disk
 from tierlog.hot_tier import segment_swap
 from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.cleaner import Interrupted
-from tierlog.hot_tier.disk import Disk
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER
 from tierlog.record_format.errors import DiskFull, LogOfflineError

@@ -6,8 +6,8 @@ import pytest
 
 from tests.fakes.lossy_disk import LossyDisk
 from tierlog.broker.data_folder import DataFolder
-from tierlog.hot_tier.durable_file import REAL_DISK
-from tierlog.record_format import medium
+from tierlog.host import medium
+from tierlog.host.durable_file import REAL_DISK
 
 
 class Crash(BaseException):

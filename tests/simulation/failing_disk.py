@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.lossy_disk import LossyDisk
-from tierlog.hot_tier.disk import Disk
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.disk import Disk
+from tierlog.host.durable_file import REAL_DISK
 
 ALLOCATING = ("open", "write_at", "rename")
 SYNCS = ("sync_bytes", "sync_folder")

@@ -42,11 +42,11 @@ from tierlog.broker.cold_reads import ColdReads, uses_bucket
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.append import Acks
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
     DiskFull,
     InvalidConfig,

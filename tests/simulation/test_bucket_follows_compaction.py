@@ -17,7 +17,7 @@ from tests.simulation.steps import run, seeds
 from tierlog.broker.background import copier, mirror
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 STEPS = 60
 CONFIG = {**COMPACT, "segment.bytes": 1500, "min.cleanable.dirty.ratio": 0.0}

@@ -41,11 +41,11 @@ from tierlog.broker.groups import groups
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.ownership import take_over
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.store_ledger import PROBE_PREFIX
+from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.keys import CLUSTER_KEY, topic_versions
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.ledger import PROBE_PREFIX
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
     ConfigurationError,
     FencedError,

@@ -27,8 +27,8 @@ from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of, try_open_segment
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier.append import Acks
+from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import (

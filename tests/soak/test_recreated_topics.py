@@ -44,9 +44,9 @@ from tests.fakes.soak import (
 from tests.fakes.waiting import until
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.responses import FetchedRecords, TopicDescription
-from tierlog.cold_tier.object_store import ObjectStore
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.errors import (

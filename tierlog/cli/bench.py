@@ -20,7 +20,7 @@ import typer
 
 from tierlog.cli.client_options import OutputOption, client_command
 from tierlog.cli.output import Output, progress_bar
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.client import Client

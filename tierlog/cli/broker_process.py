@@ -31,11 +31,11 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.server import Tls, bind, serve
 from tierlog.broker.broker import Broker
 from tierlog.broker.store_status import check_access
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.store_ledger import StoreRequest
+from tierlog.host.loopback import is_loopback
+from tierlog.object_store.ledger import StoreRequest
+from tierlog.object_store.open import open_store
 from tierlog.record_format import native
 from tierlog.record_format.errors import ConfigurationError
-from tierlog.record_format.loopback import is_loopback
 from tierlog.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from tierlog.record_format.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from tierlog.cli.bucket_reader import BucketReader
-    from tierlog.cold_tier.object_store import ObjectStore
-    from tierlog.cold_tier.retry import RetryPolicy
+    from tierlog.host.retry import RetryPolicy
+    from tierlog.object_store.store import ObjectStore
 
 StoreOption = Annotated[
     str, setting_option("store", metavar="URL", help="s3://bucket/prefix or file:///folder.")
@@ -60,8 +60,8 @@ class BucketOptions:
         """Open the store, by default with a broker's retries. Raises ConfigurationError if there is
         no such bucket.
         """
-        from tierlog.cold_tier.open import open_store
-        from tierlog.cold_tier.s3_options import S3Options
+        from tierlog.object_store.open import open_store
+        from tierlog.object_store.s3_options import S3Options
 
         options = S3Options(endpoint=self.endpoint or None, region=self.region or None)
         return open_store(self.store, options, must_exist=True, policy=policy)
@@ -69,7 +69,7 @@ class BucketOptions:
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:
         """For reading without a broker: retries ride out an outage."""
-        from tierlog.cold_tier.retry import OUTAGE_POLICY
+        from tierlog.host.retry import OUTAGE_POLICY
 
         store = self.open(OUTAGE_POLICY)
         try:

@@ -12,7 +12,7 @@ from typing import Final
 
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.client.responses import Segment, Topic
-from tierlog.cold_tier.object_store import ObjectStore
+from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pins
@@ -20,7 +20,7 @@ from tierlog.manifest.state import Manifest, SegmentEntry
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects, load_cluster
 from tierlog.manifest.versions import VersionStat
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,

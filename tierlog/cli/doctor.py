@@ -115,7 +115,7 @@ def _disk(folder: Path) -> Iterator[Verdict]:
 
 def _time_syncs(folder: Path) -> tuple[float, float]:
     """The slowest and the median of a few flushes, in milliseconds."""
-    from tierlog.record_format.medium import sync_bytes
+    from tierlog.host.medium import sync_bytes
 
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -21,8 +21,8 @@ from tierlog.setting_table import OFFSET_GAP_MAX, OFFSET_GAP_MIN
 if TYPE_CHECKING:
     from tierlog.broker.broker import Broker
     from tierlog.broker.repair.repair_step import RepairStep
-    from tierlog.cold_tier.object_store import ObjectStore
     from tierlog.manifest.garbage import GarbagePolicy
+    from tierlog.object_store.store import ObjectStore
 
 DataDirOption = Annotated[
     Path,

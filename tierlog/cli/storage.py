@@ -131,7 +131,7 @@ def _cached(
     data_dir: Path, topic: str, partition: int, listed: Sequence[Segment]
 ) -> list[int | None]:
     """Bytes of each segment's `.log` that are in the page cache; None if it is not local."""
-    from tierlog.record_format.page_cache import resident_bytes
+    from tierlog.host.page_cache import resident_bytes
 
     found: list[int | None] = []
     for segment in listed:

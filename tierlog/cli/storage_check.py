@@ -32,7 +32,7 @@ from tierlog.cli.output import (
     progress_bar,
 )
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 
 if TYPE_CHECKING:

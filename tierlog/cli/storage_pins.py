@@ -14,7 +14,7 @@ from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import takes
 from tierlog.cli.output import Output, format_time, note
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import setting_option, takes
 from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.cli.owner_options import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.broker.repair.restore import RestoreReport

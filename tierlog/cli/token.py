@@ -13,7 +13,7 @@ import typer
 from tierlog.cli.client_options import OutputOption
 from tierlog.cli.option_groups import setting_option
 from tierlog.cli.output import Output, format_time, note, print_json, write
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.api.http.access.tokens import TokenEntry

@@ -29,7 +29,7 @@ from tierlog.client.records import HeadersLike, Value
 from tierlog.client.responses import TopicDescription
 from tierlog.client.sender import Sender
 from tierlog.client.times import Time
-from tierlog.record_format.clock import monotonic_ms, wall_clock_ms
+from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
 from tierlog.record_format.errors import TierlogError
 

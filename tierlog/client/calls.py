@@ -42,8 +42,8 @@ from tierlog.client.wire import (
     json_request,
     query,
 )
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch import iter_headers
-from tierlog.record_format.clock import wall_clock_ms
 from tierlog.record_format.codecs import NONE
 from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.decode import Record

@@ -21,8 +21,8 @@ import httpx
 
 from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
 from tierlog.client.wire import DEFAULT_SERVER, Request, Response
+from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import ConfigurationError, SettingsError
-from tierlog.record_format.loopback import is_loopback
 
 Http = TypeVar("Http")
 

@@ -13,8 +13,8 @@ import errno
 from pathlib import Path
 
 from tierlog.cold_tier.index_bundle import parse_bundle
-from tierlog.cold_tier.object_store import ObjectStore
 from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.object_store.store import ObjectStore
 
 BUNDLE = ".indexes"
 PART_BYTES = 8 * 1024 * 1024

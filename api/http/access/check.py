@@ -22,8 +22,8 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.http_errors import ForeignHost, Unauthorized
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.strict_json import refuse_field
+from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import Forbidden
-from tierlog.record_format.loopback import is_loopback
 
 CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "

@@ -27,10 +27,10 @@ import msgspec
 import structlog
 
 from tierlog.api.http.access.scopes import Grant, Scope
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.medium import sync_all
 from tierlog.record_format import typed_json
 from tierlog.record_format.errors import ConfigurationError
-from tierlog.record_format.medium import sync_all
 
 log = structlog.get_logger(__name__)
 

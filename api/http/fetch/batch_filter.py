@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from tierlog.api.http.fetch.record_json import is_aborted
 from tierlog.broker.partition import Fetched
+from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.batch import HEADER_SIZE, BatchHeader, parse_header, truncated_batch
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.file_slice import FileSlice
 
 
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:

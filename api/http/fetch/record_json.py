@@ -20,12 +20,13 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from tierlog.broker.partition import Fetched
-from tierlog.record_format import codecs, page_cache
+from tierlog.host import page_cache
+from tierlog.host.file_slice import FileSlice
+from tierlog.record_format import codecs
 from tierlog.record_format.batch import BatchHeader, check_crc
 from tierlog.record_format.batch_order import headers_in_order
 from tierlog.record_format.decode import Columns, decode_columns
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.file_slice import FileSlice
 from tierlog.record_format.index_layouts import AbortedTxn
 
 Encoding = Literal["utf8", "json", "base64"]

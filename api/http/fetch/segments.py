@@ -27,8 +27,8 @@ from tierlog.broker.segment_listing import (
     try_open_segment,
     try_slices_of,
 )
+from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import UnknownSegment
-from tierlog.record_format.file_slice import FileSlice
 
 
 class _SegmentRequest(NamedTuple):

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from tierlog.api.http.metrics.table import BY_NAME
-from tierlog.record_format.latency_histogram import BOUNDS_S, HistogramSnapshot
+from tierlog.host.latency_histogram import BOUNDS_S, HistogramSnapshot
 
 Labels = tuple[str, ...]
 

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from tierlog.api.http.metrics.families import Labels, counter, histogram
 from tierlog.api.http.metrics.table import BY_NAME
 from tierlog.api.http.problems import INTERNAL, TABLE
-from tierlog.record_format.latency_histogram import LatencyHistogram
+from tierlog.host.latency_histogram import LatencyHistogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

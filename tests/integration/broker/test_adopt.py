@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from tests.fakes.broker_harness import BrokerHarness
 from tests.unit.record_format import golden
 from tierlog.broker.data_folder import LOG_STARTS
-from tierlog.cold_tier.open import open_store
 from tierlog.dump.checks import find_problems
 from tierlog.hot_tier import closed_log
 from tierlog.manifest.topic_objects import Cluster, create_cluster
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import ConfigurationError
 
 KAFKA = golden.ROOT

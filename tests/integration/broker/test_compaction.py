@@ -21,10 +21,10 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.data_folder import RECOVERY_POINTS
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier import cleaner
 from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
 
 

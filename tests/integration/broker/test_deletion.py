@@ -19,14 +19,16 @@ from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.ownership.owned_partition import OwnedPartition
 from tierlog.broker.segment_listing import iter_segments, open_segment
-from tierlog.cold_tier.object_store import IncompleteUpload
-from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
-from tierlog.hot_tier import durable_file, open_files
+from tierlog.host import durable_file
+from tierlog.host.file_slice import OpenFile
+from tierlog.hot_tier import open_files
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys, topic_versions
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.store import IncompleteUpload
+from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -38,7 +40,6 @@ from tierlog.record_format.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from tierlog.record_format.file_slice import OpenFile
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 

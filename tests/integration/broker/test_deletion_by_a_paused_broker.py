@@ -16,8 +16,8 @@ from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRegistry
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import FencedError
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}

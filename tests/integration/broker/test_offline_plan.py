@@ -12,7 +12,7 @@ from tests.fakes.damage import flip
 from tierlog.broker.broker import Broker
 from tierlog.broker.repair.offline_plan import plan_repair
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import ConfigurationError, FencedError
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}

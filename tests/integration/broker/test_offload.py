@@ -19,11 +19,11 @@ from tierlog.broker import bucket
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Copier
 from tierlog.broker.background.janitor import removable_end
+from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier import roll, segment_views
 from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.store import DAY_MS
-from tierlog.record_format.clock import wall_clock_ms
 from tierlog.record_format.errors import (
     CorruptManifest,
     DiskFull,

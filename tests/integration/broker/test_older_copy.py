@@ -8,7 +8,7 @@ import pytest
 
 from tierlog.broker.ownership.fence_checker import FenceChecker
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 GAP = 1000
 

@@ -14,8 +14,8 @@ from tierlog.broker.ownership import fence_checker
 from tierlog.broker.ownership.fence_checker import FenceChecker
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.task_failures import TaskFailures
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.transitions import record_gap
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.object_store.ledger import PriceTable
 
 
 def test_the_storage_report_uses_the_configured_prices(harness):

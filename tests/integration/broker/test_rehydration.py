@@ -22,10 +22,10 @@ from tierlog.broker.background.rehydration import cold_only, has_cold_only
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
-from tierlog.hot_tier.durable_file import REAL_DISK
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.object_store.open import open_store
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from tierlog.record_format.errors import DiskFull, InvalidConfig
 

@@ -25,8 +25,8 @@ from tierlog.broker.repair import object_salvage, repair
 from tierlog.broker.repair.object_salvage import ObjectSalvage
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.invariants import InvalidTransition
+from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import HEADER_SIZE, iter_headers
 from tierlog.record_format.errors import (
     ConfigurationError,

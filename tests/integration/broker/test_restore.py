@@ -23,13 +23,13 @@ from tierlog.broker.repair import restore as restoring
 from tierlog.broker.repair import restore_tail
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.repair.verify import verify_bucket
-from tierlog.cold_tier.open import open_store
+from tierlog.host.disk import Disk
 from tierlog.hot_tier import bad_sectors, closed_log
 from tierlog.hot_tier.closed_log import first_batch_at
-from tierlog.hot_tier.disk import Disk
 from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.manifest.state import Reason
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.open import open_store
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import (

@@ -23,11 +23,11 @@ from tierlog.broker.groups.truncations import Truncations
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.remedies import REMEDIES, with_remedy
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.memory import MemoryStore
+from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.append import Acks
-from tierlog.hot_tier.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.topic_objects import Cluster, TopicObjects, create_cluster
+from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format import sealed_json
 from tierlog.record_format.errors import (
     ConfigurationError,

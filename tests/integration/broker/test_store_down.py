@@ -17,11 +17,11 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.tier_sizes import tier_sizes
-from tierlog.cold_tier.memory import MemoryStore
-from tierlog.cold_tier.open import open_store
+from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.state import Reason
 from tierlog.manifest.topic_objects import Cluster, create_cluster
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.memory import MemoryStore
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,

@@ -4,7 +4,7 @@ import pytest
 
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.memory import MemoryStore
+from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.errors import ConfigurationError
 
 

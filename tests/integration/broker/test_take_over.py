@@ -13,13 +13,13 @@ from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.ownership import take_over
 from tierlog.broker.ownership.take_over_plan import TakeOverPlan
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.manifest.state import Reason
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.open import open_store
 from tierlog.record_format.checkpoint_files import format_partition_metadata
 from tierlog.record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH

@@ -13,8 +13,8 @@ from tests.fakes.command_line import Program
 from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.errors import ConfigurationError
 
 ELSEWHERE = (

@@ -9,9 +9,9 @@ from tierlog.broker.repair import local_check, verify
 from tierlog.broker.repair.verify import verify_bucket
 from tierlog.broker.segment_listing import iter_segments, peek_segments
 from tierlog.cold_tier import segment_check
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.folder import FolderStore
+from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import CorruptManifest, StoreUnavailable
 from tierlog.record_format.findings import Findings, ProblemKind

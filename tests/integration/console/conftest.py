@@ -12,7 +12,7 @@ from tests.fakes.served_broker import served_broker
 from tests.integration.console.chromium import Chromium, find_chromium
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 PHONE, TABLE = 390, 1280
 

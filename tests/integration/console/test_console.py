@@ -20,8 +20,8 @@ from tierlog.api.console import topic_pages
 from tierlog.api.http.access.scopes import Scope
 from tierlog.api.http.access.tokens import create_token
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.cold_tier.open import open_store
-from tierlog.cold_tier.store_ledger import FREE, PriceTable
+from tierlog.object_store.ledger import FREE, PriceTable
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import StoreUnavailable
 
 TICK = "document.body.dispatchEvent(new CustomEvent('tick'))"

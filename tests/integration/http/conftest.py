@@ -16,7 +16,7 @@ from tierlog.api.http.server import Tls
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 BATCHES = "application/vnd.apache.kafka.recordbatch.v2"
 NDJSON = "application/x-ndjson"

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from tests.fakes.small_disk import small_disk
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, Api, api_of, problem
+from tierlog.host import page_cache
+from tierlog.host.disk import Disk
 from tierlog.hot_tier import segment_views
-from tierlog.hot_tier.disk import Disk
-from tierlog.record_format import page_cache
 
 OCTETS = {"content-type": "application/octet-stream"}
 

@@ -17,7 +17,7 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, problem, records_path, served
 from tierlog.api.http.server import Tls
 from tierlog.api.http.settings import HttpSettings
-from tierlog.record_format import page_cache
+from tierlog.host import page_cache
 
 
 def test_a_request_aborted_by_shutdown_gets_a_503(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.integration.http.conftest import Api, records_path
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker import store_status
 from tierlog.broker.broker import Broker
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 
 def test_readyz_stays_200_and_lists_an_unavailable_store(

@@ -24,7 +24,7 @@ from tests.fakes.kafka_workload import (
     timestamps_to_look_up,
 )
 from tests.fakes.served_broker import served_broker
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import BatchHeader, iter_headers, stamp
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.producer_snapshot import parse_snapshot

@@ -13,9 +13,9 @@ from crc32c import crc32c
 import tierlog
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.cuttable_proxy import CuttableProxy
-from tierlog.cold_tier.object_store import Resumable, UploadNotFound
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.s3 import S3Store
+from tierlog.host.retry import RetryPolicy
+from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.store import Resumable, UploadNotFound
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import StoreUnavailable
 

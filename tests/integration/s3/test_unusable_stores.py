@@ -23,13 +23,13 @@ from botocore.config import Config
 from tests.fakes.broker_process import free_port
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.probe import probe
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.s3 import S3Store
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.host.clock import wall_clock_ms
+from tierlog.host.retry import RetryPolicy
 from tierlog.hot_tier.append import Acks
 from tierlog.manifest.topic_objects import load_cluster
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.object_store.probe import probe
+from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.record_format.produced import build_produced
 

@@ -11,8 +11,8 @@ from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.client import Client
-from tierlog.cold_tier.open import open_store
 from tierlog.hot_tier.append import Acks
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import UnknownTopic
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.row_filter import RowFilter

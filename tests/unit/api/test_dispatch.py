@@ -17,8 +17,8 @@ from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.metrics.registry import HttpMetrics
 from tierlog.api.http.problems import to_problem
 from tierlog.api.http.responses import FileResponse, Response
+from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.record_format.errors import InvalidRequest
-from tierlog.record_format.file_slice import FileSlice, OpenFile
 
 
 async def handler(context: Any, exchange: Any) -> Any:

@@ -19,8 +19,8 @@ from tierlog.api.protocol.immediate import ImmediateProtocol, ImmediateResponse
 from tierlog.api.protocol.limited_protocol import ConnectionLimits
 from tierlog.api.protocol.send_scheduler import SendScheduler
 from tierlog.api.protocol.zerocopy import SEND_FILE
-from tierlog.record_format import page_cache
-from tierlog.record_format.file_slice import FileSlice, OpenFile
+from tierlog.host import page_cache
+from tierlog.host.file_slice import FileSlice, OpenFile
 
 SIZE = 9_000_001
 

@@ -17,11 +17,12 @@ from tierlog.api.http.fetch.record_json import (
     write_lines,
 )
 from tierlog.broker.partition import Fetched
-from tierlog.record_format import codecs, page_cache
+from tierlog.host import page_cache
+from tierlog.host.file_slice import FileSlice, OpenFile
+from tierlog.record_format import codecs
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.file_slice import FileSlice, OpenFile
 from tierlog.record_format.index_layouts import AbortedTxn
 
 

@@ -8,8 +8,8 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.request.bodies import InflightBytes
 from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
 from tierlog.api.http.unsent_responses import UnsentLimits, UnsentResponses
+from tierlog.host.file_slice import OpenFile
 from tierlog.record_format.errors import Throttled
-from tierlog.record_format.file_slice import OpenFile
 
 SIZE = SMALL_BYTES + 1
 

@@ -30,7 +30,7 @@ from tierlog.api.protocol.deadline import Deadline
 from tierlog.api.protocol.limited_protocol import ConnectionLimits
 from tierlog.api.protocol.send_scheduler import SendScheduler
 from tierlog.api.protocol.zerocopy import SEND_FILE, ZeroCopyProtocol
-from tierlog.record_format import page_cache
+from tierlog.host import page_cache
 
 SIZE = 9_000_001
 

@@ -3,7 +3,7 @@ import pytest
 from tests.fakes.cold_segments import write_segment
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tierlog.cold_tier.chunk_cache import ChunkCache
-from tierlog.cold_tier.memory import MemoryStore
+from tierlog.object_store.memory import MemoryStore
 
 
 @pytest.fixture

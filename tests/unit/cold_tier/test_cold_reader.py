@@ -17,9 +17,9 @@ from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
 from tierlog.cold_tier.prefetch import ReadAhead
 from tierlog.cold_tier.ranged_reader import RangedReader
-from tierlog.cold_tier.retry import RetryPolicy
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.host.retry import RetryPolicy
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.errors import (

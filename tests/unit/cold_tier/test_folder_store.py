@@ -13,9 +13,9 @@ from crc32c import crc32c
 
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.small_disk import read_only
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.versions import CreateOutcome, VersionChain
+from tierlog.object_store.folder import FolderStore
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,

@@ -17,7 +17,7 @@ from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import ChunkFills
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.ranged_reader import RangedReader
-from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.host.retry import RetryPolicy
 from tierlog.record_format.errors import (
     CorruptObject,
     DiskFull,

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from tests.fakes.faulty_object_store import FailsBefore
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.cold_tier.memory import MemoryStore
-from tierlog.cold_tier.object_store import ObjectStat
-from tierlog.cold_tier.probe import StoreTraits, probe, still_has_traits
+from tierlog.object_store.folder import FolderStore
+from tierlog.object_store.memory import MemoryStore
+from tierlog.object_store.probe import StoreTraits, probe, still_has_traits
+from tierlog.object_store.store import ObjectStat
 from tierlog.record_format.errors import (
     ConfigurationError,
     ObjectExists,

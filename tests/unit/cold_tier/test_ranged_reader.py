@@ -13,7 +13,7 @@ from tests.fakes.faulty_object_store import (
     WrongRange,
 )
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader, read_chunk
-from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.host.retry import RetryPolicy
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cold_tier.retry import RetryPolicy
+from tierlog.host.retry import RetryPolicy
 from tierlog.record_format.errors import StoreUnavailable
 
 

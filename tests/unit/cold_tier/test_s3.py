@@ -12,16 +12,16 @@ import pytest
 from crc32c import crc32c
 
 from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
-from tierlog.cold_tier import s3 as s3_module
-from tierlog.cold_tier.object_store import Resumable, UploadNotFound
-from tierlog.cold_tier.open import open_store
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_chunk
-from tierlog.cold_tier.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
-from tierlog.cold_tier.s3 import S3Store
-from tierlog.cold_tier.s3_errors import ErrorResponse, Fault, advice, classify
-from tierlog.cold_tier.s3_multipart import encode_crc32c
-from tierlog.cold_tier.s3_options import S3Options
-from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
+from tierlog.object_store import s3 as s3_module
+from tierlog.object_store.ledger import PriceTable
+from tierlog.object_store.open import open_store
+from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.s3_errors import ErrorResponse, Fault, advice, classify
+from tierlog.object_store.s3_multipart import encode_crc32c
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import Resumable, UploadNotFound
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -314,7 +314,7 @@ def test_a_definite_error_is_not_retried(read, response, error):
 
 def test_a_failed_deletion_in_a_multi_object_response_raises(monkeypatch):
     body = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code></Error></DeleteResult>"
-    monkeypatch.setattr("tierlog.cold_tier.s3.DELETE_PAGE", 1)
+    monkeypatch.setattr("tierlog.object_store.s3.DELETE_PAGE", 1)
     for code, text in (
         (b"AccessDenied", r"no permission to delete k;.* \[AccessDenied\]"),
         (b"InvalidRequest", r"refused to delete k: .*\[InvalidRequest\]"),  # MinIO's, for a lock

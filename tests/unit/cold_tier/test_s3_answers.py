@@ -7,13 +7,13 @@ from crc32c import crc32c
 
 from tests.fakes.manifests import entry
 from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
-from tierlog.cold_tier.object_store import IncompleteUpload
 from tierlog.cold_tier.ranged_reader import read_range
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.s3 import S3Store
-from tierlog.cold_tier.s3_multipart import MULTIPART_FROM_BYTES
-from tierlog.cold_tier.s3_options import S3Options
 from tierlog.cold_tier.segment_check import check_segment
+from tierlog.host.retry import RetryPolicy
+from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.s3_multipart import MULTIPART_FROM_BYTES
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import IncompleteUpload
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,

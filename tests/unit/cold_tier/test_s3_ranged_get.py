@@ -9,10 +9,10 @@ import pytest
 
 from tests.fakes.certificate import make_certificate, needs_openssl
 from tests.fakes.scripted_s3 import Reply, scripted_s3
-from tierlog.cold_tier.object_store import PIECE_BYTES
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.s3 import S3Store
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.host.retry import RetryPolicy
+from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import PIECE_BYTES
 from tierlog.record_format.errors import ConfigurationError, StoreUnavailable
 
 BODY = bytes(range(256)) * 4096
@@ -184,8 +184,8 @@ def trickling_store():
 
 def test_slow_bytes_are_returned_before_a_piece_is_complete(monkeypatch):
     """Otherwise a reader would miss its deadline."""
-    monkeypatch.setattr("tierlog.cold_tier.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
-    monkeypatch.setattr("tierlog.cold_tier.s3_connection.SLOWEST_BYTES_PER_S", 0)
+    monkeypatch.setattr("tierlog.object_store.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
+    monkeypatch.setattr("tierlog.object_store.s3_connection.SLOWEST_BYTES_PER_S", 0)
     with trickling_store() as store:
         pieces = store.get_range("segments/x.log", 0, len(BODY))
         with closing(pieces):
@@ -193,7 +193,7 @@ def test_slow_bytes_are_returned_before_a_piece_is_complete(monkeypatch):
 
 
 def test_a_store_that_trickles_times_out(monkeypatch):
-    monkeypatch.setattr("tierlog.cold_tier.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
+    monkeypatch.setattr("tierlog.object_store.s3_connection.PARTIAL_PIECE_AFTER_S", 0)
     with (
         trickling_store() as store,
         pytest.raises(StoreUnavailable, match=r"interrupted after \d+ bytes: .* timed out"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cold_tier.store_ledger import PriceTable, StoreLedger, purpose_of
+from tierlog.object_store.ledger import PriceTable, StoreLedger, purpose_of
 
 
 def test_the_purpose_follows_from_operation_and_key():

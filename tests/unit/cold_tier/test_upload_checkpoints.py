@@ -5,9 +5,9 @@ from crc32c import crc32c
 
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsBefore
-from tierlog.cold_tier.object_store import UploadNotFound
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
-from tierlog.cold_tier.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.object_store.store import UploadNotFound
+from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.errors import StoreUnavailable
 
 KEY = f"{FOLDER}00000000000000000000-3-earlier.log"

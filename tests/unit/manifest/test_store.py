@@ -7,13 +7,13 @@ from tests.fakes.clock import Clock
 from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore, WrongBytes
 from tests.fakes.manifests import KEYS, NoPages, claim, entry, manifest_store, names
 from tests.fakes.plain_store import Fault, PlainStore
-from tierlog.cold_tier.memory import MemoryStore
 from tierlog.manifest.codec import encode_manifest
 from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.keys import version_key
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.store import DAY_MS, ManifestStore, StoreOptions
 from tierlog.manifest.transitions import add_segments, trim
+from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.errors import (
     CorruptManifest,
     FencedError,

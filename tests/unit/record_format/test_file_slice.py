@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlog.record_format.file_slice import FileSlice, OpenFile
+from tierlog.host.file_slice import FileSlice, OpenFile
 
 
 def test_a_slice_of_an_unlinked_file_is_still_readable(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.hot_tier.durable_file import write_durably
-from tierlog.record_format import medium
+from tierlog.host import medium
+from tierlog.host.durable_file import write_durably
+from tierlog.object_store.folder import FolderStore
 
 MAC = 51  # F_FULLFSYNC
 

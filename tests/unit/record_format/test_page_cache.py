@@ -3,8 +3,8 @@ import os
 import pytest
 
 from tests.fakes.flush import fsync
-from tierlog.record_format import page_cache
-from tierlog.record_format.page_cache import is_resident, pread_nowait, resident_bytes
+from tierlog.host import page_cache
+from tierlog.host.page_cache import is_resident, pread_nowait, resident_bytes
 
 
 @pytest.fixture

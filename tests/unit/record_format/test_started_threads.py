@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
+from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import TooManyThreads
-from tierlog.record_format.started_threads import started_threads
 
 
 def test_all_threads_run_before_the_first_call() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.bucket import put_partition, put_topic
 from tests.fakes.cold_segments import write_segment
 from tierlog.client.records import decode_fetched
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.spark_reader.arrow_reader import read_arrow

@@ -17,10 +17,10 @@ from tests.fakes.bucket import (
 from tests.fakes.damage import flip
 from tests.fakes.manifests import entry
 from tests.unit.record_format import golden
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.cold_tier.open import open_store
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.transitions import record_gap, trim
+from tierlog.object_store.folder import FolderStore
+from tierlog.object_store.open import open_store
 from tierlog.record_format.arrow_columns import COLUMNS
 from tierlog.record_format.errors import (
     CorruptManifest,

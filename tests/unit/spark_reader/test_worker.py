@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.fakes.bucket import put_topic
-from tierlog.cold_tier.open import open_store
+from tierlog.object_store.open import open_store
 
 WORKER = """
 import gc, sys

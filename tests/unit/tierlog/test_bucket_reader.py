@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fakes.manifests import entry
 from tierlog.cli.bucket_reader import BucketReader
-from tierlog.cold_tier.memory import MemoryStore
+from tierlog.object_store.memory import MemoryStore
 
 
 def test_a_segment_without_timestamps_has_no_largest_one() -> None:

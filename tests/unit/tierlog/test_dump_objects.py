@@ -6,8 +6,8 @@ import pytest
 
 from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
 from tierlog.cli.program import run
-from tierlog.cold_tier import retry
-from tierlog.cold_tier.retry import OUTAGE_POLICY, READ_POLICY
+from tierlog.host import retry
+from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY
 
 NAME = "leader-epoch-checkpoint"
 CONTENT = b"0\n1\n3 17\n"

@@ -12,8 +12,8 @@ import pytest
 from tierlog import settings
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.settings import BrokerSettings
-from tierlog.cold_tier.s3_options import S3Options
-from tierlog.cold_tier.store_ledger import PriceTable
+from tierlog.object_store.ledger import PriceTable
+from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.setting_table import TABLE, Kind, Part
 

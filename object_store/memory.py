@@ -16,7 +16,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_store import (
+from tierlog.host.clock import wall_clock_ms
+from tierlog.host.retry import READ_POLICY
+from tierlog.object_store.ledger import StoreLedger
+from tierlog.object_store.store import (
     PIECE_BYTES,
     ChecksumRefused,
     IncompleteUpload,
@@ -29,9 +32,6 @@ from tierlog.cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from tierlog.cold_tier.retry import READ_POLICY
-from tierlog.cold_tier.store_ledger import StoreLedger
-from tierlog.record_format.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptObject, MissingObject, ObjectExists
 
 

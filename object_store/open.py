@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
-from tierlog.cold_tier.folder import FolderStore
-from tierlog.cold_tier.memory import named_store
-from tierlog.cold_tier.object_store import InvalidKey, ObjectStore, check_key
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.s3_options import S3Options
+from tierlog.host.retry import RetryPolicy
+from tierlog.object_store.folder import FolderStore
+from tierlog.object_store.memory import named_store
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.store import InvalidKey, ObjectStore, check_key
 from tierlog.record_format.errors import SettingsError
 
 _EXPECTED = "s3://bucket/prefix, file:///folder or memory://name"
@@ -80,6 +80,6 @@ def _open_s3(
         except InvalidKey as error:
             raise SettingsError(f"store s3://{bucket}/{prefix}: {error}") from error
     # boto3 takes a quarter of a second to import, which users of a folder need not wait for.
-    from tierlog.cold_tier.s3 import S3Store
+    from tierlog.object_store.s3 import S3Store
 
     return S3Store(bucket, prefix, options, policy=policy)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tierlog.hot_tier.spare_descriptors import SpareDescriptors
+from tierlog.host.medium import sync_all, sync_bytes
+from tierlog.host.spare_descriptors import SpareDescriptors
 from tierlog.record_format.batch import Buffer
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, DiskFull, disk_full_error
-from tierlog.record_format.medium import sync_all, sync_bytes
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 else 1024
 # No space or no descriptor left: the call did nothing, and may succeed later.

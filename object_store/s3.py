@@ -21,7 +21,47 @@ from typing import Any, NoReturn, TypeVar
 from botocore.exceptions import BotoCoreError, FlexibleChecksumError
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_store import (
+from tierlog.host.retry import (
+    READ_POLICY,
+    ChecksumMismatch,
+    RetryPolicy,
+    retry_on_checksum_mismatch,
+)
+from tierlog.object_store.ledger import Operation, StoreLedger
+from tierlog.object_store.s3_client import (
+    FOREIGN,
+    ca_file,
+    error_response_of,
+    make_client,
+    url_signer,
+)
+from tierlog.object_store.s3_connection import UnsupportedResponse
+from tierlog.object_store.s3_errors import (
+    CLOCK_SKEW_CODES,
+    CONNECT_FAILED,
+    ErrorResponse,
+    Fault,
+    advice,
+    classify,
+    reason,
+)
+from tierlog.object_store.s3_multipart import (
+    MULTIPART_FROM_BYTES,
+    FileParts,
+    MultipartUpload,
+    encode_crc32c,
+    list_uploads,
+    read_part,
+)
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
+from tierlog.object_store.s3_responses import (
+    check_range,
+    member_of,
+    reported_crc32c,
+    response_time_ms,
+)
+from tierlog.object_store.store import (
     PIECE_BYTES,
     ChecksumRefused,
     IncompleteUpload,
@@ -34,35 +74,6 @@ from tierlog.cold_tier.object_store import (
     check_key,
     check_prefix,
 )
-from tierlog.cold_tier.retry import (
-    READ_POLICY,
-    ChecksumMismatch,
-    RetryPolicy,
-    retry_on_checksum_mismatch,
-)
-from tierlog.cold_tier.s3_client import FOREIGN, ca_file, error_response_of, make_client, url_signer
-from tierlog.cold_tier.s3_connection import UnsupportedResponse
-from tierlog.cold_tier.s3_errors import (
-    CLOCK_SKEW_CODES,
-    CONNECT_FAILED,
-    ErrorResponse,
-    Fault,
-    advice,
-    classify,
-    reason,
-)
-from tierlog.cold_tier.s3_multipart import (
-    MULTIPART_FROM_BYTES,
-    FileParts,
-    MultipartUpload,
-    encode_crc32c,
-    list_uploads,
-    read_part,
-)
-from tierlog.cold_tier.s3_options import S3Options
-from tierlog.cold_tier.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
-from tierlog.cold_tier.s3_responses import check_range, member_of, reported_crc32c, response_time_ms
-from tierlog.cold_tier.store_ledger import Operation, StoreLedger
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,

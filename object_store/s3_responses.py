@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from tierlog.cold_tier.object_store import ObjectStat
-from tierlog.cold_tier.s3_connection import UnsupportedResponse
-from tierlog.record_format.clock import wall_clock_ms
+from tierlog.host.clock import wall_clock_ms
+from tierlog.object_store.s3_connection import UnsupportedResponse
+from tierlog.object_store.store import ObjectStat
 from tierlog.record_format.errors import CorruptObject, StoreUnavailable
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")

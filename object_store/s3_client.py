@@ -32,10 +32,10 @@ from botocore.httpsession import get_cert_path
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from tierlog.cold_tier.s3_connection import ConnectFailed
-from tierlog.cold_tier.s3_errors import CONNECT_FAILED, ErrorResponse
-from tierlog.cold_tier.s3_options import S3Options
-from tierlog.cold_tier.s3_ranged_get import Operation
+from tierlog.object_store.s3_connection import ConnectFailed
+from tierlog.object_store.s3_errors import CONNECT_FAILED, ErrorResponse
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_ranged_get import Operation
 from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -32,7 +32,10 @@ from stat import S_ISDIR
 
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_store import (
+from tierlog.host.medium import make_folders, sync_all, sync_folder
+from tierlog.host.retry import READ_POLICY
+from tierlog.object_store.ledger import Operation, StoreLedger
+from tierlog.object_store.store import (
     PIECE_BYTES,
     RESERVED_COMPONENT,
     ChecksumRefused,
@@ -48,8 +51,6 @@ from tierlog.cold_tier.object_store import (
     check_prefix,
     is_portable,
 )
-from tierlog.cold_tier.retry import READ_POLICY
-from tierlog.cold_tier.store_ledger import Operation, StoreLedger
 from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import (
     ConfigurationError,
@@ -60,7 +61,6 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     eio_as,
 )
-from tierlog.record_format.medium import make_folders, sync_all, sync_folder
 
 COPY_BYTES = 1024 * 1024
 SWEEP_AFTER_S = 24 * 3600

@@ -27,11 +27,11 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from tierlog.cold_tier.object_store import ObjectStat
-from tierlog.cold_tier.s3_connection import Connection, ResponseHead, UnsupportedResponse
-from tierlog.cold_tier.s3_errors import ErrorResponse
-from tierlog.cold_tier.s3_options import S3Options
-from tierlog.cold_tier.s3_responses import stat_of
+from tierlog.object_store.s3_connection import Connection, ResponseHead, UnsupportedResponse
+from tierlog.object_store.s3_errors import ErrorResponse
+from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_responses import stat_of
+from tierlog.object_store.store import ObjectStat
 
 URL_REUSE_S: Final = 300.0  # a third of its validity
 URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tierlog.hot_tier.disk import Disk, write_all
+from tierlog.host.disk import Disk, write_all
 from tierlog.record_format.errors import CorruptDataError, eio_as
 
 REAL_DISK = Disk()

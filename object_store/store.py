@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from tierlog.cold_tier.retry import RetryPolicy
-from tierlog.cold_tier.store_ledger import StoreLedger
+from tierlog.host.retry import RetryPolicy
+from tierlog.object_store.ledger import StoreLedger
 from tierlog.record_format.errors import RequestError, StoreUnavailable
 
 PIECE_BYTES = 256 * 1024

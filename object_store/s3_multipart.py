@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_store import (
+from tierlog.host.started_threads import started_threads
+from tierlog.object_store.s3_responses import member_of
+from tierlog.object_store.store import (
     ChecksumRefused,
     IncompleteUpload,
     Resumable,
     UploadNotFound,
 )
-from tierlog.cold_tier.s3_responses import member_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     MissingObject,
@@ -41,7 +42,6 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
-from tierlog.record_format.started_threads import started_threads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

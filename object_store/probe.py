@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -22,9 +23,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c as crc32c_of
 
-from tierlog.cold_tier.object_keys import new_unique
-from tierlog.cold_tier.object_store import ChecksumRefused, ObjectStore
-from tierlog.cold_tier.store_ledger import PROBE_PREFIX
+from tierlog.host.started_threads import started_threads
+from tierlog.object_store.ledger import PROBE_PREFIX
+from tierlog.object_store.store import ChecksumRefused, ObjectStore
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -34,7 +35,6 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
-from tierlog.record_format.started_threads import started_threads
 
 WRITERS: Final = 8
 SMALL_ROUNDS: Final = 4
@@ -71,7 +71,7 @@ def probe(
     """Raises ConfigurationError for a store that fails the test, StoreUnavailable for one that
     does not respond.
     """
-    run = _ProbeRun(store, new_unique())
+    run = _ProbeRun(store, secrets.token_hex(10))
     try:
         run.check_reads()
         run.check_condition()
@@ -97,7 +97,7 @@ def still_has_traits(
 
     Raises StoreUnavailable, ConfigurationError.
     """
-    run, (key, body) = _ProbeRun(store, new_unique()), existing
+    run, (key, body) = _ProbeRun(store, secrets.token_hex(10)), existing
     try:
         store.put(key, body, if_absent=True)
     except ObjectExists:

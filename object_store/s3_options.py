@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from tierlog.record_format.loopback import is_loopback
+from tierlog.host.loopback import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
