@@ -55,6 +55,16 @@ class CapturedStdout:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_bare_rooms() -> Iterator[None]:
+    """The root of a checkout is on the path: a room imported by its bare name would be a second
+    copy, with types and caches of its own.
+    """
+    yield
+    bare = {name for name in sys.modules if name.partition(".")[0] in ROOMS}
+    assert not bare, f"import these as tierlog.…: {sorted(bare)}"
+
+
+@pytest.fixture(autouse=True, scope="session")
 def cached_s3_service_model() -> Iterator[None]:
     """botocore parses its service model of S3 for each opened store, which takes 0.15 s."""
     parsed = cache(JSONFileLoader().load_file)
@@ -99,14 +109,6 @@ class SharedFoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedFoldersAndFiles:
     return SharedFoldersAndFiles(config, log)
-
-
-def pytest_sessionfinish() -> None:
-    """The root of a checkout is on the path: a room imported by its bare name would be a second
-    copy, with types and caches of its own.
-    """
-    bare = {name for name in sys.modules if name.partition(".")[0] in ROOMS}
-    assert not bare, f"import these as tierlog.…: {sorted(bare)}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
