@@ -1,8 +1,9 @@
 """A broker's settings as one typed object: flags over `TIERLOG_*` over the file over defaults.
 
 * Settings are read once, at the edge, and passed in; only the command line reads the environment.
-* An error names the setting, the value, the limit, and the source. Unknown names in the file or
-  among `TIERLOG_*` are errors too: a misspelt limit would have no effect.
+* An error names the setting, the value, the limit, and the source.
+* An unknown name in the file is an error too: a misspelt limit would have no effect. An unknown
+  variable is a warning: others set some, as Kubernetes does for a service called `tierlog`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.loopback import is_loopback
@@ -25,6 +28,8 @@ from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.errors import SettingsError
 from tierlog.record_format.name_suggestions import did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
+
+log = structlog.get_logger(__name__)
 
 # Read by clients and by the command line, not by a broker.
 CLIENT_VARIABLES: Final = frozenset(
@@ -88,8 +93,8 @@ def _given_values(
         if variable in by_variable:
             yield by_variable[variable], raw, variable
         elif _is_unknown(variable):
-            near = did_you_mean(variable, by_variable)
-            raise SettingsError(f"{variable}: unknown setting{near}")
+            near = did_you_mean(variable, {*by_variable, *CLIENT_VARIABLES})
+            log.warning(f"{variable}: unknown setting{near}")
     for name, raw in flags.items():
         if raw is not None:
             yield by_name[name], raw, by_name[name].flag_name

@@ -36,8 +36,8 @@ def dev(
         "store": (folder / "bucket").as_uri(),
         "listen": f"127.0.0.1:{port}",
     }
-    loaded = settings.load(flags, os.environ, None)
     configure_logs(verbose=verbose)
+    loaded = settings.load(flags, os.environ, None)
     run_broker(loaded, announce=lambda url: _announce(url, folder), verbose=verbose)
 
 

@@ -79,8 +79,8 @@ def serve(
 
     given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
-    loaded = settings.load(given, os.environ, file)
     configure_logs(verbose=verbose)
+    loaded = settings.load(given, os.environ, file)
     store = loaded.store_url or "no store: nothing is offloaded"
 
     def announce(url: str) -> None:

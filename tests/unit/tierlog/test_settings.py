@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tierlog import settings
 from tierlog.api.http.settings import HttpSettings
@@ -128,9 +129,18 @@ def test_an_invalid_value_is_refused_by_name(flags, message):
         settings.load(flags, {}, None)
 
 
-def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"CASHE_BYTES.*mean 'TIERLOG_CACHE_BYTES'"):
-        settings.load(DATA, {"TIERLOG_CASHE_BYTES": "1"}, None)
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name():
+    environment = {"TIERLOG_CASHE_BYTES": "1", "TIERLOG_SEVER": "", "TIERLOG_SERVER": "http://b"}
+    with capture_logs() as logged:
+        loaded = settings.load(DATA, environment, None)
+    assert loaded.broker.cache_bytes is None
+    assert [(line["log_level"], line["event"]) for line in logged] == [
+        ("warning", "TIERLOG_CASHE_BYTES: unknown setting; did you mean 'TIERLOG_CACHE_BYTES'?"),
+        ("warning", "TIERLOG_SEVER: unknown setting; did you mean 'TIERLOG_SERVER'?"),
+    ]
+
+
+def test_an_unknown_name_in_the_file_is_refused(tmp_path):
     file = tmp_path / "t.toml"
     file.write_text("cache.size = 1\n")
     with pytest.raises(ConfigurationError, match=r"cache\.size"):
