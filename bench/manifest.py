@@ -28,12 +28,13 @@ from bench.s3 import Bucket
 from tierlog.manifest import transitions
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
-from tierlog.manifest.state import EpochStart, Manifest, PageRef, SegmentEntry
+from tierlog.manifest.state import EpochStart, Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions, random_name
 from tierlog.manifest.transitions import Claim
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format import native
+from tierlog.record_format.segment_entry import SegmentEntry
 
 ROUNDS: Final = 3
 SEGMENTS: Final = 1_000_000

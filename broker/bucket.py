@@ -24,7 +24,7 @@ from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.broker.upload_throttle import UploadThrottle
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
-from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest.keys import PartitionKeys, topic_folder
@@ -34,6 +34,7 @@ from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import ObjectStore
 from tierlog.object_store.upload_checkpoints import UploadCheckpoints
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +92,7 @@ class Bucket:
             raise
         return bucket
 
-    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
+    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry:
         traits = self.store_status.traits
         assert traits is not None, "nothing is uploaded before the store is verified"
         uploader = SegmentUploader(

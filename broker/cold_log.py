@@ -23,23 +23,20 @@ from tierlog.broker.disk_reserve import raising_disk_full
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
-from tierlog.cold_tier.segment_uploader import UploadedSegment
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.segment import modified_ms
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest import transitions
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.paging import mergeable_pages
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore
 from tierlog.record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class Upload(Protocol):
-    def __call__(
-        self, files: SegmentFiles, *, folder: str, leader_epoch: int
-    ) -> UploadedSegment: ...
+    def __call__(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry: ...
 
 
 class ColdLog(ColdReads):
@@ -101,14 +98,12 @@ class ColdLog(ColdReads):
         """
         try:
             with raising_disk_full(files.log):
-                uploaded = self._upload(
+                return self._upload(
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
-                written_ms = modified_ms(files.log)
         except OSError as error:  # of the local file: the store raises its own errors
             file = str(error.filename or files.log)
             raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error
-        return SegmentEntry(**uploaded._asdict(), modified_ms=written_ms)
 
     def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload the segment that compaction made of `old`, and commit it in their place."""

@@ -20,7 +20,7 @@ from tierlog.cold_tier.segment_indexes import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.paging import live_size_bytes
-from tierlog.manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
@@ -30,6 +30,7 @@ from tierlog.record_format.errors import (
     UnknownManifestVersion,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,9 @@ from tierlog.broker.partition import Partition
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.segment_views import OpenedSegment, SegmentView
-from tierlog.manifest.state import OffsetGap, SegmentEntry
+from tierlog.manifest.state import OffsetGap
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class SegmentState(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,13 +34,14 @@ from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
 from tierlog.cold_tier.open_transactions import aborted_transactions
 from tierlog.cold_tier.prefetch import Prefetcher
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
-from tierlog.cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import BatchHeader, parse_header
 from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError, CorruptObject, TierlogError
 from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.segment_entry import SegmentEntry
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class ColdLimits(NamedTuple):
 class _Access(NamedTuple):
     """How a read gets its bytes. `open` takes a chunk, and whether the read holds others open."""
 
-    index_of: Callable[[ColdSegment], SegmentIndex]
+    index_of: Callable[[SegmentEntry], SegmentIndex]
     open: Callable[[ChunkRef, bool], OpenFile]
     walk_mode: WalkMode
 
@@ -89,7 +90,7 @@ class _Result:
         enough = bool(self.slices) and self.remaining_bytes * 2 < self.max_bytes
         return enough or len(self.slices) >= SLICES_MAX
 
-    def continues_after(self, segment: ColdSegment) -> bool:
+    def continues_after(self, segment: SegmentEntry) -> bool:
         return not self.is_full and segment.last_offset < self.next_offset < self.end_offset
 
     def maybe_add(self, piece: FileSlice, next_offset: int) -> bool:
@@ -136,12 +137,12 @@ class ColdReader:
 
     def read(
         self,
-        segment: ColdSegment,
+        segment: SegmentEntry,
         offset: int,
         *,
         max_bytes: int,
         end_offset: int = MAX_OFFSET,
-        following: Iterable[ColdSegment] = (),
+        following: Iterable[SegmentEntry] = (),
     ) -> TierRead:
         """Batches starting with the one that holds `offset`, continuing into `following` segments.
 
@@ -160,12 +161,12 @@ class ColdReader:
 
     def try_read(
         self,
-        segment: ColdSegment,
+        segment: SegmentEntry,
         offset: int,
         *,
         max_bytes: int,
         end_offset: int = MAX_OFFSET,
-        following: Iterable[ColdSegment] = (),
+        following: Iterable[SegmentEntry] = (),
     ) -> TierRead | None:
         """As `read`, but None if that would have to wait for the store or the disk.
 
@@ -185,7 +186,7 @@ class ColdReader:
         self._prefetcher.finish(segment, result.next_offset, ahead)
         return result.to_read()
 
-    def _cached_index(self, segment: ColdSegment) -> SegmentIndex:
+    def _cached_index(self, segment: SegmentEntry) -> SegmentIndex:
         index = self._indexes.peek(segment)
         if index is None:
             raise BlockingIOError(errno.EAGAIN, "the chunk table is not in memory")
@@ -204,9 +205,9 @@ class ColdReader:
     def _collect(
         self,
         result: _Result,
-        segment: ColdSegment,
+        segment: SegmentEntry,
         index: SegmentIndex,
-        following: Iterable[ColdSegment],
+        following: Iterable[SegmentEntry],
         *,
         access: _Access,
     ) -> None:
@@ -230,7 +231,7 @@ class ColdReader:
                 raise
 
     def _collect_from(
-        self, segment: ColdSegment, index: SegmentIndex, result: _Result, access: _Access
+        self, segment: SegmentEntry, index: SegmentIndex, result: _Result, access: _Access
     ) -> None:
         """Collect slices of one segment, chunk by chunk, and advance `next_offset`."""
         end_offset = min(result.end_offset, segment.last_offset + 1)
@@ -290,7 +291,7 @@ class ColdReader:
         del file  # frees its space in the cache
         return look(open_())
 
-    def byte_range(self, segment: ColdSegment, *, start: int, end: int) -> Iterator[FileSlice]:
+    def byte_range(self, segment: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk on demand, with one chunk of read-ahead.
 
         Raises what `read` does, when the failing chunk is reached.
@@ -305,7 +306,7 @@ class ColdReader:
             del file  # frees its space in the cache while the next chunk is fetched
 
     def cached_range(
-        self, segment: ColdSegment, *, start: int, end: int
+        self, segment: SegmentEntry, *, start: int, end: int
     ) -> tuple[FileSlice, ...] | None:
         """As `byte_range`, but never waits: None if a chunk is not cached, or if the range spans
         more than `CACHED_RANGE_CHUNKS_MAX` chunks.
@@ -328,7 +329,7 @@ class ColdReader:
 
     def offset_for_timestamp(
         self,
-        segment: ColdSegment,
+        segment: SegmentEntry,
         timestamp: int,
         *,
         start_offset: int = 0,
@@ -362,7 +363,7 @@ class ColdReader:
     # --- transactions -----------------------------------------------------------------------------
 
     def aborted_transactions(
-        self, segments: Iterable[ColdSegment], *, start_offset: int, end_offset: int
+        self, segments: Iterable[SegmentEntry], *, start_offset: int, end_offset: int
     ) -> list[AbortedTxn]:
         """The aborted transactions with records in [start_offset, end_offset). `segments` starts
         with the one that holds `start_offset`; it is read as far as an entry may lie.

@@ -18,9 +18,10 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from tierlog.cold_tier.chunk_fills import ChunkFills
-from tierlog.cold_tier.segment_indexes import ColdSegment, SegmentIndex, SegmentIndexes
+from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
 from tierlog.host.started_threads import started_threads
 from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 SEGMENTS_AHEAD: Final = 2
 TASKS_AHEAD: Final = 32
@@ -87,12 +88,12 @@ class Prefetcher:
 
     def start(
         self,
-        segment: ColdSegment,
+        segment: SegmentEntry,
         index: SegmentIndex,
         offset: int,
         *,
         max_bytes: int,
-        following: Iterable[ColdSegment],
+        following: Iterable[SegmentEntry],
     ) -> ReadAheadState:
         """Start to fetch what a read of `max_bytes` from `offset` needs. Returns the state to pass
         to `finish`.
@@ -110,11 +111,11 @@ class Prefetcher:
             requested.append(self._prefetch_beyond(following, beyond))
         return ReadAheadState(window, current, is_complete=all(requested))
 
-    def finish(self, segment: ColdSegment, next_offset: int, state: ReadAheadState) -> None:
+    def finish(self, segment: SegmentEntry, next_offset: int, state: ReadAheadState) -> None:
         """Note that the read ended at `next_offset`."""
         self._read_ahead.record(_folder_of(segment.log_key), next_offset, state)
 
-    def _prefetch_beyond(self, following: Iterable[ColdSegment], chunks: int) -> bool:
+    def _prefetch_beyond(self, following: Iterable[SegmentEntry], chunks: int) -> bool:
         if not self._slots.acquire(blocking=False):
             return False
         try:
@@ -124,7 +125,7 @@ class Prefetcher:
             return False
         return True
 
-    def _fetch_beyond(self, following: Iterator[ColdSegment], chunks: int) -> None:
+    def _fetch_beyond(self, following: Iterator[SegmentEntry], chunks: int) -> None:
         try:
             with suppress(TierlogError, BlockingIOError):
                 for segment in islice(following, SEGMENTS_AHEAD):

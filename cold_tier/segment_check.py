@@ -15,14 +15,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from crc32c import crc32c as crc32c_of
 
 from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
 from tierlog.cold_tier.index_bundle import ParsedBundle, parse_bundle
 from tierlog.cold_tier.ranged_reader import read_range
-from tierlog.cold_tier.segment_indexes import SegmentIdentity, check_table
+from tierlog.cold_tier.segment_indexes import check_table
 from tierlog.cold_tier.segment_scan import describe_chunk
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
@@ -38,31 +36,13 @@ from tierlog.record_format.index_layouts import (
     parse_txn_index,
 )
 from tierlog.record_format.producer_snapshot import parse_snapshot
+from tierlog.record_format.segment_entry import SegmentEntry
 
 PIECE_BYTES = 8 * 1024 * 1024
 
 
-class CheckedSegment(SegmentIdentity, Protocol):
-    """A segment's manifest entry. Timestamps in ms; the maximum is -1 if it is unknown."""
-
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def record_count(self) -> int: ...
-    @property
-    def min_timestamp(self) -> int | None: ...
-    @property
-    def max_timestamp(self) -> int: ...
-    @property
-    def log_key(self) -> str: ...
-    @property
-    def indexes_size_bytes(self) -> int: ...
-    @property
-    def indexes_crc32c(self) -> int: ...
-
-
 def check_segment(
-    store: ObjectStore, entry: CheckedSegment, *, partition: int, deep: bool
+    store: ObjectStore, entry: SegmentEntry, *, partition: int, deep: bool
 ) -> Findings:
     """Verify a segment and return the findings. Raises StoreUnavailable, ConfigurationError."""
     check = _SegmentCheck(store, entry, partition)
@@ -77,7 +57,7 @@ def check_segment(
 
 
 class _SegmentCheck:
-    def __init__(self, store: ObjectStore, entry: CheckedSegment, partition: int) -> None:
+    def __init__(self, store: ObjectStore, entry: SegmentEntry, partition: int) -> None:
         self.store, self.entry = store, entry
         self.findings = Findings(partition)
 

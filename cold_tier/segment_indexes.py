@@ -38,6 +38,7 @@ from tierlog.record_format.errors import (
     UnknownFormatVersion,
 )
 from tierlog.record_format.index_layouts import parse_txn_index
+from tierlog.record_format.segment_entry import SegmentEntry
 
 T = TypeVar("T")
 
@@ -46,34 +47,6 @@ LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
 PRODUCERS: Final = -1  # cache key of a parsed snapshot; sections use their kind
 OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
-
-
-class SegmentIdentity(Protocol):
-    """The facts about a segment that a chunk table is compared with."""
-
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def log_crc32c(self) -> int: ...
-    @property
-    def indexes_key(self) -> str: ...
-
-
-class ColdSegment(SegmentIdentity, Protocol):
-    """The facts in a manifest that reading a segment needs."""
-
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def log_key(self) -> str: ...
-    @property
-    def indexes_size_bytes(self) -> int: ...
-    @property
-    def chunk_table_position(self) -> int: ...
-    @property
-    def chunk_table_size(self) -> int: ...
 
 
 class SegmentIndex(NamedTuple):
@@ -106,7 +79,7 @@ class SegmentIndexes:
     def cached_bytes(self) -> int:
         return self._bytes
 
-    def get(self, segment: ColdSegment) -> SegmentIndex:
+    def get(self, segment: SegmentEntry) -> SegmentIndex:
         """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable."""
         end = segment.chunk_table_position + segment.chunk_table_size
 
@@ -117,7 +90,7 @@ class SegmentIndexes:
 
         return self._get((segment.indexes_key, 0), load)
 
-    def peek(self, segment: ColdSegment) -> SegmentIndex | None:
+    def peek(self, segment: SegmentEntry) -> SegmentIndex | None:
         """The index if it is in memory, else None."""
         key = (segment.indexes_key, 0)
         with self._lock:
@@ -126,7 +99,7 @@ class SegmentIndexes:
             self._cached.move_to_end(key)
             return cast(SegmentIndex, self._cached[key][0])
 
-    def section(self, segment: ColdSegment, kind: SectionKind) -> bytes:
+    def section(self, segment: SegmentEntry, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""
         section, file = self.get(segment).directory.section(kind), segment.indexes_key
         if section is None:
@@ -138,7 +111,7 @@ class SegmentIndexes:
 
         return self._get((file, int(kind)), load)
 
-    def transactions(self, segment: ColdSegment) -> SegmentTransactions:
+    def transactions(self, segment: SegmentEntry) -> SegmentTransactions:
         """Raises what `get` does, and CorruptIndex."""
         file = segment.indexes_key
         section = self.section(segment, SectionKind.TXN_INDEX)
@@ -146,7 +119,7 @@ class SegmentIndexes:
         producers = self._producers(segment)
         return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
 
-    def _producers(self, segment: ColdSegment) -> Producers | None:
+    def _producers(self, segment: SegmentEntry) -> Producers | None:
         """The producers at the end of the segment; None if it has no valid snapshot."""
         file = segment.indexes_key
         section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
@@ -219,7 +192,7 @@ class SupportsGet(Protocol):
     def get(self, key: str, *, max_bytes: int) -> bytes: ...
 
 
-def load_bundle(store: SupportsGet, segment: ColdSegment) -> ParsedBundle:
+def load_bundle(store: SupportsGet, segment: SegmentEntry) -> ParsedBundle:
     """Load a whole `.indexes` object. Raises CorruptObject, MissingObject, UnknownFormatVersion,
     StoreUnavailable.
     """
@@ -227,7 +200,7 @@ def load_bundle(store: SupportsGet, segment: ColdSegment) -> ParsedBundle:
     return parse_bundle(body, file=segment.indexes_key)
 
 
-def parse_index(head: bytes, segment: ColdSegment) -> SegmentIndex:
+def parse_index(head: bytes, segment: SegmentEntry) -> SegmentIndex:
     """Parse the directory and chunk table at the start of an `.indexes` object, and compare them
     with the manifest's facts about the segment.
     """
@@ -253,7 +226,7 @@ def _chunk_refs(table: ChunkTable, log_key: str) -> tuple[ChunkRef, ...]:
     )
 
 
-def check_table(table: ChunkTable, segment: SegmentIdentity) -> None:
+def check_table(table: ChunkTable, segment: SegmentEntry) -> None:
     """Raise CorruptObject if the chunk table belongs to another segment."""
     found = (table.base_offset, table.log_size_bytes, table.log_crc32c)
     if found != (segment.base_offset, segment.size_bytes, segment.log_crc32c):

@@ -29,6 +29,7 @@ from tierlog.object_store.store import (
 )
 from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
+from tierlog.record_format.segment_entry import SegmentEntry
 
 PART_BYTES = 16 * 1024 * 1024
 READ_BACK_BYTES = 16 * 1024 * 1024
@@ -53,25 +54,6 @@ class SegmentFiles(Protocol):
     def snapshot(self) -> Path | None:
         """The producer state at the end of the segment."""
         ...
-
-
-class UploadedSegment(NamedTuple):
-    """The contents of a manifest entry. Both objects have been verified."""
-
-    base_offset: int
-    last_offset: int
-    size_bytes: int
-    record_count: int
-    min_timestamp: int | None
-    max_timestamp: int
-    leader_epoch: int
-    log_key: str
-    log_crc32c: int
-    indexes_key: str
-    indexes_crc32c: int
-    indexes_size_bytes: int
-    chunk_table_position: int
-    chunk_table_size: int
 
 
 class UploadLimits(NamedTuple):
@@ -107,12 +89,14 @@ class SegmentUploader:
         self._store, self._limits, self._checkpoints = store, limits, checkpoints
         self._read_back_whole, self._pace = read_back_whole, pace
 
-    def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> UploadedSegment:
-        """Scan, upload and verify. `folder` is the partition's `…/segments/` in the store.
+    def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry:
+        """Scan, upload and verify; the entry to commit. `folder`: the partition's `…/segments/` in
+        the store.
 
         Raises CorruptBatch, StoreUnavailable, ConfigurationError.
         """
-        size_bytes = files.log.stat().st_size
+        file = files.log.stat()
+        size_bytes = file.st_size
         table = scan_segment(
             files.log,
             base_offset=files.base_offset,
@@ -144,7 +128,7 @@ class SegmentUploader:
         keys = self._upload_log(_Log(folder, files.log, content), keys)
         self._upload_indexes(keys, bundle)
         max_timestamp = table.max_timestamp
-        return UploadedSegment(
+        return SegmentEntry(
             base_offset=files.base_offset,
             last_offset=files.last_offset,
             size_bytes=size_bytes,
@@ -159,6 +143,7 @@ class SegmentUploader:
             indexes_size_bytes=len(bundle.body),
             chunk_table_position=bundle.chunk_table_position,
             chunk_table_size=bundle.chunk_table_size,
+            modified_ms=file.st_mtime_ns // 1_000_000,
         )
 
     def _upload_log(self, log: _Log, keys: SegmentKeys) -> SegmentKeys:

@@ -24,9 +24,10 @@ from msgspec.structs import replace
 
 from tierlog.manifest.invariants import violation
 from tierlog.manifest.keys import PartitionKeys, version_key
-from tierlog.manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, SegmentEntry
+from tierlog.manifest.state import Manifest, PageRef, RemovedObject, RemovedPage
 from tierlog.record_format import sealed_json
 from tierlog.record_format.errors import CorruptManifest
+from tierlog.record_format.segment_entry import SegmentEntry
 
 KIND_MANIFEST = "manifest"
 KIND_PAGE = "manifest-page"

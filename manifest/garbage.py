@@ -38,14 +38,7 @@ from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.paging import references_object
 from tierlog.manifest.pins import Pin, Pins
-from tierlog.manifest.state import (
-    Manifest,
-    PageRef,
-    Reason,
-    RemovedObject,
-    RemovedPage,
-    SegmentEntry,
-)
+from tierlog.manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import PageSource, forget_removed
 from tierlog.manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
@@ -57,6 +50,7 @@ from tierlog.record_format.errors import (
     ManifestConflict,
     UnknownManifestVersion,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 IsReferenced = Callable[[str], bool]
 IsUploading = Callable[[int], bool]

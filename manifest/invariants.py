@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Final
 
-from tierlog.manifest.state import Manifest, PageRef, SegmentEntry, UnwrittenPage
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage
 from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 # Both are counted further by each take-over: an i32 and an i64 in Kafka's formats.
 MAX_EPOCH: Final = 2**30

@@ -29,11 +29,11 @@ from tierlog.manifest.state import (
     Reason,
     RemovedPage,
     RemovedPageKind,
-    SegmentEntry,
     UnwrittenPage,
     first_at,
 )
 from tierlog.manifest.transitions import PageSource, live_entries
+from tierlog.record_format.segment_entry import SegmentEntry
 
 INLINE_MAX = 256
 SMALL_PAGE = 128

@@ -14,7 +14,7 @@ from tierlog.manifest.invariants import entry_violation, uncovered
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.paging import PageCache
 from tierlog.manifest.pins import Pin, Pins
-from tierlog.manifest.state import Manifest, PageRef, SegmentEntry
+from tierlog.manifest.state import Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.transitions import live_entries
 from tierlog.manifest.versions import ObjectStore
@@ -25,6 +25,7 @@ from tierlog.record_format.errors import (
     UnknownManifestVersion,
 )
 from tierlog.record_format.findings import Findings, ProblemKind
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class NamedObjects(ObjectStore, Protocol):

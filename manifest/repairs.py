@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from tierlog.manifest.invariants import InvalidTransition, require, require_step, where
 from tierlog.manifest.paging import find_entry
-from tierlog.manifest.state import Manifest, OffsetGap, SegmentEntry
+from tierlog.manifest.state import Manifest, OffsetGap
 from tierlog.manifest.transitions import PageSource, replace_run
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 def replace_objects(

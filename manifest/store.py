@@ -32,14 +32,7 @@ from tierlog.manifest.codec import (
 from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import PartitionKeys, base_offset_of
 from tierlog.manifest.paging import PageCache, build_page, find_entry, iter_entries, spill_overflow
-from tierlog.manifest.state import (
-    Manifest,
-    PageRef,
-    RemovedObject,
-    RemovedPage,
-    RemovedPageKind,
-    SegmentEntry,
-)
+from tierlog.manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, RemovedPageKind
 from tierlog.manifest.transitions import (
     TAKE_OVER,
     Claim,
@@ -68,6 +61,7 @@ from tierlog.record_format.errors import (
     UnknownManifestVersion,
 )
 from tierlog.record_format.sealed_json import is_truncated
+from tierlog.record_format.segment_entry import SegmentEntry
 
 DAY_MS = 24 * 3600 * 1000
 COMMIT_ATTEMPTS = 16

@@ -26,10 +26,10 @@ from tierlog.manifest.state import (
     RemovedObject,
     RemovedPage,
     RemovedPageKind,
-    SegmentEntry,
     UnwrittenPage,
 )
 from tierlog.record_format.errors import FencedError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
 

@@ -22,7 +22,7 @@ from tierlog.cold_tier.open_transactions import aborted_transactions
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.record_format.errors import (
     Forbidden,
@@ -32,6 +32,7 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.bounds import AtTime

@@ -22,9 +22,10 @@ from tierlog.broker.segment_listing import SegmentState, peek_segments
 from tierlog.broker.tier_sizes import TierSizes, tier_sizes
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_state import Offsets
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import UnknownTopic
+from tierlog.record_format.segment_entry import SegmentEntry
 
 T = TypeVar("T")
 Numbered: TypeAlias = tuple[int, Partition | None]  # None: damaged

@@ -24,8 +24,8 @@ import structlog
 
 from tierlog.broker.partition import Partition
 from tierlog.hot_tier.segment_views import SegmentView
-from tierlog.manifest.state import SegmentEntry
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

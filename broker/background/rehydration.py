@@ -20,8 +20,8 @@ from tierlog.broker.bucket import Bucket
 from tierlog.broker.partition import Partition
 from tierlog.broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from tierlog.hot_tier.cleaner import Interrupted
-from tierlog.manifest.state import SegmentEntry
 from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ import structlog
 
 from tierlog.broker.bucket_state import BucketState, OwnerEpochs
 from tierlog.manifest import transitions
-from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import Claim
 from tierlog.record_format.errors import (
@@ -30,6 +30,7 @@ from tierlog.record_format.errors import (
     ManifestConflict,
     UnknownTopic,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

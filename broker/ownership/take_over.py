@@ -33,13 +33,14 @@ from tierlog.broker.ownership.take_over_plan import LocalLog, history_of, plan_t
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
     ManifestConflict,
     StoreUnavailable,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

@@ -16,11 +16,12 @@ from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.started_threads import started_threads
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.partition_check import ManifestCheck
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.findings import Findings
+from tierlog.record_format.segment_entry import SegmentEntry
 
 WORKERS = 8
 

@@ -34,8 +34,9 @@ from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, s
 from tierlog.hot_tier.salvage import LostRange
 from tierlog.hot_tier.segment_gaps import Gap
 from tierlog.hot_tier.segment_views import SegmentView
-from tierlog.manifest.state import SegmentEntry, first_at
+from tierlog.manifest.state import first_at
 from tierlog.record_format.errors import UnknownSegment
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

@@ -19,9 +19,10 @@ from tierlog.cold_tier.segment_scan import scan_segment
 from tierlog.hot_tier.segment_gaps import Gap
 from tierlog.hot_tier.segment_views import SegmentView
 from tierlog.manifest.invariants import uncovered
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.findings import Findings, ProblemKind
+from tierlog.record_format.segment_entry import SegmentEntry
 
 ATTEMPTS: Final = 3  # a busy compactor could keep changing a segment
 

@@ -14,9 +14,9 @@ from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.hot_tier.bad_sectors import SECTOR_BYTES
 from tierlog.hot_tier.batch_walk import CheckedBatch
 from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
-from tierlog.manifest.state import SegmentEntry
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import CorruptDataError, CorruptObject
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class ObjectSalvage:

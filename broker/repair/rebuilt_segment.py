@@ -27,10 +27,10 @@ from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.hot_tier.segment_views import SegmentFiles
-from tierlog.manifest.state import SegmentEntry
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.segment_entry import SegmentEntry
 
 PIECE_BYTES = 8 << 20
 

@@ -53,7 +53,7 @@ from tierlog.host.file_slice import FileSlice
 from tierlog.manifest import repairs
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.transitions import record_gap
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
@@ -64,6 +64,7 @@ from tierlog.record_format.errors import (
     eio_as,
 )
 from tierlog.record_format.findings import Problem, ProblemKind
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 

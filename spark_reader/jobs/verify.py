@@ -16,9 +16,9 @@ import msgspec
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.partition_check import ManifestCheck
-from tierlog.manifest.state import SegmentEntry
 from tierlog.record_format import typed_json
 from tierlog.record_format.findings import Findings, VerifyReport
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader.access import Access, Connections
 from tierlog.spark_reader.jobs.session import Progress, progress_reported
 from tierlog.spark_reader.options import parse_options

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tests.fakes.cold_segments import FIXTURES, SegmentFiles
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.manifest.keys import PartitionKeys
-from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.manifest.transitions import Claim, add_segments
@@ -76,7 +78,7 @@ def put_partition(
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
     for segment in files:
         uploaded = uploader.upload(segment, folder=manifests.keys.segments, leader_epoch=0)
-        entry = SegmentEntry(**uploaded._asdict(), modified_ms=NOW_MS)
+        entry = replace(uploaded, modified_ms=NOW_MS)
         manifest = manifests.commit(manifest, lambda base, entry=entry: add_segments(base, [entry]))
     return manifest
 

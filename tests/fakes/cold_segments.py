@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadedSegment, UploadLimits
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.segment_entry import SegmentEntry
 
 FOLDER = "topics/t/id/0/segments/"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kafka"
@@ -65,6 +66,6 @@ def write_segment(
     return Written(files, bytes(body), facts, ends)
 
 
-def upload(store, written: Written, *, chunk_bytes=4096, **options) -> UploadedSegment:
+def upload(store, written: Written, *, chunk_bytes=4096, **options) -> SegmentEntry:
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes), **options)
     return uploader.upload(written.files, folder=FOLDER, leader_epoch=3)

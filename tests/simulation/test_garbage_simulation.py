@@ -24,7 +24,7 @@ from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.paging import mergeable_pages
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.repairs import drop_lost_segment, replace_objects, replace_with_readable
-from tierlog.manifest.state import Manifest, PageRef, SegmentEntry
+from tierlog.manifest.state import Manifest, PageRef
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
 from tierlog.record_format.errors import (
@@ -33,6 +33,7 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     UnknownManifestVersion,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 STEPS: Final = 250
 SMALL: Final = {

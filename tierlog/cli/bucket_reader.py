@@ -16,7 +16,7 @@ from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects, load_cluster
 from tierlog.manifest.versions import VersionStat
@@ -28,6 +28,7 @@ from tierlog.record_format.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 MAX_CONCURRENT_LOOKUPS: Final = 16
 

@@ -28,8 +28,9 @@ from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentState, iter_segments
-from tierlog.manifest.state import Manifest, SegmentEntry
+from tierlog.manifest.state import Manifest
 from tierlog.record_format.errors import Forbidden, UnknownManifestVersion
+from tierlog.record_format.segment_entry import SegmentEntry
 
 PAGE: Final = 1000
 Segment = TypeVar("Segment", SegmentState, SegmentEntry)

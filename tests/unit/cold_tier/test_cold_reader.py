@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
@@ -624,7 +625,7 @@ def test_a_close_during_a_read_only_stops_its_prefetch(reader, segment):
 @pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
 def test_a_chunk_table_that_does_not_match_the_manifest_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
-        reader.read(segment._replace(**wrong), 5, max_bytes=1)
+        reader.read(replace(segment, **wrong), 5, max_bytes=1)
 
 
 def test_cached_range_returns_only_verified_chunks(store, reader, segment, written):

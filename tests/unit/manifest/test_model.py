@@ -9,7 +9,6 @@ import pytest
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStore
 from tierlog.manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
-from tierlog.manifest.state import SegmentEntry
 from tierlog.manifest.transitions import (
     add_segments,
     drop_expired,
@@ -17,6 +16,7 @@ from tierlog.manifest.transitions import (
     replace_segments,
     trim,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class Model:

@@ -16,7 +16,7 @@ from tests.fakes.manifests import entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStat, PlainStore
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.manifest.paging import iter_entries
-from tierlog.manifest.state import EpochStart, Manifest, SegmentEntry
+from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import Claim, add_segments, trim
 from tierlog.record_format.errors import (
@@ -26,6 +26,7 @@ from tierlog.record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
+from tierlog.record_format.segment_entry import SegmentEntry
 
 RETRIABLE = (OutcomeUnknownError, StoreUnavailable, ManifestConflict)
 

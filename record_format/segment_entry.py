@@ -1,0 +1,70 @@
+"""One sealed segment in the bucket, as a manifest names it: what an upload returns, a commit stores
+and a read starts from.
+
+* Its members are the format of a manifest's entry (docs/formats/manifest.md): a new one needs a new
+  format version of the manifest.
+* Offsets are inclusive, keys relative to the store's prefix. Both objects were confirmed before an
+  entry of them exists.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sealed segment in the bucket: a `.log` object and its `.indexes` object.
+
+    If `min_timestamp` is None it is unknown, and the segment is never skipped by time. If
+    `max_timestamp` is -1 no record has a timestamp, as far as is known, and the segment's age is
+    that of its file (`modified_ms`), as in Kafka. The chunk table is part of the `.indexes` object.
+    """
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    record_count: int
+    min_timestamp: int | None
+    max_timestamp: int
+    leader_epoch: int
+    log_key: str
+    log_crc32c: int
+    indexes_key: str
+    indexes_crc32c: int
+    indexes_size_bytes: int
+    chunk_table_position: int
+    chunk_table_size: int
+    modified_ms: int = -1
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        return self.log_key, self.indexes_key
+
+    @property
+    def max_timestamp_or_none(self) -> int | None:
+        """For those who show it: None if no record has a timestamp, as far as is known."""
+        return self.max_timestamp if self.max_timestamp >= 0 else None
+
+    @property
+    def known_max_timestamp(self) -> int | None:
+        """-1 if no record has a timestamp; None if it is unknown, as the minimum is then too."""
+        is_known = self.max_timestamp >= 0 or self.min_timestamp is not None
+        return self.max_timestamp if is_known else None
+
+    @property
+    def age_timestamp(self) -> int:
+        """The timestamp for time-based retention; -1 if unknown."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.modified_ms
+
+    def same_bytes(self, other: SegmentEntry) -> bool:
+        """Whether both have the same log bytes: one segment can be uploaded under several names."""
+        return (self.base_offset, self.last_offset, self.size_bytes, self.log_crc32c) == (
+            other.base_offset,
+            other.last_offset,
+            other.size_bytes,
+            other.log_crc32c,
+        )
