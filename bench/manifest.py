@@ -146,7 +146,7 @@ def _lookup_us(manifests: ManifestStore, state: Manifest) -> float:
 
 def _commit(manifests: ManifestStore, state: Manifest) -> tuple[float, float, float]:
     """Median milliseconds of a commit, and the most requests and bytes that one took."""
-    ledger, taken = manifests.objects.ledger, []  # type: ignore[attr-defined]
+    ledger, taken = manifests.objects.ledger, []
     requests = sent = 0
     number = state.segments[-1].next_offset // RECORDS
     for _ in range(COMMITS):

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from tierlog.cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from tierlog.cold_tier.index_bundle import (
@@ -186,13 +186,7 @@ class SegmentIndexes:
             self._bytes -= evicted_bytes
 
 
-class SupportsGet(Protocol):
-    """The part of ObjectStore that `load_bundle` needs."""
-
-    def get(self, key: str, *, max_bytes: int) -> bytes: ...
-
-
-def load_bundle(store: SupportsGet, segment: SegmentEntry) -> ParsedBundle:
+def load_bundle(store: ObjectStore, segment: SegmentEntry) -> ParsedBundle:
     """Load a whole `.indexes` object. Raises CorruptObject, MissingObject, UnknownFormatVersion,
     StoreUnavailable.
     """

@@ -41,7 +41,8 @@ from tierlog.manifest.pins import Pin, Pins
 from tierlog.manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import PageSource, forget_removed
-from tierlog.manifest.versions import LIST_LIMIT, IncompleteUpload, Stat, VersionStat
+from tierlog.manifest.versions import LIST_LIMIT, VersionStat
+from tierlog.object_store.store import IncompleteUpload, ObjectStat
 from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import (
     ConfigurationError,
@@ -245,7 +246,7 @@ class Collector:
             candidates = tuple(key for key in candidates if key not in dropped)
         return candidates
 
-    def _own_objects(self) -> Iterator[Stat]:
+    def _own_objects(self) -> Iterator[ObjectStat]:
         """Segment objects and pages. Objects with other names are left alone."""
         keys = self._manifests.keys
         for folder in (keys.segments, keys.pages):

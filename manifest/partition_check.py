@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
-from typing import Protocol
 
 from tierlog.manifest.invariants import entry_violation, uncovered
 from tierlog.manifest.keys import PartitionKeys
@@ -17,7 +16,7 @@ from tierlog.manifest.pins import Pin, Pins
 from tierlog.manifest.state import Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.transitions import live_entries
-from tierlog.manifest.versions import ObjectStore
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptManifest,
@@ -28,12 +27,6 @@ from tierlog.record_format.findings import Findings, ProblemKind
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
-class NamedObjects(ObjectStore, Protocol):
-    """A store that knows the full key of an object in the bucket."""
-
-    def full_key(self, key: str, /) -> str: ...
-
-
 class ManifestCheck:
     """One verification of one partition. `at_least`: the version last seen in force.
 
@@ -42,7 +35,7 @@ class ManifestCheck:
 
     def __init__(
         self,
-        store: NamedObjects,
+        store: ObjectStore,
         keys: PartitionKeys,
         *,
         clock: Callable[[], int],

@@ -46,11 +46,11 @@ from tierlog.manifest.transitions import (
 from tierlog.manifest.versions import (
     LIST_LIMIT,
     CreateOutcome,
-    ObjectStore,
     VersionChain,
     boottime_ms,
     get_object,
 )
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptManifest,

@@ -27,7 +27,8 @@ from msgspec.structs import replace
 
 from tierlog.manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_folder, topic_versions
 from tierlog.manifest.store import random_name
-from tierlog.manifest.versions import CreateOutcome, ObjectStore, VersionChain, get_object
+from tierlog.manifest.versions import CreateOutcome, VersionChain, get_object
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format import sealed_json
 from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import (

@@ -17,9 +17,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from tierlog.manifest.keys import version_key, version_of
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptManifest,
     CorruptObject,
@@ -31,46 +32,6 @@ from tierlog.record_format.sealed_json import is_truncated
 
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4
-
-
-class Stat(Protocol):
-    """An object's metadata. Keys are relative to the store's prefix."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def crc32c(self) -> int | None: ...
-    @property
-    def modified_ms(self) -> int: ...
-
-
-class IncompleteUpload(Protocol):
-    """A multipart upload that was neither completed nor aborted."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def initiated_ms(self) -> int: ...
-
-
-class ObjectStore(Protocol):
-    """The operations that this package needs of an object store.
-
-    `put(if_absent=True)` raises ObjectExists, StoreUnavailable (nothing was changed) or
-    OutcomeUnknownError; `get` raises MissingObject and CorruptObject; `list` returns keys in order;
-    `folders` returns the next path component of the keys below a prefix (S3's common prefixes).
-    """
-
-    def put(self, key: str, body: bytes, *, if_absent: bool = False) -> Stat: ...
-    def get(self, key: str, *, max_bytes: int) -> bytes: ...
-    def head(self, key: str) -> Stat | None: ...
-    def list(self, prefix: str, *, start_after: str = "", limit: int) -> Sequence[Stat]: ...
-    def folders(self, prefix: str, *, limit: int) -> Sequence[str]: ...
-    def delete(self, keys: Sequence[str]) -> object: ...
-    def incomplete_uploads(self, prefix: str, *, limit: int) -> Sequence[IncompleteUpload]: ...
-    def abort_upload(self, upload: Any) -> None: ...
 
 
 class CreateOutcome(Enum):

@@ -10,7 +10,7 @@ from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import EpochStart, Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.transitions import Claim, add_segments, create
-from tierlog.manifest.versions import ObjectStore
+from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.segment_entry import SegmentEntry
 
 KEYS = PartitionKeys("flights", "q7RrJ4VvQzW0aYy0uS1m2w", 3)

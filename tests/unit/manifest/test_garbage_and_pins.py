@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import Fault, PlainStore, PlainUpload
+from tests.fakes.plain_store import Fault, PlainStore
 from tierlog.manifest.garbage import (
     Collector,
     GarbagePlan,
@@ -21,6 +21,7 @@ from tierlog.manifest.state import Manifest, PageRef
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import add_segments, drop_expired, trim
 from tierlog.manifest.versions import VersionStat
+from tierlog.object_store.store import IncompleteUpload
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -144,8 +145,8 @@ def test_orphans_are_deleted_by_age_and_referenced_objects_stay() -> None:
 
 def test_an_abandoned_upload_is_aborted_after_its_grace_period() -> None:
     bucket = Bucket(1)
-    abandoned = PlainUpload(f"{KEYS.segments}abandoned.log", bucket.clock())
-    elsewhere = PlainUpload("topics/other/abandoned.log", bucket.clock())
+    abandoned = IncompleteUpload(f"{KEYS.segments}abandoned.log", "id", bucket.clock())
+    elsewhere = IncompleteUpload("topics/other/abandoned.log", "id", bucket.clock())
     bucket.store.uploads = [abandoned, elsewhere]
     bucket.clock.now_ms += DAY_MS - 1
     bucket.collect()
@@ -157,8 +158,8 @@ def test_an_abandoned_upload_is_aborted_after_its_grace_period() -> None:
 
 def test_an_upload_in_progress_is_never_aborted() -> None:
     bucket = Bucket(1)
-    in_progress = PlainUpload(entry(100).log_key, bucket.clock())
-    abandoned = PlainUpload(entry(200).log_key, bucket.clock())
+    in_progress = IncompleteUpload(entry(100).log_key, "id", bucket.clock())
+    abandoned = IncompleteUpload(entry(200).log_key, "id", bucket.clock())
     bucket.store.uploads = [in_progress, abandoned]
     bucket.clock.now_ms += DAY_MS
     bucket.collector = Collector(
@@ -412,7 +413,7 @@ def test_what_may_not_be_deleted_keeps_nothing_else() -> None:
     """By a policy, or an object lock: it is refused in each round."""
     bucket = Bucket(6)
     bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
-    bucket.store.uploads = [PlainUpload(f"{KEYS.segments}abandoned.log", bucket.clock())]
+    bucket.store.uploads = [IncompleteUpload(f"{KEYS.segments}abandoned.log", "id", bucket.clock())]
     locked = {version_key(KEYS.versions, 1), entry(0).log_key}
     bucket.store.faults = lambda call, key: (
         Fault.REFUSED if call == "delete" and key in locked else None

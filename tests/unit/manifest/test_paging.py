@@ -8,7 +8,7 @@ from crc32c import crc32c
 from msgspec.structs import replace
 
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
-from tests.fakes.plain_store import PlainStat, PlainStore
+from tests.fakes.plain_store import PlainStore
 from tierlog.manifest.codec import encode_manifest
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.paging import (
@@ -25,6 +25,7 @@ from tierlog.manifest.paging import (
 from tierlog.manifest.state import Manifest, PageRef, RemovedPageKind
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
+from tierlog.object_store.store import ObjectStat
 from tierlog.record_format.errors import CorruptManifest, MissingObject
 
 
@@ -54,7 +55,7 @@ class PageLosingStore(PlainStore):
         super().__init__()
         self.reported = reported
 
-    def put(self, key: str, body: bytes | memoryview, **options: bool) -> PlainStat:
+    def put(self, key: str, body: bytes | memoryview, **options: bool) -> ObjectStat:
         kept = bytes(len(body)) if "/pages/" in key else bytes(body)
         return super().put(key, kept, **options)._replace(crc32c=self.reported(kept))
 

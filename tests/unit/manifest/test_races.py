@@ -13,12 +13,13 @@ from crc32c import crc32c
 
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import entry, manifest_store
-from tests.fakes.plain_store import Fault, PlainStat, PlainStore
+from tests.fakes.plain_store import Fault, PlainStore
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.manifest.paging import iter_entries
 from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import Claim, add_segments, trim
+from tierlog.object_store.store import ObjectStat
 from tierlog.record_format.errors import (
     FencedError,
     ManifestConflict,
@@ -186,14 +187,14 @@ def test_three_racing_writers_lose_nothing(seed: int) -> None:
 class SloppyStore(PlainStore):
     """Planted: it ignores If-None-Match."""
 
-    def _store(self, key: str, body: bytes, *, if_absent: bool) -> PlainStat:
+    def _store(self, key: str, body: bytes, *, if_absent: bool) -> ObjectStat:
         return super()._store(key, body, if_absent=False)
 
 
 class RacyStore(PlainStore):
     """Planted: two concurrent writers both win, and the later one's bytes stay."""
 
-    def _store(self, key: str, body: bytes, *, if_absent: bool) -> PlainStat:
+    def _store(self, key: str, body: bytes, *, if_absent: bool) -> ObjectStat:
         if key in self.objects and if_absent and crc32c(body) % 2:
             raise ObjectExists(key)
         return super()._store(key, body, if_absent=False)
