@@ -32,8 +32,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
 from bench import cold_topic, s3
 from bench.children import Server
 from bench.cold_topic import BATCH_BYTES, COLD_BYTES, MIB, SEGMENT_BYTES, Pass, Reader
@@ -47,6 +45,7 @@ from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_options import S3Options
 from tierlog.record_format.batch import parse_header
+from tierlog.record_format.crc32c import crc32c_of
 
 ROUNDS: Final = 3
 RE_READS: Final = 20  # of 200 MB: in less than a second the machine's noise counts more than we do
@@ -303,4 +302,4 @@ def _fetches(
 def _chunk(store: Any, key: str, number: int) -> ChunkRef:
     position = number * CHUNK_BYTES
     body = b"".join(store.get_range(key, position, position + CHUNK_BYTES))
-    return ChunkRef(key, ("bench", number), position, CHUNK_BYTES, crc32c(body))
+    return ChunkRef(key, ("bench", number), position, CHUNK_BYTES, crc32c_of(body))

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from crc32c import crc32c
-
 from bench.logs import open_log, opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
@@ -25,6 +23,7 @@ from bench.rounds import interleave, wall_seconds
 from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.record_format import native
 from tierlog.record_format.batch import parse_header, set_producer
+from tierlog.record_format.crc32c import crc32c_of
 
 ROUNDS: Final = 7
 MIB: Final = 1 << 20
@@ -89,6 +88,6 @@ def _bare_run(folder: Path) -> Callable[[], float]:
             crc = 0
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(buffer):
-                    crc = crc32c(view[:count], crc)
+                    crc = crc32c_of(view[:count], crc)
 
     return lambda: wall_seconds(scan)

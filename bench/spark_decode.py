@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from crc32c import crc32c
-
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave
@@ -29,6 +27,7 @@ from tierlog.record_format import codecs
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
 from tierlog.record_format.arrow_columns import COLUMNS
 from tierlog.record_format.batch import CRC_START, HEADER_SIZE, iter_headers, stamp
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batches
 
 ROUNDS: Final = 7
@@ -113,7 +112,7 @@ def _decompress(log: bytes) -> None:
     view = memoryview(log)
     for header in iter_headers(log):
         end = header.position + header.size_bytes
-        assert crc32c(view[header.position + CRC_START : end]) == header.crc
+        assert crc32c_of(view[header.position + CRC_START : end]) == header.crc
         if header.codec:
             body = view[header.position + HEADER_SIZE : end]
             codecs.decompress(header.codec, body, max_bytes=1 << 30)

@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
-from crc32c import crc32c as crc32c_of
 
 from tierlog.cold_tier.eviction import EvictionPolicy
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
 from tierlog.host.file_slice import OpenFile
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     FILE_LIMIT_ERRNOS,
     ConfigurationError,

@@ -29,9 +29,8 @@ from enum import IntFlag
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.record_format.batch import Buffer
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
 
 MAGIC: Final = b"TLCT"

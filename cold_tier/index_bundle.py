@@ -26,10 +26,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.cold_tier.chunk_table import ChunkTable, pack_chunk_table, parse_chunk_table
 from tierlog.record_format.batch import Buffer
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
 
 MAGIC: Final = b"TLIX"

@@ -23,11 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.host.retry import ChecksumMismatch, retry_on_checksum_mismatch
 from tierlog.host.started_threads import started_threads
 from tierlog.object_store.store import PIECE_BYTES, ObjectStore, Piece
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, disk_full_error
 
 T = TypeVar("T")

@@ -15,14 +15,13 @@
 
 from __future__ import annotations
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
 from tierlog.cold_tier.index_bundle import ParsedBundle, parse_bundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_indexes import check_table
 from tierlog.cold_tier.segment_scan import describe_chunk
 from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptObject,

@@ -11,8 +11,6 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
 from tierlog.record_format.batch import (
     HEADER_SIZE,
@@ -22,6 +20,7 @@ from tierlog.record_format.batch import (
     parse_header,
 )
 from tierlog.record_format.batch_summary import summarize_batches
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, eio_as
 
 CHUNK_BYTES = 8 * 1024 * 1024

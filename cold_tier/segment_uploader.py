@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
 from tierlog.cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
 from tierlog.cold_tier.segment_scan import CHUNK_BYTES, scan_segment
@@ -28,6 +26,7 @@ from tierlog.object_store.store import (
     UploadNotFound,
 )
 from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
 from tierlog.record_format.segment_entry import SegmentEntry
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from crc32c import crc32c
-
 from tierlog.host.disk import write_all
 from tierlog.hot_tier.file_names import (
     CLEANED,
@@ -30,6 +28,7 @@ from tierlog.hot_tier.index_builder import IndexBuilder
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.batch import BatchHeader, Buffer
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import Throttled
 from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index
 
@@ -87,7 +86,7 @@ class CleanedSegment:
     def _write(self) -> None:
         write_all(self._state.disk, self._fd, self._pending, self._written_bytes)
         for body in self._pending:
-            self._crc = crc32c(body, self._crc)
+            self._crc = crc32c_of(body, self._crc)
         self._written_bytes += self._pending_bytes
         self._pending, self._pending_bytes = [], 0
 

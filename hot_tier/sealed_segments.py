@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from crc32c import crc32c
-
 from tierlog.hot_tier.cleanable import Cleanable, find_cleanable
 from tierlog.hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
@@ -32,6 +30,7 @@ from tierlog.hot_tier.segment_views import OpenedSegment, SegmentFiles
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch_compaction import KeyTable
 from tierlog.record_format.checkpoint_files import EpochEntry
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
 
 READ_BYTES: Final = 1 << 20
@@ -76,7 +75,7 @@ class SealedSegments:
             with eio_as(CorruptBatch, file=log.name):
                 for position in range(0, segment.end.size_bytes, READ_BYTES):
                     size = min(READ_BYTES, segment.end.size_bytes - position)
-                    value = crc32c(log.read(size, position), value)
+                    value = crc32c_of(log.read(size, position), value)
             segment.crc32c = value
         return segment.crc32c
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby
 from typing import NamedTuple, TypeVar
 
-from crc32c import crc32c
 from msgspec.structs import replace
 
 from tierlog.manifest.codec import encode_page, encode_removed_page, keys_of
@@ -33,6 +32,7 @@ from tierlog.manifest.state import (
     first_at,
 )
 from tierlog.manifest.transitions import PageSource, live_entries
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.segment_entry import SegmentEntry
 
 INLINE_MAX = 256
@@ -105,7 +105,7 @@ def _removed_paged(
         body = encode_removed_page(keys, chunk)
         newest_ms = max(entry.removed_ms for entry in chunk)
         kind = RemovedPageKind.REMOVED
-        refs.append(RemovedPage(key, newest_ms, Reason.REPLACED, kind, crc32c(body)))
+        refs.append(RemovedPage(key, newest_ms, Reason.REPLACED, kind, crc32c_of(body)))
         objects.append((key, body))
     kept = manifest.removed[cut:]
     return replace(manifest, removed=kept, removed_pages=(*manifest.removed_pages, *refs)), objects
@@ -124,7 +124,7 @@ def build_page(
         entry_count=len(entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
         age_timestamp=max(ages) if min(ages) >= 0 else None,
-        crc32c=crc32c(body),
+        crc32c=crc32c_of(body),
     )
     return ref, body
 

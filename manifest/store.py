@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
 from msgspec.structs import replace
 
 from tierlog.manifest.codec import (
@@ -51,6 +50,7 @@ from tierlog.manifest.versions import (
     get_object,
 )
 from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     CorruptDataError,
     CorruptManifest,
@@ -201,7 +201,7 @@ class ManifestStore:
 
     def _page_bytes(self, key: str, crc: int) -> bytes:
         data = get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES)
-        if crc32c(data) != crc:
+        if crc32c_of(data) != crc:
             raise CorruptManifest("the page's checksum differs from the manifest's", file=key)
         return data
 
@@ -444,6 +444,6 @@ class ManifestStore:
     def _put_page(self, key: str, body: bytes) -> None:
         """Write a page. Unless the store reports its CRC-32C, read it back."""
         stat = self.objects.put(key, body)
-        confirmed = (stat.size_bytes, stat.crc32c) == (len(body), crc32c(body))
+        confirmed = (stat.size_bytes, stat.crc32c) == (len(body), crc32c_of(body))
         if not confirmed and get_object(self.objects, key, max_bytes=MAX_PAGE_BYTES) != body:
             raise CorruptManifest("the stored page differs from what was sent", file=key)

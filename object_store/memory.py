@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.host.clock import wall_clock_ms
 from tierlog.host.retry import READ_POLICY
 from tierlog.object_store.ledger import StoreLedger
@@ -32,6 +30,7 @@ from tierlog.object_store.store import (
     check_key,
     check_prefix,
 )
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptObject, MissingObject, ObjectExists
 
 

@@ -21,11 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.host.started_threads import started_threads
 from tierlog.object_store.ledger import PROBE_PREFIX
 from tierlog.object_store.store import ChecksumRefused, ObjectStore
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,

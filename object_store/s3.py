@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from botocore.exceptions import BotoCoreError, FlexibleChecksumError
-from crc32c import crc32c as crc32c_of
 
 from tierlog.host.retry import (
     READ_POLICY,
@@ -74,6 +73,7 @@ from tierlog.object_store.store import (
     check_key,
     check_prefix,
 )
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,

@@ -25,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.host.started_threads import started_threads
 from tierlog.object_store.s3_responses import member_of
 from tierlog.object_store.store import (
@@ -35,6 +33,7 @@ from tierlog.object_store.store import (
     Resumable,
     UploadNotFound,
 )
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     MissingObject,

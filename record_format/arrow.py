@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from tierlog.record_format import arrow_kernel as kernel
 from tierlog.record_format.arrow_columns import (
@@ -49,6 +48,7 @@ from tierlog.record_format.batch import (
     parse_header,
 )
 from tierlog.record_format.codecs import MAX_EXPANDED_BYTES, decompress
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import AbortedTxn
@@ -352,7 +352,7 @@ def _check_order(view: memoryview, table: Array, next_offset: int) -> int:
 def _check_crcs(view: memoryview, table: Array) -> None:
     cells = table[:, (kernel.POSITION, kernel.SIZE, kernel.CRC)]
     for position, size, crc in cells.tolist():
-        if crc32c(view[position + CRC_START : position + size]) != crc:
+        if crc32c_of(view[position + CRC_START : position + size]) != crc:
             check_crc(view, parse_header(view, position))
 
 

@@ -26,8 +26,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch
 
 Buffer = bytes | bytearray | memoryview
@@ -245,7 +244,7 @@ def compute_crc(buf: Buffer, header: BatchHeader) -> int:
     """CRC-32C from the attributes to the end of the batch."""
     with memoryview(buf) as view:
         part = view[header.position + CRC_START : header.position + header.size_bytes]
-        value: int = crc32c(part)
+        value: int = crc32c_of(part)
         part.release()
     return value
 
@@ -266,7 +265,7 @@ def check_crc_in_pieces(
         raise truncated_batch(header, end=end)
     crc = 0
     for at in range(header.position + CRC_START, header.end_position, piece_bytes):
-        crc = crc32c(read(min(piece_bytes, header.end_position - at), at), crc)
+        crc = crc32c_of(read(min(piece_bytes, header.end_position - at), at), crc)
     _check_found(header, crc)
 
 
@@ -281,7 +280,7 @@ def _check_found(header: BatchHeader, crc: int) -> None:
 
 def set_checksum(batch: bytearray) -> None:
     """Compute the checksum of a single batch, and write it in place."""
-    _U32.pack_into(batch, CRC_START - 4, crc32c(memoryview(batch)[CRC_START:]))
+    _U32.pack_into(batch, CRC_START - 4, crc32c_of(memoryview(batch)[CRC_START:]))
 
 
 def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tierlog.record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -25,6 +23,7 @@ from tierlog.record_format.batch import (
     MIN_RECORD_SIZE,
     TRANSACTIONAL_BIT,
 )
+from tierlog.record_format.crc32c import crc32c_of
 
 _NOT_PLAIN: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
@@ -95,7 +94,7 @@ def header_run(
                 if starts:
                     break
                 epoch = of_epoch
-            if crc32c(view[start + CRC_START : end]) != crc:
+            if crc32c_of(view[start + CRC_START : end]) != crc:
                 break
             if producer_id >= 0:
                 by_producer.setdefault(producer_id, []).append(start)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from crc32c import crc32c
 from numba import types
 
 from tierlog.record_format.batch import (
@@ -33,6 +32,7 @@ from tierlog.record_format.batch_summary import (
     summarize_plain,
 )
 from tierlog.record_format.compiled import compiled
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.kernel_bytes import READ_ONLY, batch_header, pointer_to
 from tierlog.record_format.native_walk import NO_COLUMNS, walk_kernel
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN
@@ -130,6 +130,6 @@ def _crcs_match(body: Buffer, table: np.ndarray) -> bool:
     places = zip(starts, table[:, END].tolist(), table[:, CRC].tolist(), strict=True)
     with memoryview(body) as view:
         for start, end, crc in places:
-            if crc32c(view[start:end]) != crc:
+            if crc32c_of(view[start:end]) != crc:
                 return False
     return True

@@ -20,9 +20,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tierlog.record_format.batch import MAX_SEQUENCE, Buffer
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
 
 VERSION: Final = 1
@@ -58,7 +57,7 @@ class ProducerEntry(NamedTuple):
 def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     packed = [_ENTRY.pack(*entry) for entry in entries]
     checked = _COUNT.pack(len(packed)) + b"".join(packed)
-    return _HEAD.pack(VERSION, crc32c(checked), len(packed)) + checked[_COUNT.size :]
+    return _HEAD.pack(VERSION, crc32c_of(checked), len(packed)) + checked[_COUNT.size :]
 
 
 def parse_snapshot(data: Buffer, *, file: str = "") -> list[ProducerEntry]:
@@ -68,7 +67,7 @@ def parse_snapshot(data: Buffer, *, file: str = "") -> list[ProducerEntry]:
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
         raise UnknownFormatVersion(f"unknown producer snapshot version {version}", file=file)
-    found = crc32c(bytes(data[_COUNT_AT:]))
+    found = crc32c_of(bytes(data[_COUNT_AT:]))
     if found != crc:
         raise CorruptSnapshot(f"checksum is {found:08x}, expected {crc:08x}", file=file)
     if count * ENTRY_SIZE != len(data) - _HEAD.size:

@@ -18,10 +18,10 @@ import re
 from typing import Final, TypeVar
 
 import msgspec
-from crc32c import crc32c
 
 from tierlog.record_format import typed_json
 from tierlog.record_format.batch import Buffer
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptManifest, UnknownFormatVersion
 
 _Document = TypeVar("_Document")
@@ -99,7 +99,7 @@ def seal(document: bytes, *, kind: str) -> bytes:
         format_version=_FORMAT_VERSION,
         kind=kind,
         length=len(document),
-        crc32c=f"{crc32c(document):08x}",
+        crc32c=f"{crc32c_of(document):08x}",
         document=msgspec.Raw(document),
     )
     return _encoder.encode(sealed)
@@ -154,7 +154,7 @@ def _mismatch(sealed: _Sealed, document: bytes, kind: str) -> str:
         return f"kind is {sealed.kind!r}, expected {kind!r}"
     if sealed.length != len(document):
         return f"document length is {len(document)}, expected {sealed.length}"
-    found = f"{crc32c(document):08x}"
+    found = f"{crc32c_of(document):08x}"
     if sealed.crc32c != found:
         return f"document checksum is {found}, expected {sealed.crc32c}"
     return ""

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_indexes import load_bundle
@@ -29,6 +27,7 @@ from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import EpochEntry
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.segment_entry import SegmentEntry
 

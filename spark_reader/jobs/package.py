@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError
 
 PACKAGES: Final = ("tierlog", "pyspark_tierlog")
 LEFT_OUT: Final = frozenset(("api", "broker", "hot_tier"))

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from crc32c import crc32c as crc32c_of
-
 from tierlog.object_store.memory import MemoryStore
 from tierlog.object_store.store import IncompleteUpload, ObjectStat
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     MissingObject,

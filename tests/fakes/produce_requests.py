@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from crc32c import crc32c
-
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import HEADER_SIZE, LOG_OVERHEAD, MAX_SEQUENCE
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.varint import zigzag
 
@@ -30,7 +29,7 @@ def with_field(batch: bytes, at: int, layout: str, value: int) -> bytes:
     """The batch with another value in its header, and the checksum corrected."""
     changed = bytearray(batch)
     struct.pack_into(f">{layout}", changed, at, value)
-    struct.pack_into(">I", changed, CRC, crc32c(bytes(changed[ATTRIBUTES:])))
+    struct.pack_into(">I", changed, CRC, crc32c_of(bytes(changed[ATTRIBUTES:])))
     return bytes(changed)
 
 

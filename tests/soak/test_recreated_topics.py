@@ -27,7 +27,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from crc32c import crc32c
 
 import tierlog
 from tests.fakes.broker_process import BrokerProcess
@@ -48,6 +47,7 @@ from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_options import S3Options
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.errors import (
     InvalidConfig,
@@ -235,7 +235,9 @@ class Name:
         data, etag = response.content, response.headers["etag"].strip('"')
         topic_id, size_or_base, crc_or_size = etag.rsplit("-", 2)
         if int(crc_or_size, 16) != len(data):  # otherwise it is the active segment
-            assert (len(data), crc32c(data)) == (int(size_or_base, 16), int(crc_or_size, 16)), etag
+            assert (len(data), crc32c_of(data)) == (int(size_or_base, 16), int(crc_or_size, 16)), (
+                etag
+            )
         life = self.lives.get(topic_id)
         for header in iter_headers(data) if life is not None else ():
             life.partitions[partition].see_all(decode_batch(data, header))

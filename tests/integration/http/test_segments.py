@@ -2,9 +2,9 @@ import itertools
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
+from tierlog.record_format.crc32c import crc32c_of
 
 
 def partition_path(topic: str) -> str:
@@ -73,7 +73,7 @@ def test_a_segment_is_served_through_a_cache_of_one_chunk(tmp_path: Path) -> Non
         body = api.get(partition_path(topic) + "/segments/0").content
         assert segment["tier"] == "cold"
         assert len(body) == segment["size_bytes"] > 6 * 512
-        assert f"{crc32c(body):08x}" == segment["crc32c"]
+        assert f"{crc32c_of(body):08x}" == segment["crc32c"]
 
 
 def test_a_cold_segment_supports_range_and_conditional_requests(api: Api) -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
-from crc32c import crc32c
 
 import tierlog
 from tests.fakes.broker_process import BrokerProcess
@@ -16,6 +15,7 @@ from tests.fakes.cuttable_proxy import CuttableProxy
 from tierlog.host.retry import RetryPolicy
 from tierlog.object_store.s3 import S3Store
 from tierlog.object_store.store import Resumable, UploadNotFound
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import StoreUnavailable
 
@@ -66,7 +66,7 @@ class Upload:
             KEY,
             self.path,
             size_bytes=len(self.body),
-            crc32c=crc32c(self.body),
+            crc32c=crc32c_of(self.body),
             part_bytes=PART,
             concurrency=1,
             resumable=Resumable(self.ids[-1] if self.ids else "", self.ids.append),
@@ -92,7 +92,7 @@ def test_only_missing_parts_are_sent_after_an_outage(upload, line):
     stat = upload.put()
     assert seen.numbers == {1: 1, 2: 1, 3: 1, 4: 2, 5: 1}
     assert len(upload.ids) == 1
-    assert stat.crc32c == crc32c(upload.body)
+    assert stat.crc32c == crc32c_of(upload.body)
     assert upload.store.get(KEY, max_bytes=1 << 30) == upload.body
     assert upload.store.incomplete_uploads("", limit=100) == []
 

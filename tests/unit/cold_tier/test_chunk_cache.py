@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import Throttled
 
 SIZE = 1000
@@ -20,7 +20,9 @@ def body_of(number, unique="seg"):
 
 
 def ref(number, unique="seg"):
-    return ChunkRef("k.log", (unique, number), number * SIZE, SIZE, crc32c(body_of(number, unique)))
+    return ChunkRef(
+        "k.log", (unique, number), number * SIZE, SIZE, crc32c_of(body_of(number, unique))
+    )
 
 
 def fill(cache, number, unique="seg", *, read=True):

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.small_disk import read_only
 from tierlog.manifest.versions import CreateOutcome, VersionChain
 from tierlog.object_store.folder import FolderStore
 from tierlog.object_store.open import open_store
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -248,7 +248,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 
 def test_a_put_with_a_matching_checksum_is_stored(tmp_path):
     store = FolderStore(tmp_path)
-    store.put("k", b"abc", crc32c=crc32c(b"abc"))
+    store.put("k", b"abc", crc32c=crc32c_of(b"abc"))
     assert store.get("k", max_bytes=9) == b"abc"
 
 
@@ -263,7 +263,7 @@ def test_an_object_removed_right_after_its_put_is_reported_as_unavailable(tmp_pa
     with pytest.raises(StoreUnavailable):
         store.put("k", b"abc")
     with pytest.raises(StoreUnavailable):
-        store.put_file("k", body, size_bytes=3, crc32c=crc32c(b"abc"))
+        store.put_file("k", body, size_bytes=3, crc32c=crc32c_of(b"abc"))
 
 
 def test_of_what_the_disk_cannot_read_a_range_is_corrupt_and_a_whole_object_unavailable(

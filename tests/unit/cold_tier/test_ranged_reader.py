@@ -2,7 +2,6 @@ import itertools
 import threading
 
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.faulty_object_store import (
     FailsBefore,
@@ -14,6 +13,7 @@ from tests.fakes.faulty_object_store import (
 )
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader, read_chunk
 from tierlog.host.retry import RetryPolicy
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,
@@ -28,7 +28,7 @@ QUICK = RetryPolicy(attempts=3, sleep=lambda _: None)
 
 
 def ref(start=1000, end=700_000, body=BODY):
-    return ChunkRef(KEY, ("u", 0), start, end - start, crc32c(body[start:end]))
+    return ChunkRef(KEY, ("u", 0), start, end - start, crc32c_of(body[start:end]))
 
 
 @pytest.fixture

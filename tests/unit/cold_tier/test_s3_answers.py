@@ -3,7 +3,6 @@
 from contextlib import closing, nullcontext
 
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.manifests import entry
 from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
@@ -14,6 +13,7 @@ from tierlog.object_store.s3 import S3Store
 from tierlog.object_store.s3_multipart import MULTIPART_FROM_BYTES
 from tierlog.object_store.s3_options import S3Options
 from tierlog.object_store.store import IncompleteUpload
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
@@ -90,7 +90,7 @@ def open_store(endpoint):
 
 def upload(store, path):
     path.write_bytes(BODY)
-    store.put_file("k", path, size_bytes=len(BODY), crc32c=crc32c(BODY), part_bytes=1)
+    store.put_file("k", path, size_bytes=len(BODY), crc32c=crc32c_of(BODY), part_bytes=1)
 
 
 CALLS = {

@@ -1,11 +1,11 @@
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, ShortRead, WrongBytes
 from tierlog.cold_tier.index_bundle import parse_bundle
 from tierlog.cold_tier.object_keys import name_of
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
 
 
@@ -21,7 +21,7 @@ def test_a_segment_is_uploaded_byte_for_byte(store, written):
     uploaded = upload(store, written)
     assert store.get(uploaded.log_key, max_bytes=1 << 20) == written.body
     assert uploaded.size_bytes == len(written.body)
-    assert uploaded.log_crc32c == crc32c(written.body)
+    assert uploaded.log_crc32c == crc32c_of(written.body)
     assert (uploaded.base_offset, uploaded.last_offset) == (0, written.files.last_offset)
     assert uploaded.record_count == len(written.records)
     stamps = [stamp for _, stamp in written.records]
@@ -41,7 +41,7 @@ def test_the_bundle_has_the_indexes_and_the_snapshot(store, written, tmp_path):
     files = written.files.__class__(**(written.files.__dict__ | {"snapshot": snapshot}))
     uploaded = uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
     body = store.get(uploaded.indexes_key, max_bytes=1 << 20)
-    assert (len(body), crc32c(body)) == (uploaded.indexes_size_bytes, uploaded.indexes_crc32c)
+    assert (len(body), crc32c_of(body)) == (uploaded.indexes_size_bytes, uploaded.indexes_crc32c)
     bundle = parse_bundle(body, file=uploaded.indexes_key)
     assert bundle.offset_index == files.index.read_bytes()
     assert bundle.time_index == files.timeindex.read_bytes()

@@ -1,13 +1,13 @@
 """Upload checkpoints are used only if everything in them matches."""
 
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsBefore
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.object_store.store import UploadNotFound
 from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import StoreUnavailable
 
 KEY = f"{FOLDER}00000000000000000000-3-earlier.log"
@@ -94,7 +94,7 @@ def upload(store, written, checkpoints):
 def save_checkpoint(written, checkpoints):
     body = written.body
     content = LogContent(
-        size_bytes=len(body), crc32c=crc32c(body), part_bytes=UploadLimits().part_bytes
+        size_bytes=len(body), crc32c=crc32c_of(body), part_bytes=UploadLimits().part_bytes
     )
     checkpoints.save(FOLDER, KEY, content, upload_id="u1")
     return content

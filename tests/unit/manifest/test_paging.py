@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-from crc32c import crc32c
 from msgspec.structs import replace
 
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
@@ -26,6 +25,7 @@ from tierlog.manifest.state import Manifest, PageRef, RemovedPageKind
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
 from tierlog.object_store.store import ObjectStat
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptManifest, MissingObject
 
 
@@ -60,7 +60,7 @@ class PageLosingStore(PlainStore):
         return super().put(key, kept, **options)._replace(crc32c=self.reported(kept))
 
 
-@pytest.mark.parametrize("reported", [lambda _: None, crc32c], ids=["none", "crc32c"])
+@pytest.mark.parametrize("reported", [lambda _: None, crc32c_of], ids=["none", "crc32c"])
 def test_a_page_that_was_stored_wrong_is_never_referenced(
     reported: Callable[[bytes], int | None],
 ) -> None:

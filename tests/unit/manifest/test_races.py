@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from crc32c import crc32c
 
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import entry, manifest_store
@@ -20,6 +19,7 @@ from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import Claim, add_segments, trim
 from tierlog.object_store.store import ObjectStat
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     FencedError,
     ManifestConflict,
@@ -195,7 +195,7 @@ class RacyStore(PlainStore):
     """Planted: two concurrent writers both win, and the later one's bytes stay."""
 
     def _store(self, key: str, body: bytes, *, if_absent: bool) -> ObjectStat:
-        if key in self.objects and if_absent and crc32c(body) % 2:
+        if key in self.objects and if_absent and crc32c_of(body) % 2:
             raise ObjectExists(key)
         return super()._store(key, body, if_absent=False)
 

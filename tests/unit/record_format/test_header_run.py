@@ -4,7 +4,6 @@ import random
 import struct
 
 import pytest
-from crc32c import crc32c
 
 from tierlog.record_format.batch import (
     CRC_START,
@@ -14,6 +13,7 @@ from tierlog.record_format.batch import (
     parse_header,
     stamp,
 )
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.header_run import header_run
 
@@ -33,7 +33,7 @@ def with_fields(encoded: bytes, *, delta: int, count: int) -> bytes:
     changed = bytearray(encoded)
     struct.pack_into(">i", changed, 23, delta)
     struct.pack_into(">i", changed, 57, count)
-    struct.pack_into(">I", changed, 17, crc32c(changed[CRC_START:]))
+    struct.pack_into(">I", changed, 17, crc32c_of(changed[CRC_START:]))
     return bytes(changed)
 
 

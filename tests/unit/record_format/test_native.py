@@ -16,7 +16,8 @@ from tierlog.spark_reader.jobs.package import build_zip
 
 PROJECT = Path(__file__).parents[3]
 KERNELS = ("arrow_kernel", "key_kernel", "native_summary", "native_walk")
-IN_PLAIN_PYTHON = {"batch_summary", "compiled"}  # nothing of these is inlined into a kernel
+# Nothing of these is inlined into a kernel.
+IN_PLAIN_PYTHON = {"batch_summary", "compiled", "crc32c"}
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:

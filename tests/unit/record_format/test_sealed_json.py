@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptManifest, UnknownFormatVersion
 from tierlog.record_format.sealed_json import is_truncated, seal, unseal
 
@@ -24,7 +24,7 @@ json_values = st.recursive(
 def test_the_layout_of_a_sealed_document() -> None:
     assert (
         b'{"format_version":1,"kind":"manifest","length":%d,"crc32c":"%08x","document":%s}'
-        % (len(DOCUMENT), crc32c(DOCUMENT), DOCUMENT)
+        % (len(DOCUMENT), crc32c_of(DOCUMENT), DOCUMENT)
     ) == SEALED
 
 
