@@ -4,7 +4,7 @@
   read and checked) and the memory that this and a first lookup take; commits of one segment each,
   with their requests and bytes; a lookup of any offset in a loaded page.
 * There are enough commits that some write a page. The janitor merges small pages into large ones in
-  a step outside all commits (docs/decisions/0041); a unit test counts that.
+  a step outside all commits (docs/decisions/0021); a unit test counts that.
 
 `python -m bench manifest`; takes about half a minute.
 """

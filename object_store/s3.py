@@ -249,7 +249,7 @@ class S3Store:
         check_key(key)
 
         def send() -> bytes:
-            # By boto3: not every server refuses a signed URL from a clock that is ahead (0203).
+            # By boto3: some servers accept a signed URL from a clock ahead (decision 17).
             response = self._client.get_object(**self._target(key), ChecksumMode="ENABLED")
             with closing(response["Body"]) as stream:
                 size_bytes = member_of(response, "ContentLength", key=key)

@@ -6,7 +6,7 @@ Rules that keep it honest:
   The caller continues in another round.
 * Keys are identified by their hash alone, as in Kafka's offset map: reading a key back from the log
   for each lookup would cost a disk seek per record. For the probability of a collision see
-  docs/decisions/0024-compaction-key-table.md.
+  docs/decisions/0014-compaction.md.
 * Both tables return the same results.
 """
 

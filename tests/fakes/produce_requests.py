@@ -178,7 +178,7 @@ ODD: Final = dict(
 
 TWO_BATCHES: Final = "HTTP accepts several batches in a request"
 OFFSETS_ARE_OURS: Final = "a client may send fetched batches with their offsets"
-STRICTER: Final = "validation is stricter, decision 11"
+STRICTER: Final = "validation is stricter, decision 8"
 """Cases that Kafka accepts and we refuse, or the reverse, on topics where neither refuses them for
 another reason.
 """

@@ -14,7 +14,7 @@ After each step:
 
 At the end `verify --deep` finds no problem.
 
-Not covered: an older copy after which the original committed at most twice (decision 0173; each
+Not covered: an older copy after which the original committed at most twice (decision 22; each
 copy here is started after more), and a copy with records that a power failure took from the
 original. The seed is in the test's name; `TIERLOG_SEED` runs only that one.
 """
