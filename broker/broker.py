@@ -34,7 +34,7 @@ from tierlog.broker.repair.repair_step import RepairStep
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
-from tierlog.host.clock import wall_clock_ms
+from tierlog.host.clock import boottime_ms, wall_clock_ms
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.started_threads import started_threads
@@ -134,6 +134,7 @@ class Broker:
         *,
         store: ObjectStore | None,
         clock: Callable[[], int] = wall_clock_ms,
+        boot_clock: Callable[[], int] = boottime_ms,
         disk: Disk = REAL_DISK,
     ) -> Broker:
         """As `open`, without background work: segments are rolled, uploaded, deleted or collected
@@ -145,7 +146,8 @@ class Broker:
         settings = settings.resolve()
         bucket = broker = None
         try:
-            bucket = Bucket.open(folder, store, settings, clock=clock) if store else None
+            if store is not None:
+                bucket = Bucket.open(folder, store, settings, clock=clock, boot_clock=boot_clock)
             broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
             broker._open_topics()
         except BaseException as error:

@@ -17,6 +17,7 @@ from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.broker.ownership.owner_check import Silence
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import StoreStatus
 from tierlog.broker.topic_deletion import TopicDeletion
@@ -25,6 +26,7 @@ from tierlog.broker.upload_throttle import UploadThrottle
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.host.clock import boottime_ms
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest.keys import PartitionKeys, topic_folder
@@ -51,12 +53,14 @@ class Bucket:
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
+        boot_clock: Callable[[], int] = boottime_ms,
     ) -> None:
         self.store = store
         self._folder, self._settings, self._clock = folder, settings, clock
         self._topics = TopicObjects(store)
         self._pages = PageCache()
-        self._options = StoreOptions(clock=clock)
+        self._options = StoreOptions(clock=clock, boot_clock=boot_clock)
+        self.silence = Silence(check_ms=settings.fence_check_ms, boot_clock=boot_clock)
         assert settings.cache_bytes is not None, "settings are resolved"
         self.cache = ChunkCache(folder.cache, limit_bytes=settings.cache_bytes)
         cold = ColdLimits(
@@ -79,12 +83,13 @@ class Bucket:
         settings: BrokerSettings,
         *,
         clock: Callable[[], int],
+        boot_clock: Callable[[], int] = boottime_ms,
     ) -> Bucket:
         """Verify the store, for `store.start.timeout.ms` at most. It may be unreachable.
 
         Raises ConfigurationError for a store that fails the probe and for another cluster's prefix.
         """
-        bucket = cls(folder, store, settings, clock=clock)
+        bucket = cls(folder, store, settings, clock=clock, boot_clock=boot_clock)
         try:
             bucket.store_status.verify_at_start(timeout_s=settings.store_start_timeout_ms / 1000)
         except BaseException:
@@ -122,6 +127,7 @@ class Bucket:
             self._upload,
             bucket_state=bucket_state,
             store_status=self.store_status,
+            silence=self.silence,
             clock=self._clock,
         )
 

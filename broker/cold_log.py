@@ -20,6 +20,7 @@ import msgspec
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.disk_reserve import raising_disk_full
+from tierlog.broker.ownership.owner_check import OwnerCheck, Silence
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
@@ -50,12 +51,14 @@ class ColdLog(ColdReads):
         *,
         bucket_state: BucketState,
         store_status: StoreStatus,
+        silence: Silence,
         clock: Callable[[], int],
     ) -> None:
         super().__init__(manifests, reader, bucket_state=bucket_state, store_status=store_status)
         self._upload, self._clock = upload, clock
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, bucket_state, clock=clock)
+        self.owner_check = OwnerCheck(self.ownership, silence)
         self._may_be_behind = False  # the bucket may be one commit ahead of `manifest`
         self._uploading: list[int] = []  # base offsets
 

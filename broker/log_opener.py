@@ -147,8 +147,16 @@ class LogOpener:
         return self._bucket.find_cold_log(record, number) if self._bucket is not None else None
 
     def _partition(self, one: OpenedLog) -> Partition:
-        commits = GroupCommit(one.log, self._executor, self._timer, times=self.commit_times)
-        return Partition(one.log, commits, one.cold, check_room=self._check_room)
+        def commits(before_answers: Callable[[], None]) -> GroupCommit:
+            return GroupCommit(
+                one.log,
+                self._executor,
+                self._timer,
+                times=self.commit_times,
+                before_answers=before_answers,
+            )
+
+        return Partition(one.log, one.cold, commits=commits, check_room=self._check_room)
 
     def _open(self, wanted: Wanted) -> OpenedLog | DamagedPartition:
         place = (wanted.record.name, wanted.number)
@@ -252,7 +260,7 @@ class LogOpener:
         )
         take_over.reload()
         if pending is None:
-            if not take_over.is_foreign:
+            if not (take_over.is_foreign or take_over.is_of_a_copy):
                 return None
             self._take_overs.add(spec.name, wanted)
         closed_log.finish_interrupted_split(spec.folder)

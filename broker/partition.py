@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+import structlog
+
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice, TierRead
@@ -28,15 +30,20 @@ from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import (
+    ConfigurationError,
     CorruptDataError,
     FencedError,
     LogOfflineError,
     OffsetTrimmed,
+    StoreUnavailable,
+    TierlogError,
     UnknownSegment,
     UnknownTopic,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.produced import ProducedBatches
+
+log = structlog.get_logger(__name__)
 
 Tier = Literal["hot", "cold", "mixed"]
 
@@ -77,19 +84,21 @@ class Fetched(NamedTuple):
 
 
 class Partition:
-    """One partition of the broker. Thread-safe."""
+    """One partition of the broker. Thread-safe. `commits` makes the queue of its appends; what it
+    is given is called before they are answered.
+    """
 
     def __init__(
         self,
         log: PartitionLog,
-        commits: GroupCommit,
         cold: ColdLog | None,
         *,
+        commits: Callable[[Callable[[], None]], GroupCommit],
         check_room: Callable[[], None],
     ) -> None:
         self.log, self.cold = log, cold
         self.topic, self.number = log.topic, log.partition
-        self._commits, self._check_room = commits, check_room
+        self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.is_deleted = False
         log.on_high_watermark.append(self._waiters.wake)
@@ -126,6 +135,30 @@ class Partition:
         reason = self.leadership_lost
         if reason:
             raise FencedError(f"leadership lost: {reason}")
+
+    def look_for_owner(self) -> None:
+        """Check that no other folder became the owner. Raises FencedError, UnknownTopic,
+        StoreUnavailable, and what a look at a damaged manifest raises.
+        """
+        assert self.cold is not None, "without a bucket nobody else can own it"
+        try:
+            self.cold.owner_check.look(log_end_offset=self.log.log_end_offset)
+        finally:
+            if self.leadership_lost:
+                self.wake_all()
+
+    def _before_answers(self) -> None:
+        """Raises FencedError, UnknownTopic. A healthy owner only compares two clock values."""
+        if self.cold is None or not self.cold.owner_check.is_due:
+            return
+        try:
+            self.look_for_owner()
+        except (FencedError, UnknownTopic):
+            raise
+        except (StoreUnavailable, ConfigurationError):
+            pass  # `/readyz` says so
+        except (TierlogError, OSError) as error:  # damage is not a claim
+            log.warning("ownership check failed", partition=str(self), error=str(error))
 
     def claim(self) -> None:
         """Become the owner in the bucket, unless it is already. Raises FencedError,

@@ -108,6 +108,11 @@ def readiness(
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
+    if bucket is not None and bucket.silence.reason:
+        degraded.append(
+            "whether another broker took partitions over is unknown, and records are acknowledged: "
+            f"the store does not answer: {bucket.silence.reason}"
+        )
     if bucket is not None and bucket.store_status.trouble:
         degraded.append(bucket.store_status.trouble)
     return Readiness(reasons, degraded)

@@ -20,8 +20,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,6 +31,7 @@ import structlog
 from tierlog.broker.bucket_state import has_bucket
 from tierlog.broker.data_folder import DataFolder, Document, unusable
 from tierlog.broker.settings import BrokerSettings
+from tierlog.host.started_threads import run_in_daemon_thread
 from tierlog.manifest.keys import CLUSTER_KEY
 from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
 from tierlog.object_store.probe import RACE_S, StoreTraits, probe, still_has_traits
@@ -130,7 +131,7 @@ class StoreStatus:
     def verify_at_start(self, *, timeout_s: float) -> None:
         """As `verify`, but the store may be unreachable. Raises ConfigurationError."""
         try:
-            _run_in_daemon_thread(self.verify).result(timeout_s)
+            run_in_daemon_thread(self.verify, name="store-check").result(timeout_s)
         except TimeoutError:
             self.mark_unavailable(StoreUnavailable(f"no result within {timeout_s:g} s"))
         except StoreUnavailable as error:
@@ -307,8 +308,8 @@ def check_access(store: ObjectStore, *, timeout_s: float) -> None:
     folder is created, so that none is left behind. A store that does not respond passes.
     """
     try:
-        read = _run_in_daemon_thread(lambda: store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
-        read.result(timeout_s)
+        read = partial(store.get, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
+        run_in_daemon_thread(read, name="store-check").result(timeout_s)
     except ConfigurationError:
         raise
     except (TierlogError, TimeoutError):
@@ -327,20 +328,3 @@ def check_has_no_bucket(data_dir: Path) -> None:
         raise unusable(data_dir, error) from error
     which = f"the bucket {known.store[0]}" if known else "a bucket"
     raise ConfigurationError(f"data folder {data_dir} has {which}: name it with --store URL")
-
-
-def _run_in_daemon_thread(call: Callable[[], object]) -> Future[None]:
-    """The process does not wait for the thread when it exits: a request may take a minute to time
-    out.
-    """
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            call()
-            done.set_result(None)
-        except BaseException as error:  # noqa: BLE001  raised by `result`
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="store-check", daemon=True).start()
-    return done

@@ -1,4 +1,4 @@
-"""Thread pools that start all of their threads when they are created.
+"""Thread pools that start all of their threads when they are created, and single calls in threads.
 
 `ThreadPoolExecutor` starts a thread when a call is submitted. In a process that may have no more
 threads, `submit` raises after it has queued the call, which another thread then makes: a request
@@ -8,7 +8,8 @@ that was answered with an error would take effect.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tierlog.record_format.errors import TooManyThreads
 
@@ -26,3 +27,23 @@ def started_threads(count: int, *, name: str) -> ThreadPoolExecutor:
         text = f"this process may not have {count} more threads: {error}"
         raise TooManyThreads(text) from error
     return threads
+
+
+def run_in_daemon_thread(call: Callable[[], object], *, name: str) -> Future[None]:
+    """Call it in a thread for which the process does not wait when it exits: a request to a store
+    may take a minute to time out. In the caller's thread if the process may not have another.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001  raised by `result`
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        run()
+    return done

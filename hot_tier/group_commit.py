@@ -8,6 +8,8 @@
   `flush.messages` records are unflushed, by one timer shared by all partitions.
 * Every future completes: with offsets, the error, or LogOfflineError, after which the outcome is
   unknown.
+* `before_answers` is called before any group's offsets are given out; what it raises is given out
+  in their place. It must be cheap, and may block: an owner that slept looks who owns the log now.
 """
 
 from __future__ import annotations
@@ -121,6 +123,9 @@ class _Unflushed(NamedTuple):
     began_s: float
 
 
+_Answer = tuple[Future[AppendResult], AppendResult]
+
+
 class GroupCommit:
     """The append queue of one partition. Thread-safe. `times` may be shared by all partitions."""
 
@@ -131,8 +136,10 @@ class GroupCommit:
         timer: FlushTimer,
         *,
         times: CommitTimes | None = None,
+        before_answers: Callable[[], None] = lambda: None,
     ) -> None:
         self._log, self._executor, self._timer = log, executor, timer
+        self._before_answers = before_answers
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
         self._idle: threading.Condition | None = None  # created by `close`
@@ -226,21 +233,31 @@ class GroupCommit:
             return
         self._times.write.observe(time.monotonic() - began_s)
         high_watermark = log.high_watermark
-        completed = False
+        answers: list[_Answer] = []
         unflushed: list[_Unflushed] = []
         for queued, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, TierlogError):
                 queued.future.set_exception(outcome)
             elif queued.acks is not Acks.ALL or outcome.last_offset < high_watermark:
-                completed = True
-                queued.future.set_result(outcome)
+                answers.append((queued.future, outcome))
             else:
                 unflushed.append(_Unflushed(outcome, queued.future, queued.began_s))
         if unflushed:
             with self._lock:
                 self._unflushed += unflushed
-        if completed:
-            self._ensure_flush_scheduled()
+        if answers:
+            self._ensure_flush_scheduled()  # first: an answer may have to wait
+            self._answer(answers)
+
+    def _answer(self, answers: list[_Answer]) -> None:
+        try:
+            self._before_answers()
+        except BaseException as refusal:  # noqa: BLE001  raised by each future
+            for future, _ in answers:
+                future.set_exception(refusal)
+            return
+        for future, result in answers:
+            future.set_result(result)
 
     def _ensure_flush_scheduled(self) -> None:
         """Make sure that appends that nobody waits for are flushed in time."""
@@ -307,6 +324,5 @@ class GroupCommit:
             return
         now_s = time.monotonic()
         self._times.commit.observe_all([now_s - unflushed.began_s for unflushed in waiting])
-        for unflushed in waiting:
-            assert unflushed.result.last_offset < outcome
-            unflushed.future.set_result(unflushed.result)
+        assert all(unflushed.result.last_offset < outcome for unflushed in waiting)
+        self._answer([(unflushed.future, unflushed.result) for unflushed in waiting])

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tierlog.host.clock import boottime_ms
 from tierlog.manifest.codec import (
     MAX_MANIFEST_BYTES,
     MAX_PAGE_BYTES,
@@ -46,7 +47,6 @@ from tierlog.manifest.versions import (
     LIST_LIMIT,
     CreateOutcome,
     VersionChain,
-    boottime_ms,
     get_object,
 )
 from tierlog.object_store.store import ObjectStore

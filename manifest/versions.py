@@ -170,9 +170,3 @@ def get_object(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
         return store.get(key, max_bytes=max_bytes)
     except CorruptObject as bad:
         raise CorruptManifest(bad.detail, file=bad.file) from bad
-
-
-def boottime_ms() -> int:
-    """Monotonic milliseconds that, on Linux, also count the time in suspend."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(clock) // 1_000_000

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tierlog.manifest.versions import boottime_ms
+from tierlog.host.clock import boottime_ms
 from tierlog.record_format.record_walk import I64_MAX
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.catalog import PartitionFacts

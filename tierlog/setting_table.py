@@ -193,7 +193,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "fence.check.ms",
         Kind.MS,
-        "How often the owner of a partition checks for a newer epoch: one HEAD each time.",
+        "How long ago an owner may have checked for a newer one when it acknowledges; it sends two "
+        "HEADs in that time.",
         least=100,
     ),
     _broker(

@@ -84,7 +84,7 @@ class BackgroundTasks:
             interval_max_s=DELETION_INTERVAL_MAX_S,
         )
         self._group_keeping = task("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
-        cleaner_s, fence_s = settings.log_cleaner_backoff_ms / 1000, settings.fence_check_ms / 1000
+        cleaner_s, fence_s = settings.log_cleaner_backoff_ms / 1000, settings.fence_check_ms / 2000
         checkpoint_s = settings.recovery_checkpoint_ms / 1000
         self._tasks = (  # in the order in which they start; they stop in reverse order
             task("disk-reserve", self._check_reserve, interval_s=CHECK_S),

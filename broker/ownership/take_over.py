@@ -138,6 +138,13 @@ class TakeOver:
         manifest = self.manifest
         return manifest is not None and manifest.owner == self._owner and not self.is_foreign
 
+    @property
+    def is_of_a_copy(self) -> bool:
+        """Whether the owner in force is another folder, of which this one is a copy. The lock of
+        this one does not keep a broker off that one, which may have acknowledged records since.
+        """
+        return self.manifest is not None and self.manifest.owner != self._owner
+
     def _is_of_another(self, manifest: Manifest) -> bool:
         """Whether the owner or epoch is one that this folder never recorded, or the folder is an
         older copy of the owner's.

@@ -12,6 +12,8 @@ After each step:
   bucket had; otherwise everything. The log start passes only trimmed records;
 * records that a folder cannot serve after its take-over are set apart in it, and stay there.
 
+A zombie that slept acknowledges nothing.
+
 At the end `verify --deep` finds no problem.
 
 Not covered: an older copy after which the original committed at most twice (decision 22; each
@@ -76,7 +78,8 @@ class Owner(BrokerHarness):
             restore_offset_gap=GAP,
             take_over=take_over,
         )
-        self.broker = Broker.open_idle(settings, store=self.store)
+        self.boot_ms = 0
+        self.broker = Broker.open_idle(settings, store=self.store, boot_clock=lambda: self.boot_ms)
         self.broker.background.fence_checker.run_round()
 
     @property
@@ -405,6 +408,16 @@ class World:
         if self.random.random() < 0.5:
             self.zombie.roll_and_copy()
 
+    def wake_zombie(self) -> None:
+        """It slept longer than its last look at the bucket counts."""
+        if self.zombie is None:
+            return
+        self.zombie.store.heal()
+        self.zombie.boot_ms += self.zombie.broker.settings.fence_check_ms + 1
+        with suppress(FencedError):
+            self._append(self.zombie)
+            raise Wrong("a zombie that slept acknowledged a record")
+
     def restart_zombie(self) -> None:
         if self.zombie is not None:
             self.zombie.broker.close()
@@ -501,6 +514,7 @@ WEIGHTS = {
     World.restore_with_old_tail: 1,
     World.act_as_zombie: 3,
     World.restart_zombie: 1,
+    World.wake_zombie: 1,
     World.zombie_takes_over: 1,
     World.pause_in_a_call: 2,
 }

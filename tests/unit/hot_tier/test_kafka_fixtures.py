@@ -163,9 +163,8 @@ def test_a_lost_transaction_index_is_corruption(open_fixture, tmp_path):
 
 def test_reading_aborted_transactions_needs_a_blocking_call(open_fixture):
     end = expected_offsets("txn-0")["high_watermark"]
-    partition = Partition(
-        open_fixture("txn-0", recovery_point=end), None, None, check_room=lambda: None
-    )
+    log = open_fixture("txn-0", recovery_point=end)
+    partition = Partition(log, None, commits=lambda _: None, check_room=lambda: None)
     assert partition.read(0, max_bytes=1 << 20, committed=True).aborted
     assert partition.try_read(0, max_bytes=1 << 20) is not None
     assert partition.try_read(0, max_bytes=1 << 20, committed=True) is None
@@ -175,7 +174,7 @@ def test_last_stable_offset_is_never_below_the_log_start(
     open_fixture,
 ):
     log = open_fixture("txn-0", recovery_point=expected_offsets("txn-0")["high_watermark"])
-    partition = Partition(log, None, None, check_room=lambda: None)
+    partition = Partition(log, None, commits=lambda _: None, check_room=lambda: None)
     begun, start = log.offsets.last_stable_offset, log.high_watermark - 1
     assert begun < start
     log.trim(start)
