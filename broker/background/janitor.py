@@ -1,8 +1,8 @@
 """Maintains partitions: applies retention in both tiers, rolls by time, frees a full disk.
 
 * A local segment is deleted only if the manifest in force covers it, if it is below the durable log
-  start, or if remote storage is off (DESIGN.md, invariant 1). That rule is in one function:
-  `removable_end`.
+  start, or if remote storage is off (docs/architecture.md, invariant 1). That rule is in one
+  function: `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects are deleted: a crash in between leaves something to delete, never something missing.
 * Nothing expires by age while the store refuses this machine's clock. Without a store, or if it

@@ -1,4 +1,4 @@
-"""The store being down stops offload and cold reads, nothing else (DESIGN.md, invariant 8)."""
+"""The store being down stops offload and cold reads, nothing else: docs/architecture.md, 8."""
 
 import shutil
 import socket

@@ -1,0 +1,91 @@
+"""docs/architecture.md and CONTRIBUTING.md name what there is: files, functions, arrows, and how
+many files a walk crosses.
+"""
+
+import ast
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = {"architecture": PAGE, "contributing": (ROOT / "CONTRIBUTING.md").read_text()}
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+PATH = re.compile(r"`([a-z_]+/[\w./]*)`")
+NAMED = re.compile(r"`([\w/]+\.py)`((?:[ ,|]+`[A-Za-z_][\w.]*`)+)")
+"""A file, and directly behind it what it defines."""
+WALK = re.compile(r"^### (.+?)\n\n(.+?)(?=^##|\Z)", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_file_that_a_page_names_exists(page):
+    named = [path for path in PATH.findall(PAGES[page]) if path.split("/")[0] in FOLDERS]
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_each_function_stands_in_the_file_that_is_named_with_it():
+    named = [
+        (file, name)
+        for file, names in NAMED.findall(re.sub(r"\n {2,3}", " ", PAGE))
+        for name in re.findall(r"`([\w.]+)`", names)
+    ]
+    assert [(file, name) for file, name in named if name not in defined(file)] == []
+
+
+def test_a_walk_says_how_many_files_it_crosses():
+    for title, text in WALK.findall(PAGE):
+        stated = int(re.search(r"(\d+) files", text)[1])
+        files = re.findall(r"`([\w/]+\.py)`", text.partition("\n1. ")[2])
+        assert (title, stated) == (title, len(set(files)))
+
+
+def test_the_drawing_has_the_arrows_that_the_imports_have():
+    edges = re.findall(r"^ {4}(\w+)(?:\[.+?\])? --> (\w+)", PAGE, re.M)
+    drawn = {room: set(reachable(room, edges)) for room in chain.from_iterable(edges)}
+    found = imports()
+    assert {edge for edge in edges if edge not in found} == set(), "nothing imports this way"
+    assert {(one, other) for one, other in found if other not in drawn[one]} == set()
+
+
+def defined(file: str) -> set[str]:
+    names = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        names |= set(names_of(node))
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{name}" for child in node.body for name in names_of(child)}
+    return names
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def reachable(room: str, edges: list[tuple[str, str]]) -> set[str]:
+    below = {other for one, other in edges if one == room}
+    return below.union(*(reachable(other, edges) for other in below))
+
+
+def imports() -> set[tuple[str, str]]:
+    """Which room imports which; `tierlog` is all of its folder but the client."""
+    rooms = [path for path in (ROOT / "tierlog").iterdir() if path.is_symlink()]
+    rooms += [ROOT / "tierlog", ROOT / "pyspark_tierlog"]
+    names = {path.name for path in rooms} | {"client"}
+    found = set()
+    for folder in rooms:
+        for file in folder.resolve().rglob("*.py"):
+            room = "client" if file.is_relative_to(ROOT / "tierlog" / "client") else folder.name
+            for module in re.findall(r"^\s*(?:from|import) ([\w.]+)", file.read_text(), re.M):
+                package, _, rest = module.partition(".")
+                other = rest.split(".")[0] if package == "tierlog" else package
+                if package == "tierlog" and other not in names:
+                    other = "tierlog" if rest else ""  # the package itself is lazy
+                if other in names and other != room:
+                    found.add((room, other))
+    return found
