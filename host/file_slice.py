@@ -47,15 +47,18 @@ class FileSlice(NamedTuple):
 
     def read(self) -> bytes:
         """The bytes. Raises EOFError if the file is shorter than the slice."""
-        data = os.pread(self.file.fd, self.size_bytes, self.position)
-        while len(data) < self.size_bytes:  # pread(2) stops at 2 GiB and at signals
-            more = os.pread(self.file.fd, self.size_bytes - len(data), self.position + len(data))
-            if not more:
-                raise EOFError(
-                    f"{self.file.name}: ends before position {self.position} + {self.size_bytes}"
-                )
-            data += more
-        return data
+        return pread_exactly(self.file, self.size_bytes, self.position)
+
+
+def pread_exactly(file: OpenFile, size_bytes: int, position: int) -> bytes:
+    """As os.pread, but all of it. Raises EOFError if the file is shorter."""
+    data = os.pread(file.fd, size_bytes, position)
+    while len(data) < size_bytes:  # pread(2) stops at 2 GiB and at signals
+        more = os.pread(file.fd, size_bytes - len(data), position + len(data))
+        if not more:
+            raise EOFError(f"{file.name}: ends before position {position} + {size_bytes}")
+        data += more
+    return data
 
 
 class TierRead(NamedTuple):

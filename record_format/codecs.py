@@ -280,6 +280,21 @@ def _zstd_frame(data: Buffer, start: int) -> tuple[int, int]:
     return position, bound
 
 
+def zstd_window(data: Buffer) -> int:
+    """The largest window of its frames: how much of the output a decompressor in pieces keeps.
+    Raises CorruptBatch.
+    """
+    largest = position = 0
+    while position < len(data):
+        if _le32(data, position) in _ZSTD_SKIPPABLE:
+            position += 8 + _le32(data, position + 4)
+            continue
+        parameters = zstandard.get_frame_parameters(data[position : position + 18])
+        largest = max(largest, parameters.window_size)
+        position, _ = _zstd_frame(data, position)
+    return largest
+
+
 def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> bytes:
     """Decompress one frame. Its declared content size determines the allocation: check it first."""
     size = zstandard.frame_content_size(frame)

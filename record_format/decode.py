@@ -127,7 +127,7 @@ def decode_columns(
         timestamps,
         _slices(data, fields.key_starts[:high], fields.key_ends[:high]),
         _slices(data, fields.value_starts[:high], fields.value_ends[:high]),
-        [NO_HEADERS if at < 0 else _headers(data, at) for at in fields.header_starts[:high]],
+        [NO_HEADERS if at < 0 else read_headers(data, at) for at in fields.header_starts[:high]],
     )
 
 
@@ -135,7 +135,7 @@ def _slices(data: bytes, starts: list[int], ends: list[int]) -> list[bytes | Non
     return [None if start < 0 else data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _headers(data: bytes, position: int) -> Headers:
+def read_headers(data: bytes, position: int) -> Headers:
     """Decode headers that the walk has checked. Bad UTF-8 becomes U+FFFD, as in Kafka's client."""
     count, position = read_varint(data, position)
     found: list[tuple[str, bytes | None]] = []

@@ -294,7 +294,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.expanded.max.bytes",
         Kind.BYTES,
-        "Largest request body after decompression; beyond it 413.",
+        "Largest request body after decompression; beyond it 413. At most half of "
+        "http.decoding.max.bytes.",
+        least=1,
+    ),
+    _http(
+        "http.decoding.max.bytes",
+        Kind.BYTES,
+        "Memory for records that are read as text, of all requests together; beyond it they wait.",
         least=1,
     ),
     _http("http.records.max", Kind.COUNT, "Records of a request; beyond it 413.", least=1),

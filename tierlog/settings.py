@@ -235,15 +235,22 @@ def _compose(values: Mapping[str, object]) -> Settings:
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
         raise SettingsError("tls.cert and tls.key must be set together")
+    http = HttpSettings(
+        **by_part[Part.HTTP],
+        check_host=not insecure,
+        tokens_file=tokens_file,
+        tokens_required=not insecure and not is_loopback(host),
+        shutdown_timeout_ms=broker.shutdown_timeout_ms,
+    )
+    if 2 * http.expanded_max_bytes > http.decoding_max_bytes:
+        raise SettingsError(
+            f"http.expanded.max.bytes ({http.expanded_max_bytes}) is above half of "
+            f"http.decoding.max.bytes ({http.decoding_max_bytes}): such a record could be written "
+            "and not be read as text"
+        )
     return Settings(
         broker=broker,
-        http=HttpSettings(
-            **by_part[Part.HTTP],
-            check_host=not insecure,
-            tokens_file=tokens_file,
-            tokens_required=not insecure and not is_loopback(host),
-            shutdown_timeout_ms=broker.shutdown_timeout_ms,
-        ),
+        http=http,
         store_url=store.pop("url", None),
         s3=S3Options(**store),
         host=host,

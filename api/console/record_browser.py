@@ -8,15 +8,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta
 
-from tierlog.api.console.record_text import DisplayText, full_text, summary, visible
+from tierlog.api.console.record_text import (
+    MAX_TEXT_BYTES,
+    DisplayText,
+    full_text,
+    summary,
+    visible,
+)
 from tierlog.api.http.context import Context
 from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.large_records import LargeRecord
 from tierlog.api.http.fetch.positions import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
 from tierlog.api.http.fetch.reading import read
 from tierlog.api.http.fetch.single import FetchQuery
@@ -91,7 +98,8 @@ async def _page_at(
     context: Context, partition: Partition, offset: int, *, limit: int
 ) -> RecordPage:
     fetched = await read(context, partition, offset, _PAGE)
-    page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
+    async with context.decoding.for_page(MIB):
+        page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
     return page
 
@@ -122,10 +130,38 @@ def _tier_of(lines: list[RecordLine]) -> Tier | None:
     return "mixed" if len(tiers) > 1 else next(iter(tiers), None)
 
 
+def _large_line(large: LargeRecord, local_start: int) -> RecordLine:
+    """Only the beginnings of key and value, and none of the headers."""
+    key, value = (_Beginning(*found) for found in large.prefixes(MAX_TEXT_BYTES + 1))
+    offset, timestamp, *_ = large.head
+    return RecordLine(
+        offset=offset,
+        timestamp=timestamp,
+        tier="hot" if offset >= local_start else "cold",
+        key=key.shown(summary),
+        value=value.shown(summary),
+        opened_key=key.shown(full_text),
+        opened_value=value.shown(full_text),
+        headers=[],
+    )
+
+
+class _Beginning(NamedTuple):
+    data: bytes | None
+    size_bytes: int
+
+    def shown(self, show: Callable[[bytes | None], DisplayText]) -> DisplayText:
+        text = show(self.data)
+        if self.data is None or len(self.data) == self.size_bytes:
+            return text
+        return text._replace(size_bytes=self.size_bytes, cut=True)
+
+
 def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
     page = record_json.read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
     local_start = partition.log.local_log_start_offset
-    lines = [
+    lines = [_large_line(page.large, local_start)] if page.large is not None else []
+    lines += [
         RecordLine(
             offset=at,
             timestamp=timestamp,

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 MAX_TEXT: Final = 32 << 10  # characters of one value on a page
+MAX_TEXT_BYTES: Final = 4 * MAX_TEXT  # in UTF-8
 MAX_PRETTY_BYTES: Final = 64 << 10  # larger JSON is not indented
 MAX_PRETTY_DEPTH: Final = 64  # each level indents every line below it
 MAX_HEX_BYTES: Final = 512
@@ -68,7 +69,7 @@ def full_text(data: bytes | None) -> DisplayText:
     pretty = _pretty(data)
     kind: Kind = "text" if pretty is None else "json"
     text = text if pretty is None else pretty
-    cut = len(text) > MAX_TEXT or len(data) > 4 * MAX_TEXT
+    cut = len(text) > MAX_TEXT or len(data) > MAX_TEXT_BYTES
     return DisplayText(kind, visible(text[:MAX_TEXT]), len(data), cut)
 
 
@@ -99,7 +100,7 @@ def _prefix(data: bytes) -> str | None:
     """The beginning as text, up to a whole character. None for binary: not UTF-8, or with a NUL (as
     git and grep decide), which an 8-byte integer often has.
     """
-    head = data[: 4 * MAX_TEXT]
+    head = data[:MAX_TEXT_BYTES]
     if b"\0" in head:
         return None
     try:

@@ -20,6 +20,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.all_completed import AllCompleted
+from tierlog.api.http.decoding_memory import DecodingMemory
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.shared_pages import SharedPages
 from tierlog.api.http.fetch.watermarks import Watermarks
@@ -50,6 +51,7 @@ class Context:
         self.watermarks = Watermarks()
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
+        self.decoding = DecodingMemory(settings.decoding_max_bytes)
         self.unsent = UnsentResponses(
             broker.settings.data_dir,
             lambda call: self.run(self.readers, call),

@@ -26,6 +26,7 @@ class HttpSettings:
     body_max_bytes: int = 64 * MIB
     control_body_max_bytes: int = MIB  # of calls that carry no records
     expanded_max_bytes: int = 256 * MIB
+    decoding_max_bytes: int = 512 * MIB
     records_max: int = 1_000_000
     connections_max: int = 10_000
     inflight_max_bytes: int = 512 * MIB

@@ -24,6 +24,7 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_requests import json_body
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.large_records import Encoding
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from tierlog.api.http.fetch.positions import (
     EARLIEST,
@@ -40,11 +41,12 @@ from tierlog.api.http.fetch.reading import (
     WaitMs,
     compute_text,
     is_still_at_end,
+    text_response,
     work_bytes,
 )
-from tierlog.api.http.fetch.record_json import Page
+from tierlog.api.http.fetch.record_json import PageText, Part
 from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
-from tierlog.api.http.responses import JSON, NO_STORE, Response
+from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
 from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Fetched, Partition
 from tierlog.record_format.errors import StoreUnavailable, Throttled, TierlogError
@@ -66,7 +68,7 @@ class FetchMany(msgspec.Struct, forbid_unknown_fields=True):
     max_bytes: MaxBytes = 8 * MIB
     min_bytes: MinBytes = 1
     wait_ms: WaitMs = 0
-    encoding: record_json.Encoding = "utf8"
+    encoding: Encoding = "utf8"
     isolation: Isolation = "read_uncommitted"
 
 
@@ -97,10 +99,13 @@ class RecordBudget:
 
     def __init__(self, size_bytes: int) -> None:
         self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
+        self._text = record_json.TEXT_BYTES
 
-    def read_page(self, fetch: PartitionFetch, fetched: Fetched, *, nowait: bool) -> Page:
-        if self._bytes <= 0 or self._records <= 0:
-            return Page([], fetch.offset, 0)
+    def write_page(
+        self, fetch: PartitionFetch, fetched: Fetched, encoding: Encoding, *, nowait: bool
+    ) -> PageText:
+        if min(self._bytes, self._records, self._text) <= 0:
+            return PageText((), fetch.offset, 0)
         page = record_json.read_page(
             fetched,
             offset=fetch.offset,
@@ -108,13 +113,16 @@ class RecordBudget:
             max_records=self._records,
             nowait=nowait,
         )
+        text = record_json.write_array(page, encoding, text_bytes=self._text)
         self._bytes -= page.size_bytes
-        self._records -= page.record_count
-        return page
+        self._records -= text.records
+        self._text -= text.size_bytes
+        return text
 
 
-async def fetch_many(context: Context, exchange: Exchange) -> Response:
+async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
     request = await json_body(context, exchange, FetchMany)
+    request.max_bytes = min(request.max_bytes, record_json.PAGE_BYTES)
     positions = [
         parse_position(wanted.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
         for index, wanted in enumerate(request.partitions)
@@ -256,7 +264,7 @@ async def _response(
     exchange: Exchange,
     fetches: Sequence[Fetch],
     request: FetchMany,
-) -> Response:
+) -> AnyResponse:
     work = 0
     for fetch in fetches:
         if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
@@ -265,15 +273,17 @@ async def _response(
             records = fetched.span_from(fetch.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def render(nowait: bool) -> bytes:
+    def render(nowait: bool) -> list[Part]:
         budget = RecordBudget(request.max_bytes)
-        parts = [
-            _fetch_json(context, exchange, fetch, budget, request=request, nowait=nowait)
-            for fetch in fetches
-        ]
-        return b'{"partitions":[' + b",".join(parts) + b"]}"
+        parts: list[Part] = [b'{"partitions":[']
+        for fetch in fetches:
+            json = _fetch_json(context, exchange, fetch, budget, request=request, nowait=nowait)
+            parts += (*json, b",")
+        parts[-1] = b"]}"
+        return parts
 
-    return Response(200, [JSON, NO_STORE], await compute_text(context, work, render))
+    parts = await compute_text(context, work, render, max_bytes=request.max_bytes)
+    return text_response(context, [JSON, NO_STORE], parts)
 
 
 def _fetch_json(
@@ -284,17 +294,16 @@ def _fetch_json(
     *,
     request: FetchMany,
     nowait: bool,
-) -> bytes:
+) -> Sequence[Part]:
     if isinstance(fetch, FailedFetch):
-        return _error_json(context, exchange, fetch)
+        return (_error_json(context, exchange, fetch),)
     assert fetch.fetched is not None, "read before"
     try:
-        page = budget.read_page(fetch, fetch.fetched, nowait=nowait)
+        text = budget.write_page(fetch, fetch.fetched, request.encoding, nowait=nowait)
     except TierlogError as error:
         failed = FailedFetch(fetch.partition.topic, fetch.partition.number, error)
-        return _error_json(context, exchange, failed)
-    records = record_json.write_array(page, request.encoding)
-    return json_object(fetch.partition, fetch.fetched, records, next_offset=page.next_offset)
+        return (_error_json(context, exchange, failed),)
+    return json_object(fetch.partition, fetch.fetched, text.parts, next_offset=text.next_offset)
 
 
 def _error_json(context: Context, exchange: Exchange, failed: FailedFetch) -> bytes:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Final, Literal, Protocol, TypeVar
+from typing import Annotated, Final, Literal, Protocol, TypeVar, cast
 
 from msgspec import Meta
 
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
-from tierlog.api.http.fetch.record_json import WouldBlock
+from tierlog.api.http.fetch.large_records import LargeText
+from tierlog.api.http.fetch.record_json import Part, WouldBlock
 from tierlog.api.http.metrics import timings
 from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
 from tierlog.broker.partition import Fetched, Partition, Tier
 from tierlog.hot_tier.log_state import Offsets
@@ -59,8 +62,11 @@ def work_bytes(fetched: Fetched, offset: int) -> int:
     return max(fetched.size_bytes, fetched.span_from(offset) * _RECORD_BYTES)
 
 
-async def compute_text(context: Context, work: int, render: Callable[[bool], T]) -> T:
-    """Encode records on the event loop if it is little work, otherwise in a thread.
+async def compute_text(
+    context: Context, work: int, render: Callable[[bool], T], *, max_bytes: int
+) -> T:
+    """Encode records on the event loop if it is little work, otherwise in a thread, with the memory
+    for a page of `max_bytes`.
 
     `render(nowait)`: with True it raises WouldBlock rather than wait for the disk or decompress a
     batch, which is an unknown amount of work.
@@ -70,7 +76,33 @@ async def compute_text(context: Context, work: int, render: Callable[[bool], T])
             return await context.compute(work, lambda: render(True))
         except WouldBlock:
             pass
-    return await context.compute(UNKNOWN_SIZE, lambda: render(False))
+    async with context.decoding.for_page(max_bytes):
+        return await context.compute(UNKNOWN_SIZE, lambda: render(False))
+
+
+def text_response(context: Context, headers: HeaderList, parts: Sequence[Part]) -> AnyResponse:
+    """A response of these parts, streamed if one of them is large."""
+    if all(isinstance(part, bytes) for part in parts):
+        return Response(200, headers, b"".join(cast("Sequence[bytes]", parts)))
+    return StreamResponse(headers, _stream(context, parts))
+
+
+async def _stream(context: Context, parts: Iterable[Part]) -> AsyncGenerator[bytes, None]:
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        else:
+            async with aclosing(stream_text(context, part)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+
+async def stream_text(context: Context, text: LargeText) -> AsyncGenerator[bytes, None]:
+    """Its pieces, each made in a thread once the one before was sent."""
+    async with context.decoding.for_stream(text.memory_bytes):
+        pieces = text.pieces()
+        while piece := await context.compute(UNKNOWN_SIZE, partial(next, pieces, b"")):
+            yield piece
 
 
 def log_headers(

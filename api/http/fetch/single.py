@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json
 from tierlog.api.http.fetch.batch_filter import filter_batches
+from tierlog.api.http.fetch.large_records import Encoding
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from tierlog.api.http.fetch.positions import (
     EARLIEST,
@@ -41,13 +43,14 @@ from tierlog.api.http.fetch.reading import (
     compute_text,
     log_headers,
     read,
+    text_response,
     work_bytes,
 )
 from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
 from tierlog.api.http.fetch.tail import tail_of
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.request import media_types
-from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse, Response
+from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
 from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES
 from tierlog.broker.partition import Fetched, Partition
@@ -80,11 +83,17 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     min_bytes: MinBytes = 1
     wait_ms: WaitMs = 0
     isolation: Isolation = "read_uncommitted"
-    encoding: record_json.Encoding = "utf8"
+    encoding: Encoding = "utf8"
 
     @property
     def committed(self) -> bool:
         return self.isolation == "read_committed"
+
+    def for_text(self) -> FetchQuery:
+        """The query with at most the `max_bytes` of a page."""
+        if self.max_bytes <= record_json.PAGE_BYTES:
+            return self
+        return msgspec.structs.replace(self, max_bytes=record_json.PAGE_BYTES)
 
     def for_few(self) -> FetchQuery:
         """The query with a smaller `max_bytes` if it asks for few records; otherwise itself."""
@@ -120,6 +129,7 @@ def try_fetch(context: Context, exchange: Exchange) -> AnyResponse | None:
             return None
         result = _try_read(exchange, partition, offset, query)
         return None if result is None else _batches_response(context, exchange, result)
+    query = query.for_text()
     few = query.for_few()
     result = _try_read(exchange, partition, offset, few)
     if result is None or work_bytes(result.fetched, result.offset) > IMMEDIATE_MAX_BYTES:
@@ -173,6 +183,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     if form == media_types.BATCHES:
         result = await _fetch_enough(context, exchange, partition, position, query)
         return await _filtered_batches_response(context, exchange, result, query)
+    query = query.for_text()
     few = query.for_few()
     result = await _fetch_enough(context, exchange, partition, position, few)
     page = await _shared_page(context, result, few, form)
@@ -304,15 +315,15 @@ def _batches_response(context: Context, exchange: Exchange, result: ReadResult) 
 
 def _records_response(
     context: Context, result: ReadResult, page: RenderedPage, form: str
-) -> Response:
+) -> AnyResponse:
     partition, _, fetched = result
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
-    body: bytes = page.content
+    parts: Sequence[record_json.Part] = page.content
     if form == media_types.JSON:
-        body = json_object(partition, fetched, body, next_offset=page.next_offset)
+        parts = json_object(partition, fetched, parts, next_offset=page.next_offset)
     headers = _headers(partition, fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
-    return Response(200, headers, body)
+    return text_response(context, headers, parts)
 
 
 async def _shared_page(
@@ -323,7 +334,9 @@ async def _shared_page(
     return await context.pages.get(
         _cache_key(result, query, form),
         result.fetched,
-        lambda: compute_text(context, work, partial(_render, result, query, form)),
+        lambda: compute_text(
+            context, work, partial(_render, result, query, form), max_bytes=query.max_bytes
+        ),
     )
 
 
@@ -344,28 +357,29 @@ def _render(result: ReadResult, query: FetchQuery, form: str, nowait: bool) -> R
         nowait=nowait,
     )
     if form == media_types.JSON:
-        body = record_json.write_array(page, query.encoding)
+        text = record_json.write_array(page, query.encoding)
     else:
         number = result.partition.number
-        body = record_json.write_lines(page, partition=number, encoding=query.encoding)
-    return RenderedPage(body, page.next_offset, len(body), page.record_count)
+        text = record_json.write_lines(page, partition=number, encoding=query.encoding)
+    return RenderedPage(text.parts, text.next_offset, text.size_bytes, text.records)
 
 
 def json_object(
-    partition: Partition, fetched: Fetched, records: bytes, *, next_offset: int
-) -> bytes:
+    partition: Partition,
+    fetched: Fetched,
+    records: Sequence[record_json.Part],
+    *,
+    next_offset: int,
+) -> Sequence[record_json.Part]:
     """The JSON object of a partition around its encoded records."""
-    return b"".join(
-        (
-            b'{"topic":"%b","partition":%d,"records":['
-            % (partition.topic.encode(), partition.number),
-            records,
-            b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d,"tier":"%b"}'
-            % (
-                next_offset,
-                fetched.log_start_offset,
-                fetched.high_watermark,
-                fetched.tier_below(next_offset).encode(),
-            ),
-        )
+    return (
+        b'{"topic":"%b","partition":%d,"records":[' % (partition.topic.encode(), partition.number),
+        *records,
+        b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d,"tier":"%b"}'
+        % (
+            next_offset,
+            fetched.log_start_offset,
+            fetched.high_watermark,
+            fetched.tier_below(next_offset).encode(),
+        ),
     )

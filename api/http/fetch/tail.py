@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Final
@@ -27,6 +27,7 @@ from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch.large_records import Encoding
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from tierlog.api.http.fetch.positions import (
     LATEST,
@@ -40,8 +41,10 @@ from tierlog.api.http.fetch.reading import (
     is_still_at_end,
     log_headers,
     read,
+    stream_text,
     work_bytes,
 )
+from tierlog.api.http.fetch.record_json import Part
 from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.request import media_types
@@ -65,7 +68,7 @@ class TailQuery(msgspec.Struct, forbid_unknown_fields=True):
     offset: str | UnsetType = UNSET
     timestamp: str | UnsetType = UNSET
     isolation: Isolation = "read_uncommitted"
-    encoding: record_json.Encoding = "utf8"
+    encoding: Encoding = "utf8"
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 20)] = PAGE_BYTES
 
     @property
@@ -121,8 +124,13 @@ class Tail:
             if fetched.slices:
                 page = await self._page(partition, fetched, offset)
                 for part in self._parts(partition, page):
-                    yield part
-                    await asyncio.sleep(0)
+                    if isinstance(part, bytes):
+                        yield part
+                        await asyncio.sleep(0)
+                        continue
+                    async with aclosing(stream_text(self._context, part)) as pieces:
+                        async for piece in pieces:
+                            yield piece
                 self.next_offsets[partition] = page.next_offset
             else:  # there may be a gap up to the end
                 self.next_offsets[partition] = max(offset, fetched.next_offset)
@@ -138,6 +146,7 @@ class Tail:
                 self._context,
                 work_bytes(fetched, offset),
                 partial(self._render, partition, fetched, offset),
+                max_bytes=query.max_bytes,
             ),
         )
         self._context.metrics.requests.fetched(
@@ -145,12 +154,12 @@ class Tail:
         )
         return page
 
-    def _parts(self, partition: Partition, page: RenderedPage) -> Iterator[bytes]:
+    def _parts(self, partition: Partition, page: RenderedPage) -> Iterator[Part]:
         """The events of a page. Those of a topic come in parts, because the id of each names every
         partition: a page of small records would become gigabytes.
         """
         if not self._whole_topic:
-            yield page.content
+            yield from page.content
             return
         # An id has the last offset sent of each partition; -1 is before the first.
         ids = {one: b"%d:%d" % (one.number, at - 1) for one, at in self.next_offsets.items()}
@@ -158,7 +167,14 @@ class Tail:
         before, _, after = b",".join(ids.values()).partition(b"@")
         part = bytearray()
         for offset, line in page.content:
-            part += b"id: %b%d%b\ndata: %b\n\n" % (before, offset, after, line)
+            part += b"id: %b%d%b\ndata: " % (before, offset, after)
+            if isinstance(line, bytes):
+                part += line
+            else:
+                yield bytes(part)
+                yield line
+                part.clear()
+            part += b"\n\n"
             if len(part) >= PAGE_BYTES:
                 yield bytes(part)
                 part.clear()
@@ -173,15 +189,22 @@ class Tail:
             fetched, offset=offset, max_bytes=query.max_bytes, nowait=nowait
         )
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
-        size_bytes = sum(len(line) for _, line in lines)
-        if self._whole_topic:
-            return RenderedPage(lines, page.next_offset, size_bytes, len(lines))
-        events = b"".join(b"id: %d\ndata: %b\n\n" % event for event in lines)
-        return RenderedPage(events, page.next_offset, size_bytes, len(lines))
+        size_bytes = record_json.size_of(line for _, line in lines)
+        content: Sequence[object] = lines
+        if not self._whole_topic:
+            content = _events(lines)
+        return RenderedPage(content, page.next_offset, size_bytes, len(lines))
 
     def awaited_offsets(self) -> list[AwaitedOffset]:
         """The high watermarks up to which everything has been sent."""
         return [AwaitedOffset(partition, seen) for partition, seen in self._high_watermarks.items()]
+
+
+def _events(lines: Sequence[tuple[int, Part]]) -> Sequence[Part]:
+    """The events of one partition. A large line is alone."""
+    if any(not isinstance(line, bytes) for _, line in lines):
+        return [part for at, line in lines for part in (b"id: %d\ndata: " % at, line, b"\n\n")]
+    return (b"".join([b"id: %d\ndata: %b\n\n" % event for event in lines]),)  # type: ignore[str-format]
 
 
 async def tail_partition(context: Context, exchange: Exchange) -> AnyResponse:

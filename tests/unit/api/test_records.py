@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.flush import fsync
-from tierlog.api.http.fetch import record_json
+from tierlog.api.http.fetch import large_records, record_json
 from tierlog.api.http.fetch.batch_filter import filter_batches
 from tierlog.api.http.fetch.record_json import (
+    PageText,
     WouldBlock,
     read_page,
     write_array,
@@ -19,7 +20,7 @@ from tierlog.api.http.fetch.record_json import (
 from tierlog.broker.partition import Fetched
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
-from tierlog.record_format import codecs
+from tierlog.record_format import codecs, record_stream
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
@@ -56,6 +57,12 @@ def batch(
     )
 
 
+def text_of(text: PageText) -> bytes:
+    return b"".join(
+        part if isinstance(part, bytes) else b"".join(part.pieces()) for part in text.parts
+    )
+
+
 ABORT = b"\x00\x00\x00\x00\x00\x00"
 
 
@@ -72,7 +79,7 @@ def test_control_batches_aborted_batches_and_records_below_the_offset_are_left_o
         aborted=(AbortedTxn(7, 2, 4, 2),),
     )
     page = read_page(transactions, offset=1, max_bytes=1000)
-    shown = json.loads(b"[" + write_array(page, "utf8") + b"]")
+    shown = json.loads(b"[" + text_of(write_array(page, "utf8")) + b"]")
     assert [(r["offset"], r["value"]) for r in shown] == [(1, "b"), (3, "kept"), (5, "later")]
     assert page.next_offset == 6
     left = filter_batches(transactions, offset=1, max_records=None)
@@ -115,7 +122,7 @@ def test_lines_hold_one_record_each_whatever_their_values(tmp_path: Path) -> Non
     pretty = b'{\n "a": "b\\nc"\r\n}'
     some = fetched(tmp_path / "log", batch(0, pretty, b"not\njson", b"\xff", None, b"1e400"))
     page = read_page(some, offset=0, max_bytes=1000)
-    lines = write_lines(page, partition=3, encoding="json").split(b"\n")
+    lines = text_of(write_lines(page, partition=3, encoding="json")).split(b"\n")
     assert lines[-1] == b""
     assert len(lines) == 6
     assert b'"value":{ "a": "b\\nc"}' in lines[0]
@@ -205,3 +212,93 @@ def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> No
     else:
         pytest.fail("it never said that it would wait")
     assert read_page(whole, offset=0, max_bytes=size).record_count == 1
+
+
+VALUES = (
+    b"",
+    None,
+    b"\0" * 700,
+    b'"' * 64 + "\u20ac".encode() * 300,
+    b"\xff" * 500,
+    b"text" * 90 + b"\xe2\x82",
+    b'{"a":\n' + b"[1, 2]" + b" " * 400 + b"}",
+    b'{"no json"' * 60,
+)
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record of more than 100 bytes is a large one, and every field of more than 50."""
+    for module, name, value in (
+        (record_json, "LARGE_RECORD_BYTES", 100),
+        (large_records, "PIECE_BYTES", 50),
+        (record_stream, "PIECE_BYTES", 64),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.mark.parametrize("codec", codecs.CODEC_NAMES)
+@pytest.mark.parametrize("encoding", ["utf8", "json", "base64"])
+def test_a_large_record_has_the_same_text_as_in_a_page(
+    tmp_path: Path, all_large: None, codec: int, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(VALUES)
+    headers = [(("h", value), ("\u00e9" * 80, b"x")) for value in VALUES]
+    data = encode_batch(
+        list(VALUES),
+        keys=list(VALUES)[::-1],
+        headers=headers,
+        timestamps=[5] * count,
+        codec=codec,
+    )
+    whole = fetched(tmp_path / "log", bytes(data))
+    for batch_bytes in (record_json.BATCH_BYTES, 1):  # decoded at once, or record by record
+        monkeypatch.setattr(record_json, "BATCH_BYTES", batch_bytes)
+        for offset in range(count):
+            page = read_page(whole, offset=offset, max_bytes=1)
+            assert page.large is not None
+            assert (page.record_count, page.next_offset) == (1, offset + 1)
+            one = text_of(write_array(page, encoding))
+            line = text_of(write_lines(page, partition=3, encoding=encoding))
+            with monkeypatch.context() as usual:
+                usual.setattr(record_json, "LARGE_RECORD_BYTES", 1 << 20)
+                usual.setattr(record_json, "BATCH_BYTES", 32 << 20)
+                plain = read_page(whole, offset=offset, max_bytes=1)
+            assert plain.large is None
+            assert one == text_of(write_array(plain, encoding))
+            assert line == text_of(write_lines(plain, partition=3, encoding=encoding))
+
+
+@pytest.mark.parametrize("codec", [codecs.NONE, codecs.ZSTD])
+def test_a_page_ends_before_a_large_record(tmp_path: Path, all_large: None, codec: int) -> None:
+    some = fetched(tmp_path / "log", batch(0, b"a", b"b", b"large" * 100, b"c", codec=codec))
+    page = read_page(some, offset=0, max_bytes=1000)
+    assert (page.record_count, page.next_offset, page.large) == (2, 2, None)
+    page = read_page(some, offset=2, max_bytes=1000)
+    assert page.large is not None
+    assert page.next_offset == 3
+    assert read_page(some, offset=3, max_bytes=1000).next_offset == 4
+
+
+def test_a_batch_too_large_to_be_decoded_at_once_has_the_same_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [b"%d" % number for number in range(500)]
+    many = fetched(tmp_path / "log", batch(0, *values, codec=codecs.LZ4), batch(500, b"after"))
+    pages = [read_page(many, offset=at, max_bytes=1000) for at in (0, 7, 499, 500)]
+    monkeypatch.setattr(record_json, "BATCH_RECORDS", 100)
+    for at, page in zip((0, 7, 499, 500), pages, strict=True):
+        again = read_page(many, offset=at, max_bytes=1000)
+        assert again.next_offset == page.next_offset
+        assert again.batches == page.batches
+
+
+def test_the_text_of_a_page_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nuls = fetched(tmp_path / "log", batch(0, *[bytes(100)] * 50))
+    page = read_page(nuls, offset=0, max_bytes=1 << 20)
+    monkeypatch.setattr(record_json, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(record_json, "TEXT_BYTES", 10_000)
+    text = record_json.write_lines(page, partition=0, encoding="utf8")
+    assert text.size_bytes <= 10_000
+    assert text.records == text.next_offset == text_of(text).count(b"\n")
+    assert 10 < text.records < 20
