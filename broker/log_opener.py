@@ -31,7 +31,7 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.host.threads import Threads
+from tierlog.host.started_threads import started_threads
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
@@ -113,7 +113,7 @@ class LogOpener:
 
     def _open_in_parallel(self, wanted: Sequence[Wanted]) -> list[OpenedLog | DamagedPartition]:
         count = max(1, min(OPEN_THREADS, len(wanted)))
-        with Threads(count, name="open") as threads:
+        with started_threads(count, name="open") as threads:
             try:
                 opening = [threads.submit(self._open, one) for one in wanted]
                 wait(opening)
@@ -131,15 +131,18 @@ class LogOpener:
         return cold
 
     def reopen(
-        self, record: TopicRecord, damaged: DamagedPartition, *, end_offset: int
+        self, record: TopicRecord, damaged: DamagedPartition, *, end_offset: int, cuts: bool
     ) -> Partition | DamagedPartition:
-        """Try again after a repair. What is at or above `end_offset` may be truncated."""
+        """Try again after a repair. What is at or above `end_offset` may be truncated, if the
+        repair cuts also whole batches.
+        """
         wanted = Wanted(
             record,
             damaged.number,
             recovery_point=min(damaged.recovery_point or 0, end_offset),
             log_start_offset=damaged.log_start_offset,
             flushed_end=end_offset,
+            may_cut_from=end_offset if cuts else None,
         )
         return self.open_partitions([wanted])[0]
 
@@ -199,6 +202,7 @@ class LogOpener:
                 flushed_end=flushed_end,
                 log_start_offset=max((at for at in starts if at is not None), default=None),
                 start_offset=cold_end,
+                may_cut_from=wanted.may_cut_from,
             ),
             clock=self._clock,
             disk=self._disk,

@@ -25,7 +25,8 @@ from tierlog.manifest.state import EpochStart
 class Wanted(NamedTuple):
     """A partition to open or create. `recovery_point`, `log_start_offset`: by the checkpoints;
     compaction never comes further than the recovery point. `flushed_end`: what a repair found in
-    place of the recovery point and the bucket's end. `at_start`: of the broker, when a log must
+    place of the recovery point and the bucket's end; `may_cut_from`: the loss from there on was
+    accepted. `at_start`: of the broker, when a log must
     exist, and may be taken over.
     """
 
@@ -34,6 +35,7 @@ class Wanted(NamedTuple):
     recovery_point: int | None = None
     log_start_offset: int | None = None
     flushed_end: int | None = None
+    may_cut_from: int | None = None
     at_start: bool = False
 
 

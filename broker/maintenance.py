@@ -148,7 +148,7 @@ class Maintenance:
             end = {(topic.record.name, damaged.number): end_offset}
             self._topics.compaction_offsets.truncate(end)
             truncations.begin(place)
-        opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset)
+        opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset, cuts=truncates)
         if isinstance(opened, DamagedPartition):
             topic.add({damaged.number: opened})
             return repair.step

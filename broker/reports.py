@@ -1,7 +1,7 @@
 """The broker's reports: readiness, and what is stored in which tier at what cost.
 
 Nothing here reads logs or the bucket, so it may be called often. `readiness`, on the event loop, at
-most looks whether a folder still exists. The structs encode to JSON as they are.
+most looks whether a folder or file still exists. The structs encode to JSON as they are.
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ def readiness(
     for partition in partitions:
         if partition.log.offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")
+        degraded += [
+            f"{partition}: its start cut what followed the last whole batch; it is kept in {path} "
+            "until you delete that file"
+            for path in partition.log.recovery.cut_files
+            if path.is_file()
+        ]
         if partition.leadership_lost:
             reasons.append(f"leadership lost: {partition.leadership_lost}")
     if bucket is not None and bucket.silence.reason:

@@ -11,14 +11,12 @@ records that diverged from the bucket.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tierlog.host.disk import write_all
-from tierlog.host.durable_file import REAL_DISK, write_durably
+from tierlog.host.durable_file import REAL_DISK, copy_durably, write_durably
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import end_offset_of, headers_of
@@ -38,8 +36,6 @@ from tierlog.hot_tier.salvage import LostRange, SalvageScan
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
-
-COPY_BYTES = 1 << 20
 
 
 def base_offsets(folder: Path) -> list[int]:
@@ -75,6 +71,17 @@ def end_offset(folder: Path) -> int:
         return 0
     log = path_of(folder, bases[-1], LOG)
     return end_offset_of(log, bases[-1], pread=zero_filling_pread(os.pread))
+
+
+def reached_offset(folder: Path) -> int:
+    """As `end_offset`, but after the last whole batch behind corrupt bytes."""
+    reached = end_offset(folder)
+    for base in base_offsets(folder)[-1:]:
+        log = path_of(folder, base, LOG)
+        for piece in _sound_pieces(log, base):
+            if not isinstance(piece, LostRange):
+                reached = max(reached, piece.header.next_offset)
+    return reached
 
 
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
@@ -118,20 +125,23 @@ def _first_batch_skipping_corruption(
 ) -> tuple[BatchHeader | None, int]:
     """As `first_batch_at`; also returns the position where the batches below `offset` end."""
     position = 0
-    pieces = SalvageScan(
-        FileReader(OpenFile(log), zero_filling_pread(os.pread)),
-        size_bytes=log.stat().st_size,
-        start_offset=base_offset,
-        end_offset=base_offset + MAX_RELATIVE_OFFSET + 1,
-        reaches_end=False,
-    )
-    for piece in pieces:
+    for piece in _sound_pieces(log, base_offset):
         if isinstance(piece, LostRange):
             continue
         if piece.header.last_offset >= offset:
             return piece.header, position
         position = piece.header.end_position
     return None, position
+
+
+def _sound_pieces(log: Path, base_offset: int) -> SalvageScan:
+    return SalvageScan(
+        FileReader(OpenFile(log), zero_filling_pread(os.pread)),
+        size_bytes=log.stat().st_size,
+        start_offset=base_offset,
+        end_offset=base_offset + MAX_RELATIVE_OFFSET + 1,
+        reaches_end=False,
+    )
 
 
 def finish_interrupted_split(folder: Path) -> None:
@@ -178,22 +188,7 @@ def copy_tail(source: Path, position: int, target: Path, *, pread: Pread) -> Non
     """Copy the bytes from `position` on, read by `pread`, to the file `target`, which appears
     complete or not at all.
     """
-    temporary = target.with_name(target.name + ".tmp")
-    out = REAL_DISK.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        with source.open("rb", buffering=0) as file:
-            written = 0
-            while data := pread(file.fileno(), COPY_BYTES, position + written):
-                write_all(REAL_DISK, out, [data], written)
-                written += len(data)
-        REAL_DISK.sync_bytes(out)
-    except OSError as error:  # calls on descriptors do not set it
-        error.filename = str(source if error.errno == errno.EIO else target)
-        raise
-    finally:
-        os.close(out)
-    REAL_DISK.rename(temporary, target)
-    REAL_DISK.sync_folder(target.parent)
+    copy_durably(source, target, start=position, pread=pread)
 
 
 def _cut(folder: Path, base_offset: int, position: int) -> None:

@@ -7,6 +7,7 @@
 | `<20 digits>.snapshot` | the producers' state before that offset |
 | `….deleted` | a deleted file, unlinked after `file.delete.delay.ms` |
 | `….cleaned`, `….swap` | a compacted segment before and after the point of no return |
+| `<20 digits>.log.cut`, `.cut.2` | not Kafka's, nor a segment's: what recovery cut from there |
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SNAPSHOT = ".snapshot"
 DELETED = ".deleted"
 CLEANED = ".cleaned"
 SWAP = ".swap"
+CUT = f"{LOG}.cut"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 # Not Kafka's. The log's disk failed, so the page cache above the recovery point is not trusted. It

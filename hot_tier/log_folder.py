@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tierlog.host.disk import Disk
@@ -22,6 +23,7 @@ from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier.batch_walk import end_offset_of
 from tierlog.hot_tier.file_names import (
     CLEANED,
+    CUT,
     LOG,
     OFFLINE_MARKER,
     PARTITION_METADATA,
@@ -68,6 +70,7 @@ class LogFolder:
         self.log_sizes: dict[int, int] = {}
         self.snapshots: set[int] = set()
         self.transaction_indexes: set[int] = set()
+        self.cuts: list[str] = []  # see `torn_tail`
         self.went_offline = False
         self.unmirrored = False  # see `segment_swap`
 
@@ -92,6 +95,7 @@ class LogFolder:
         offset.
         """
         self.log_sizes, self.snapshots, self.transaction_indexes = {}, set(), set()
+        self.cuts = []
         indexes: list[FileName] = []
         cleaned: list[FileName] = []
         swapped: dict[int, list[str]] = {}
@@ -138,6 +142,8 @@ class LogFolder:
             self.unmirrored = True
         elif name.endswith(".tmp"):
             self._drop(name)
+        elif CUT in name:
+            self.cuts.append(name)
 
     def _drop(self, name: str) -> None:
         self._disk.unlink(self.path / name)
@@ -154,11 +160,22 @@ class LogFolder:
             self._disk.rename(staged(target, SWAP), target)
         self._disk.sync_folder(self.path)
 
-    def remove_segment(self, base_offset: int, *, keep_snapshot: bool = False) -> None:
-        """Unlink all files of a segment, the `.log` last: the open after a crash repeats it."""
+    def remove_segment(
+        self,
+        base_offset: int,
+        *,
+        keep_snapshot: bool = False,
+        keep_log: Callable[[Path, int], None] | None = None,
+    ) -> None:
+        """Unlink all files of a segment, the `.log` last: the open after a crash repeats it.
+        `keep_log` may rename the `.log` first.
+        """
         suffixes = SEGMENT_SUFFIXES if keep_snapshot else (*SEGMENT_SUFFIXES, SNAPSHOT)
         for suffix in reversed(suffixes):
-            self._disk.unlink(path_of(self.path, base_offset, suffix))
+            path = path_of(self.path, base_offset, suffix)
+            if suffix == LOG and keep_log is not None:
+                keep_log(path, base_offset)
+            self._disk.unlink(path)
         self.log_sizes.pop(base_offset, None)
         if not keep_snapshot:
             self.snapshots.discard(base_offset)

@@ -9,7 +9,8 @@
 | | what follows its last record (preallocated space) |
 | segment above it, or the last one | check every batch (complete, CRC, offsets increase), rebuild |
 | | the indexes |
-| first bad byte above all that is known to be flushed | remove later segments, truncate there |
+| first bad byte above all that is known to be flushed | see `torn_tail`: refuse (CorruptBatch) if |
+| | whole batches follow, else remove later segments, truncate there, and keep what is cut |
 | first bad byte below that | refuse (CorruptBatch): flushed records were damaged |
 | segment above that which ends before the next one begins | remove later segments |
 | overlapping segments | refuse (CorruptDataError) |
@@ -47,6 +48,7 @@ from tierlog.record_format.errors import CorruptIndex, CorruptSnapshot
 def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
     """Fill `state` from the folder. Raises CorruptDataError, OSError."""
     report = RecoveryReport(clean=request.clean)
+    report.cut_files = [state.folder / name for name in folder.cuts]
     state.unmirrored = folder.unmirrored
     epochs_were_lost = not _load_epochs(state)
     if not folder.log_sizes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from tierlog.host.disk import write_all
@@ -22,10 +23,11 @@ from tierlog.hot_tier.recovery_walk import BatchesInOrder, PlacedRun
 from tierlog.hot_tier.replay import DeferredProducers, apply_batch, replay
 from tierlog.hot_tier.roll import open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.torn_tail import BadBytes, CutFiles, NextSegment, Place
 from tierlog.hot_tier.transaction_index import write_entries
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError
-from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, AbortedTxn
 
 REWRITE_CHUNK_BYTES: Final = 1 << 20
 
@@ -42,6 +44,7 @@ class RecoveryReport:
     truncate_reason: str = ""
     removed_segments: list[int] = field(default_factory=list)
     rewritten_bytes: int = 0
+    cut_files: list[Path] = field(default_factory=list)  # see `torn_tail`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class OpenRequest:
     flushed and is not checked. `flushed_end`: everything below it was flushed too, so that records
     missing below it were lost, not just unflushed at a crash. `log_start_offset`: None if unknown;
     the log then starts at its first segment. `start_offset`: where a new, empty log begins.
+    `may_cut_from`: somebody accepted that whole batches from this offset on are lost.
     """
 
     clean: bool
@@ -59,6 +63,7 @@ class OpenRequest:
     flushed_end: int = 0
     log_start_offset: int | None = None
     start_offset: int = 0
+    may_cut_from: int | None = None
 
 
 class Recovery:
@@ -70,8 +75,10 @@ class Recovery:
         self._state, self._folder, self._report = state, folder, report
         self._recovery_point = request.recovery_point
         self._flushed_end = max(request.recovery_point, request.flushed_end)
+        self._may_cut_from = request.may_cut_from
         self._rewrite = folder.went_offline
         self._deferred = DeferredProducers(state)
+        self._cuts = CutFiles(state.folder, folder.cuts, disk=state.disk)
 
     def run(self) -> None:
         state = self._state
@@ -90,6 +97,7 @@ class Recovery:
             self._write_snapshot(items[first].base_offset)
         state.epochs.truncate_from_end(items[first].base_offset)
         self._recover_all(items[first:])
+        self._report.cut_files = self._cuts.paths
         state.disk.sync_folder(state.folder)
 
     def _finish_seal(self, segment: Segment) -> None:
@@ -158,7 +166,9 @@ class Recovery:
             reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
         self._report.checked_bytes += position
         if reason:
-            self._truncate_tail(segment, position, next_offset=next_offset, reason=reason)
+            epoch = state.epochs.latest
+            place = Place(position, next_offset, 0 if epoch is None else epoch)
+            self._truncate_tail(segment, place, limit=limit, reason=reason)
         # A complete segment ends where the next begins, even if compaction removed its last batch.
         end_offset = next_offset if reason or limit is None else limit
         segment.end = SegmentEnd(position, end_offset)
@@ -197,20 +207,46 @@ class Recovery:
             )
 
     def _truncate_tail(
-        self, segment: Segment, position: int, *, next_offset: int, reason: str
+        self, segment: Segment, place: Place, *, limit: int | None, reason: str
     ) -> None:
-        path = segment.path(LOG)
-        if next_offset < self._flushed_end:
-            raise CorruptBatch(
-                f"{reason}; everything below offset {self._flushed_end} was flushed, so a crash "
-                "does not explain this, and truncating here would lose records: "
-                "`tierlog storage repair` shows the options",
-                file=str(path),
-                position=position,
-                offset=next_offset,
-            )
+        self._check_may_cut(segment, place, limit=limit, reason=reason)
         self._drop_after(segment)
-        self._truncate(segment, position, reason=reason)
+        self._cuts.keep_tail(segment.path(LOG), place)
+        self._truncate(segment, place.position, reason=reason)
+
+    def _check_may_cut(
+        self, segment: Segment, place: Place, *, limit: int | None, reason: str
+    ) -> None:
+        if place.next_offset < self._flushed_end:
+            why = f"everything below offset {self._flushed_end} was flushed, so a"
+        elif self._is_accepted(place) or not self._is_damage(segment, place, limit):
+            return
+        else:
+            why = "whole batches that continue the log follow, so a"
+        raise CorruptBatch(
+            f"{reason}; {why} crash does not explain this, and truncating here would lose records: "
+            "`tierlog storage repair` shows the options",
+            file=str(segment.path(LOG)),
+            position=place.position,
+            offset=place.next_offset,
+        )
+
+    def _is_accepted(self, place: Place) -> bool:
+        return self._may_cut_from is not None and place.next_offset >= self._may_cut_from
+
+    def _is_damage(self, segment: Segment, place: Place, limit: int | None) -> bool:
+        files, following = self._state.files, None
+        if limit is not None:
+            later = self._state.segments.items[self._state.segments.number_of(limit)]
+            following = NextSegment(later.log_reader(files), later.end.size_bytes, limit)
+        bad = BadBytes(
+            segment.log_reader(files),
+            place,
+            end=segment.end.size_bytes,
+            end_offset=segment.base_offset + MAX_RELATIVE_OFFSET + 1 if limit is None else limit,
+            following=following,
+        )
+        return bad.damaged_until() is not None
 
     def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
         path, report = segment.path(LOG), self._report
@@ -227,10 +263,10 @@ class Recovery:
         """Remove the segments after one that is truncated: the log cannot continue there."""
         state, report = self._state, self._report
         kept = state.segments.number_of(segment.base_offset) + 1
-        for later in state.segments.items[kept:]:
-            report.removed_segments.append(later.base_offset)
+        for later in reversed(state.segments.items[kept:]):  # a crash leaves no hole
+            report.removed_segments.insert(0, later.base_offset)
             report.truncated_bytes += later.end.size_bytes
-            self._folder.remove_segment(later.base_offset)
+            self._folder.remove_segment(later.base_offset, keep_log=self._cuts.keep_segment)
             state.files.invalidate(later.name(LOG))  # a new segment may get the name
         state.segments = Segments.of(state.segments.items[:kept])
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
@@ -28,13 +28,11 @@ from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.segment_swap import swap
+from tierlog.hot_tier.torn_tail import batch_places
 from tierlog.hot_tier.transaction_index import read_entries
-from tierlog.record_format.batch import HEADER_SIZE, MAGIC, parse_header
+from tierlog.record_format.batch import HEADER_SIZE, parse_header
 from tierlog.record_format.batch_compaction import Compacted, empty_batch
 from tierlog.record_format.errors import CorruptBatch, UnknownSegment
-
-SEARCH_BYTES: Final = 1 << 20
-MAGIC_POSITION: Final = 16
 
 
 class LostRange(NamedTuple):
@@ -124,7 +122,11 @@ class SalvageScan:
             end = parse_header(self._log.read(size, position), at=position).end_position
             if end == self._end_position or self._batch_at(end) is not None:
                 return end
-        for found in self._candidates(position + 1):
+        first, last = self._start, self._limit - 1
+        places = batch_places(
+            self._log, position + 1, end=self._end_position, first=first, last=last
+        )
+        for found in places:
             batch = self._batch_at(found)
             if batch is not None and self._is_followed(batch):
                 return found
@@ -140,24 +142,6 @@ class SalvageScan:
             batch = one_large_batch(self._log, position, end=self._end_position)
             return batch if self._is_in_range(batch) else None
         return None
-
-    def _candidates(self, position: int) -> Iterator[int]:
-        """Positions whose bytes look like the base offset and the magic of a batch of this segment.
-        The magic is searched for: base offsets begin with zeros, and so does preallocated space.
-        """
-        first, last = self._start.to_bytes(8, "big"), (self._limit - 1).to_bytes(8, "big")
-        while position + HEADER_SIZE <= self._end_position:
-            window = self._log.read(min(SEARCH_BYTES, self._end_position - position), position)
-            end = len(window) - HEADER_SIZE + 1
-            if end <= 0:
-                return  # the file was cut: it is shorter than the segment was
-            magic_at = window.find(MAGIC, MAGIC_POSITION, end + MAGIC_POSITION)
-            while magic_at >= 0:
-                at = magic_at - MAGIC_POSITION
-                if first <= window[at : at + 8] <= last:
-                    yield position + at
-                magic_at = window.find(MAGIC, magic_at + 1, end + MAGIC_POSITION)
-            position += end
 
 
 def fill_lost_ranges(

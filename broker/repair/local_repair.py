@@ -27,7 +27,7 @@ from tierlog.broker.data_folder import DataFolder, with_suffix
 from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
-from tierlog.hot_tier.closed_log import base_offsets
+from tierlog.hot_tier.closed_log import base_offsets, reached_offset
 from tierlog.hot_tier.file_names import LOG, parse_file_name, segment_files
 from tierlog.record_format.errors import CorruptDataError
 
@@ -70,10 +70,14 @@ class LocalRepair:
         if cold_end_offset > fault.bad_offset:
             return f"offsets from the bucket's end {cold_end_offset} on are lost"
         end = self._damaged.recovery_point
-        return (
+        lost = (
             f"offsets from {fault.bad_offset} on ({end} had been flushed) are lost: the bucket "
             f"ends at {cold_end_offset}"
         )
+        reached = reached_offset(self._log_folder) if self._log_folder.is_dir() else 0
+        if reached > fault.bad_offset + 1:
+            lost += f", and whole batches up to offset {reached - 1} go with the corrupt one"
+        return lost
 
     def is_allowed(self, *, accept_loss: bool) -> bool:
         return self.step.action is Action.SET_ASIDE or (

@@ -209,6 +209,83 @@ def test_a_corrupt_header_in_a_segment_ending_at_the_recovery_point_is_repaired(
     assert [one.value for one in harness.records("t")] == [b"0", b"1"]
 
 
+def crash_before_a_checkpoint(harness) -> None:
+    crash(harness)
+    for name in ("recovery-point-offset-checkpoint", HIGH_WATERMARKS):
+        (harness.root / "data" / name).write_text("0\n0\n")
+
+
+def test_whole_batches_behind_a_corrupt_one_are_kept_though_no_checkpoint_knows_them(harness):
+    harness.broker.create_topic("t", partitions=2)
+    for number in range(15):
+        harness.produce("t", [b"%d" % number])
+    harness.produce("t", [b"fine"], partition=1)
+    crash_before_a_checkpoint(harness)
+    log = harness.root / "data" / "t-0" / "00000000000000000000.log"
+    flip(log, 69 + 65)
+    before = log.read_bytes()
+    harness.broker = harness.open()
+    (reason,) = harness.broker.readiness().reasons
+    assert reason.startswith("t-0: ")
+    assert "offset 1: checksum is" in reason
+    assert [(one.kind, one.partition) for one in harness.broker.verify("t").problems] == [
+        ("segment-corrupt", 0)
+    ]
+    (step,) = [one for one in harness.broker.repair("t", apply=True) if one.partition == 0]
+    assert (step.action, step.done) == ("cut", False)
+    assert "offsets from 1 on" in step.detail
+    assert "whole batches up to offset 14 go with the corrupt one" in step.detail
+    with pytest.raises(CorruptBatch, match="whole batches that continue the log follow"):
+        harness.produce("t", [b"at a used offset"])
+    assert log.read_bytes() == before
+    harness.restart()
+    (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    assert harness.broker.readiness().reasons == []
+    assert [one.value for one in harness.records("t")] == [b"0"]
+    harness.produce("t", [b"next"])
+
+
+def test_a_corrupt_commit_hides_no_later_one(harness):
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"v"] * 9)
+    for offset in (2, 3, 4):
+        harness.broker.groups.commit("g", [NewOffset("t", 0, offset)])
+    crash_before_a_checkpoint(harness)
+    (log,) = (
+        path
+        for path in (harness.root / "data").glob("__consumer_offsets-*/*.log")
+        if path.stat().st_size
+    )
+    before = log.read_bytes()
+    flip(log, 70)
+    harness.broker = harness.open()
+    (reason,) = harness.broker.readiness().reasons
+    assert reason.startswith("__consumer_offsets-")
+    flip(log, 70)
+    assert log.read_bytes() == before
+    harness.restart()
+    assert harness.broker.groups.group("g") == [OffsetState("t", 0, 4, 9, 5, "")]
+
+
+def test_what_a_start_cut_is_reported_until_its_file_is_deleted(harness):
+    harness.broker.create_topic("t")
+    harness.produce("t", [b"whole"])
+    crash(harness)
+    log = harness.root / "data" / "t-0" / "00000000000000000000.log"
+    log.write_bytes(log.read_bytes() + b"torn")
+    harness.broker = harness.open()
+    kept = log.with_name("00000000000000000001.log.cut")
+    assert kept.read_bytes() == b"torn"
+    for _ in range(2):
+        reasons, (degraded,) = harness.broker.readiness()
+        assert not reasons
+        assert degraded.startswith("t-0: ")
+        assert str(kept) in degraded
+        harness.restart()
+    kept.unlink()
+    assert harness.broker.readiness().degraded == []
+
+
 def test_a_segment_with_a_record_that_the_bucket_lacks_is_not_set_aside(harness):
     harness.broker.create_topic("t", config={"retention.ms": -1})
     harness.produce("t", [b"v"] * 10)

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import put
-from tests.fakes.damage import flip
+from tests.fakes.damage import cut, flip
 from tests.fakes.small_disk import no_room, read_only, small_disk
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tierlog.broker.broker import Broker
@@ -312,17 +312,17 @@ def lose_the_last_segment(folder):
     last_log(folder).unlink()
 
 
-def flip_a_byte_past_the_checkpoints(folder):
+def tear_past_the_checkpoints(folder):
     for checkpoint in (RECOVERY_POINTS, HIGH_WATERMARKS):
         (folder / checkpoint).unlink()
-    corrupt_tail(folder)
+    cut(last_log(folder))
 
 
 @pytest.mark.parametrize(
     ("damage", "kept", "reached", "message"),
     [
         (lose_the_last_segment, 80, 100, "it ends at offset 80, but had 100"),
-        (flip_a_byte_past_the_checkpoints, 90, 90, "10 offsets copied; a gap follows"),
+        (tear_past_the_checkpoints, 90, 90, "10 offsets copied; a gap follows"),
     ],
 )
 def test_an_incomplete_tail_is_followed_by_a_gap(
@@ -345,14 +345,14 @@ def test_a_torn_tail_of_a_partition_that_was_never_claimed_is_kept(harness, tmp_
     harness.fill(30)
     before = harness.records("t")
     harness.broker.close()
-    flip_a_byte_past_the_checkpoints(harness.root / "data")
+    tear_past_the_checkpoints(harness.root / "data")
     new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     tail = new.report.partitions[0].tail
-    assert tail.end_offset == 10
-    assert "10 offsets copied; no gap follows: " in tail.detail
-    assert new.records("t") == before[:10]
-    assert new.produce("t", [b"x"]).base_offset == 10
+    assert tail.end_offset == 20
+    assert "20 offsets copied; no gap follows: " in tail.detail
+    assert new.records("t") == before[:20]
+    assert new.produce("t", [b"x"]).base_offset == 20
     new.offload()
     assert new.broker.verify("t", deep=True).ok
 
@@ -360,7 +360,7 @@ def test_a_torn_tail_of_a_partition_that_was_never_claimed_is_kept(harness, tmp_
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_gap_is_kept_if_a_restored_folder_is_the_tail(lost, tmp_path, to_close, is_whole):
     if not is_whole:
-        flip_a_byte_past_the_checkpoints(lost.root / "data")
+        tear_past_the_checkpoints(lost.root / "data")
     unstarted = Restored(tmp_path / "unstarted", lost, tail=lost.root / "data", start=False)
     end = unstarted.report.partitions[0].tail.end_offset
     assert end == (100 if is_whole else 90)
