@@ -37,7 +37,7 @@ from tierlog.broker.topics import Topic, TopicState, TopicSummary
 from tierlog.host.clock import boottime_ms, wall_clock_ms
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
@@ -64,7 +64,7 @@ class Broker:
         self._diverged_folders: list[Path] = []
         self.reserve = DiskReserve(folder.path, reserve_bytes=settings.disk_reserve_bytes or 0)
         with ExitStack() as on_failure:  # a file of the folder may be corrupt
-            self._appenders = started_threads(settings.append_threads, name="append")
+            self._appenders = Threads(settings.append_threads, name="append")
             on_failure.callback(self._appenders.shutdown)
             self._opener = LogOpener(
                 folder,

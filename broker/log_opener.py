@@ -31,7 +31,7 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
@@ -113,7 +113,7 @@ class LogOpener:
 
     def _open_in_parallel(self, wanted: Sequence[Wanted]) -> list[OpenedLog | DamagedPartition]:
         count = max(1, min(OPEN_THREADS, len(wanted)))
-        with started_threads(count, name="open") as threads:
+        with Threads(count, name="open") as threads:
             try:
                 opening = [threads.submit(self._open, one) for one in wanted]
                 wait(opening)

@@ -31,7 +31,7 @@ import structlog
 from tierlog.broker.bucket_state import has_bucket
 from tierlog.broker.data_folder import DataFolder, Document, unusable
 from tierlog.broker.settings import BrokerSettings
-from tierlog.host.started_threads import run_in_daemon_thread
+from tierlog.host.threads import run_in_daemon_thread
 from tierlog.manifest.keys import CLUSTER_KEY
 from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
 from tierlog.object_store.probe import RACE_S, StoreTraits, probe, still_has_traits

@@ -20,7 +20,7 @@ from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.memory_chunks import MemoryChunks
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
 from tierlog.host.file_slice import OpenFile
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import DiskFull, ShuttingDown, Throttled
 
 SPACE_WAIT_S: Final = 10.0
@@ -47,7 +47,7 @@ class ChunkFills:
         self._cache, self._reader = cache, reader
         self._in_memory = MemoryChunks(limit_bytes=memory_max_bytes)
         self._read_ahead_max = max(1, fills_max // 2)
-        self._pool = started_threads(fills_max, name="cold-fill")
+        self._pool = Threads(fills_max, name="cold-fill")
         self._lock = threading.Lock()
         self._filling: dict[ChunkKey, _Fill] = {}
         self._read_aheads = 0

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from tierlog.cold_tier.chunk_fills import ChunkFills
 from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.segment_entry import SegmentEntry
 
@@ -80,7 +80,7 @@ class Prefetcher:
     def __init__(self, fills: ChunkFills, indexes: SegmentIndexes) -> None:
         self._fills, self._indexes = fills, indexes
         self._read_ahead = ReadAhead()
-        self._pool = started_threads(SEGMENTS_AHEAD, name="cold-ahead")
+        self._pool = Threads(SEGMENTS_AHEAD, name="cold-ahead")
         self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from tierlog.host.retry import ChecksumMismatch, retry_on_checksum_mismatch
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.object_store.store import PIECE_BYTES, ObjectStore, Piece
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, disk_full_error
@@ -149,7 +149,7 @@ class RangedReader:
     ) -> None:
         self._store, self._policy = store, store.read_policy
         self._hedging = hedging or Hedging()
-        self._requests = started_threads(requests_max, name="cold-get")
+        self._requests = Threads(requests_max, name="cold-get")
         self._thread_local = threading.local()
 
     def fetch(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:

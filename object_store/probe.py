@@ -17,11 +17,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.object_store.ledger import PROBE_PREFIX
 from tierlog.object_store.store import ChecksumRefused, ObjectStore
 from tierlog.record_format.crc32c import crc32c_of
@@ -171,14 +170,12 @@ class _ProbeRun:
             self._store.delete(left)
 
     def check_race(self, monotonic: Callable[[], float], *, race_s: float) -> None:
-        with started_threads(WRITERS, name="store-probe") as pool:
+        with Threads(WRITERS, name="store-probe", at_once=WRITERS) as pool:
             for number in range(SMALL_ROUNDS):
                 self._race(pool, f"small-{number}", SMALL_BYTES)
             self._race_large(pool, monotonic, race_s=race_s)
 
-    def _race_large(
-        self, pool: ThreadPoolExecutor, monotonic: Callable[[], float], *, race_s: float
-    ) -> None:
+    def _race_large(self, pool: Threads, monotonic: Callable[[], float], *, race_s: float) -> None:
         """Rounds with bodies that grow as long as the connection is fast enough."""
         deadline = monotonic() + race_s
         size_bytes = FIRST_LARGE_BYTES
@@ -190,7 +187,7 @@ class _ProbeRun:
             if monotonic() - began < race_s / 8:
                 size_bytes = min(LARGE_BYTES, size_bytes * 4)
 
-    def _race(self, pool: ThreadPoolExecutor, name: str, size_bytes: int) -> None:
+    def _race(self, pool: Threads, name: str, size_bytes: int) -> None:
         key, gate = self._key(name), threading.Barrier(WRITERS)
 
         def create(writer: int) -> bool | None:

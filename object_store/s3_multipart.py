@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.object_store.s3_responses import member_of
 from tierlog.object_store.store import (
     ChecksumRefused,
@@ -175,7 +175,7 @@ class MultipartUpload:
         pace: Callable[[int], None] | None,
     ) -> list[Any]:
         workers = max(1, min(concurrency, parts.number_of_parts))
-        with started_threads(workers, name="upload-part") as pool:
+        with Threads(workers, name="upload-part") as pool:
             sending = [
                 pool.submit(self._send, parts, index, upload, pace)
                 for index in range(parts.number_of_parts)

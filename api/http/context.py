@@ -14,7 +14,7 @@ import contextvars
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
@@ -34,7 +34,7 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.unsent_responses import UnsentResponses
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Context:
             lambda call: self.run(self.readers, call),
             self.inflight,
         )
-        self._pools: list[ThreadPoolExecutor] = []
+        self._pools: list[Threads] = []
         self.readers = self._pool("http-read", settings.read_threads)
         self._cold_readers = self._pool("http-cold", settings.read_threads)
         self._writers = self._pool("http-write", settings.write_threads)
@@ -67,8 +67,8 @@ class Context:
         self.is_stopping = False
         self._register_metrics()
 
-    def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
-        self._pools.append(started_threads(threads, name=name))
+    def _pool(self, name: str, threads: int) -> Threads:
+        self._pools.append(Threads(threads, name=name))
         return self._pools[-1]
 
     def _register_metrics(self) -> None:

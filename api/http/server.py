@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
@@ -35,7 +34,7 @@ from tierlog.api.protocol.limited_protocol import ConnectionLimits
 from tierlog.api.protocol.send_scheduler import SendScheduler
 from tierlog.api.protocol.tls_server import TlsServer
 from tierlog.api.protocol.zerocopy import encode_head
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import RequestError, Throttled, TierlogError
 
 log = structlog.get_logger(__name__)
@@ -207,7 +206,7 @@ def configured_server(
     """Its sockets are given to `run`; the threads that read for it end with the context."""
     settings = app.context.settings
     logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
-    with started_threads(settings.read_threads, name="http-send") as threads:
+    with Threads(settings.read_threads, name="http-send") as threads:
         config = uvicorn.Config(
             app,
             http=_protocol(app, threads),
@@ -228,7 +227,7 @@ def configured_server(
         yield _Server(config, app.context, on_started)
 
 
-def _protocol(app: TierlogApp, threads: ThreadPoolExecutor) -> type[ImmediateProtocol]:
+def _protocol(app: TierlogApp, threads: Threads) -> type[ImmediateProtocol]:
     """The protocol class of uvicorn's connections, with the limits bound to it."""
     settings = app.context.settings
     limits = ConnectionLimits(

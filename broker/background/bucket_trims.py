@@ -13,7 +13,7 @@ from concurrent.futures import wait
 from typing import Final
 
 from tierlog.broker.cold_log import ColdLog
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import ShuttingDown, StoreUnavailable
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
@@ -24,7 +24,7 @@ class BucketTrims:
     """Thread-safe."""
 
     def __init__(self) -> None:
-        self._threads = started_threads(TRIMS_MAX, name="trim")
+        self._threads = Threads(TRIMS_MAX, name="trim")
         self._in_progress: dict[ColdLog, threading.Event] = {}
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from tierlog.broker.background.mirror import follow_compaction
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
 from tierlog.broker.task_failures import TaskFailures
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -96,7 +96,7 @@ class Copier:
         failures: TaskFailures,
     ) -> None:
         self._partitions, self._holes, self._failures = partitions, holes, failures
-        self._pool = started_threads(concurrency, name="offload")
+        self._pool = Threads(concurrency, name="offload")
         self._work: dict[Partition, _Work] = {}
         self._changed = threading.Condition()
         self._stopping = False

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.host.clock import boottime_ms
-from tierlog.host.started_threads import run_in_daemon_thread
+from tierlog.host.threads import run_in_daemon_thread
 from tierlog.record_format.errors import ConfigurationError, StoreUnavailable
 
 NEVER_MS: Final = -(2**63)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from tierlog.cold_tier.segment_check import check_segment
-from tierlog.host.started_threads import started_threads
+from tierlog.host.threads import Threads
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.partition_check import ManifestCheck
 from tierlog.manifest.state import Manifest
@@ -77,7 +77,7 @@ def _check_segments(
             found.problems.clear()
         return found
 
-    with started_threads(WORKERS, name="verify") as pool:
+    with Threads(WORKERS, name="verify") as pool:
         waiting: deque[Future[Findings]] = deque()
         try:
             for entry in entries:

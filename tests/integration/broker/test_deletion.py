@@ -279,9 +279,9 @@ def test_partitions_that_were_neither_added_nor_removed_go_with_the_topic(
     assert harness.broker.list_topics() == []
 
 
-def test_no_partition_is_opened_unless_all_threads_for_it_start(harness, monkeypatch) -> None:
+def test_no_partition_is_opened_unless_a_thread_for_it_starts(harness, monkeypatch) -> None:
     harness.broker.create_topic("t")
-    start, permits = threading.Thread.start, iter(range(1))
+    start, permits = threading.Thread.start, iter(range(0))
 
     def limited(thread: threading.Thread) -> None:
         if next(permits, None) is None:

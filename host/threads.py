@@ -1,0 +1,137 @@
+"""Threads that start when there is work for them.
+
+* One thread starts with the pool, so a process that may have no more threads refuses the pool, and
+  not, later, a call. Where another thread may not start, the calls wait for those there are.
+* `ThreadPoolExecutor` starts its threads in `submit`, which then raises after it has queued the
+  call, and another thread makes it: a request that was answered with an error would take effect.
+* A pool that nobody shut down is shut down at exit, after the calls it was given.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from tierlog.record_format.errors import TooManyThreads
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class Threads(Executor):
+    """At most `most` threads. `at_once` start now: for calls that wait for each other."""
+
+    def __init__(self, most: int, *, name: str, at_once: int = 1) -> None:
+        """Raises TooManyThreads if the process may not have `at_once` more threads."""
+        self._most, self._name = most, name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()  # of what follows
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0  # calls that wait or run
+        self._is_shut_down = self._is_short = False
+        atexit.register(self.shutdown)
+        try:
+            for _ in range(at_once):
+                self._start_thread()
+        except RuntimeError as error:
+            self.shutdown()
+            text = f"this process may not have {at_once} more threads: {error}"
+            raise TooManyThreads(text) from error
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Raises RuntimeError after `shutdown`; in that case alone the call will not be made."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError(f"the threads {self._name} are shut down")
+            self._calls.put((future, partial(call, *args, **kwargs)))
+            self._unfinished += 1
+            if len(self._threads) < min(self._unfinished, self._most):
+                self._start_another()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads after the calls that were submitted, or, with `cancel_futures`, after
+        those that run.
+        """
+        waiting: list[Future[Any]] = []
+        with self._lock:
+            self._is_shut_down = True
+            with suppress(Empty):
+                while cancel_futures:
+                    if (given := self._calls.get_nowait()) is not None:
+                        waiting.append(given[0])
+            self._calls.put(None)
+        atexit.unregister(self.shutdown)
+        for future in waiting:
+            future.cancel()
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _start_another(self) -> None:
+        try:
+            self._start_thread()
+        except RuntimeError as error:
+            if not self._is_short:
+                self._is_short = True
+                text = "this process may have no more threads: calls wait for those there are"
+                log.warning(text, pool=self._name, threads=len(self._threads), error=str(error))
+
+    def _start_thread(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._make_calls, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _make_calls(self) -> None:
+        while (given := self._calls.get()) is not None:
+            future, call = given
+            self._make(future, call)
+            del given, future, call  # or an idle thread would keep the result alive
+        self._calls.put(None)  # for the next thread
+
+    def _make(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        """What waits for the future may submit the next call at once: this thread is free then."""
+        is_wanted = future.set_running_or_notify_cancel()
+        result, failure = None, None
+        try:
+            result = call() if is_wanted else None
+        except BaseException as error:  # noqa: BLE001  the future raises it
+            failure = error
+        with self._lock:
+            self._unfinished -= 1
+        if failure is not None:
+            future.set_exception(failure)
+            del future, failure  # breaks the reference cycle with its traceback
+        elif is_wanted:
+            future.set_result(result)
+
+
+def run_in_daemon_thread(call: Callable[[], object], *, name: str) -> Future[None]:
+    """Call it in a thread for which the process does not wait when it exits: a request to a store
+    may take a minute to time out. In the caller's thread if the process may not have another.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001  raised by `result`
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        run()
+    return done
