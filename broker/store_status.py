@@ -31,6 +31,7 @@ import structlog
 from tierlog.broker.bucket_state import has_bucket
 from tierlog.broker.data_folder import DataFolder, Document, unusable
 from tierlog.broker.settings import BrokerSettings
+from tierlog.host.retry import backoff_s
 from tierlog.host.threads import run_in_daemon_thread
 from tierlog.manifest.keys import CLUSTER_KEY
 from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
@@ -259,8 +260,8 @@ class StoreStatus:
         reason, before = str(error), self._refused
         if before is None or before.reason != reason:
             log.error("store refused: nothing is offloaded", error=reason)
-        times = before.times + 1 if before is not None else 0
-        pause_s = min(REFUSED_MAX_S, RETRY_S * 2.0 ** min(times, 10))
+        times = before.times + 1 if before is not None else 1
+        pause_s = backoff_s(times, first_s=RETRY_S, max_s=REFUSED_MAX_S)
         self._refused = _Refusal(reason, times, time.monotonic() + pause_s)
         self._note_clock_refusal(error)
 

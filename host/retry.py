@@ -29,6 +29,14 @@ WARN_AFTER_S: Final = 5.0
 T = TypeVar("T")
 
 
+def backoff_s(failures: int, *, first_s: float, max_s: float, jitter: float = 1.0) -> float:
+    """The wait after `failures` failures in a row, in the whole tree: it doubles from `first_s` up
+    to `max_s`. `jitter`, in [0, 1], takes between half and all of that.
+    """
+    step_s = first_s * 2.0 ** max(0, min(failures - 1, 64))
+    return min(max_s, step_s) * (0.5 + jitter / 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
     attempts: int = 5
@@ -60,10 +68,10 @@ class RetryPolicy:
         raise AssertionError("a policy has at least one attempt")
 
     def delay_s(self, failures: int) -> float:
-        """The delay after `failures` failed attempts: 10% to 100% of the ceiling, at random."""
-        step = self.first_delay_s * 2.0 ** min(failures - 1, 64)
-        ceiling = min(self.max_delay_s, step)
-        return ceiling * (0.1 + 0.9 * self.jitter())
+        """The delay after `failures` failed attempts."""
+        return backoff_s(
+            failures, first_s=self.first_delay_s, max_s=self.max_delay_s, jitter=self.jitter()
+        )
 
 
 # A client waits for the result: if connections are refused, a read fails within a second.

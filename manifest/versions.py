@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
+from tierlog.host.retry import backoff_s
 from tierlog.manifest.keys import version_key, version_of
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
@@ -32,6 +33,7 @@ from tierlog.record_format.sealed_json import is_truncated
 
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 
 
 class CreateOutcome(Enum):
@@ -129,11 +131,11 @@ class VersionChain:
         After OutcomeUnknownError the object may exist, or appear later: the next writer then loses
         the race for this number, and reloads.
         """
-        for attempt in range(PUT_ATTEMPTS):
+        for attempt in range(1, PUT_ATTEMPTS + 1):
             outcome = self._try_create(version, body)
             if outcome is not None:
                 return outcome
-            self._pause(0.05 * 2**attempt)
+            self._pause(backoff_s(attempt, first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S))
         raise OutcomeUnknownError(f"{self.key(version)}: no response to {PUT_ATTEMPTS} attempts")
 
     def _try_create(self, version: int, body: bytes) -> CreateOutcome | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -27,6 +28,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import TaskFailures
+from tierlog.host.retry import backoff_s
 from tierlog.hot_tier.cleanable import Cleanable
 from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
 from tierlog.record_format.batch_compaction import KeyTable
@@ -35,9 +37,20 @@ from tierlog.record_format.key_table import make_key_table
 
 log = structlog.get_logger(__name__)
 
-FIRST_WAIT_MS = 60_000
-MAX_WAIT_MS = 3_600_000
+FIRST_WAIT_S = 60.0
+MAX_WAIT_S = 3600.0
 LOCK_WAIT_S = 0.2
+
+
+class _Failed(NamedTuple):
+    """Failures of a partition in a row, and when the last one was."""
+
+    times: int
+    since_ms: int
+
+    @property
+    def wait_ms(self) -> int:
+        return int(1000 * backoff_s(self.times, first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S))
 
 
 class Compactor:
@@ -53,8 +66,7 @@ class Compactor:
         self._topics, self._settings, self._clock = topics, settings, clock
         self._offsets = topics.compaction_offsets
         self._rehydrate, self._failures = rehydrate, failures
-        self._backoff: WeakKeyDictionary[Partition, tuple[int, int]] = WeakKeyDictionary()
-        """Since when, and for how long, in ms."""
+        self._backoff: WeakKeyDictionary[Partition, _Failed] = WeakKeyDictionary()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -126,9 +138,9 @@ class Compactor:
             return False
         if partition.leadership_lost:
             return False
-        since_ms, wait_ms = self._backoff.get(partition, (0, 0))
+        failed = self._backoff.get(partition)
         # If the clock was set back, do not wait for as long as it was ahead.
-        return not 0 <= self._clock() - since_ms < wait_ms
+        return failed is None or not 0 <= self._clock() - failed.since_ms < failed.wait_ms
 
     def _clean(self, partition: Partition, table: KeyTable) -> None:
         """Clean in passes until nothing is dirty: the table may not hold all keys at once."""
@@ -173,13 +185,13 @@ class Compactor:
         if partition.is_deleted:
             return  # its files are being deleted
         self._failures.note("compaction", partition, failed=True)
-        wait_ms = min(2 * self._backoff.get(partition, (0, FIRST_WAIT_MS // 2))[1], MAX_WAIT_MS)
-        self._backoff[partition] = (self._clock(), wait_ms)
+        failures = self._backoff.get(partition, _Failed(0, 0)).times + 1
+        self._backoff[partition] = failed = _Failed(failures, self._clock())
         log.warning(
             "compaction failed, will retry",
             partition=str(partition),
             error=str(error) or type(error).__name__,
-            retry_in_ms=wait_ms,
+            retry_in_ms=failed.wait_ms,
             exc_info=None if isinstance(error, (TierlogError, OSError)) else error,
         )
 

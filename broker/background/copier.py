@@ -1,17 +1,15 @@
 """Copies sealed segments to the bucket: rolled -> uploaded -> committed -> local copy deletable.
 
+* What becomes of a partition is decided by one table (`next_state`); `Copier` only looks, takes
+  turns and executes. It never deletes a local file: retention does, by the manifest in force.
 * Segments of a partition are uploaded in order, one at a time, and `offload.concurrency` partitions
   in parallel. After each segment the partition goes to the end of the queue, so that one that is
-  written as fast as it uploads does not starve a quiet one. A partition that fails is retried with
-  back-off and jitter and does not delay the others. If the next segment is corrupt or missing on
-  local disk, the partition waits for a repair and is reported (`blocked`). A store outage is logged
-  once, by `store_status`, not for each partition.
+  written as fast as it uploads does not starve a quiet one.
 * Nothing is uploaded before the partition is claimed, and no object counts before a manifest that
   names it is committed. Objects that were uploaded but not committed are orphans; the janitor
   collects them.
 * If compaction replaced segments, the bucket follows (`mirror`), but only once it has everything
   that compaction relied on.
-* The copier never deletes a local file: retention does, by the manifest in force.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -29,6 +28,7 @@ from tierlog.broker.background.mirror import follow_compaction
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
 from tierlog.broker.task_failures import TaskFailures
+from tierlog.host.retry import backoff_s
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     ConfigurationError,
@@ -46,11 +46,105 @@ from tierlog.record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
-MAX_SCAN_BACKOFF_S = 600.0  # each attempt reads the segment up to its corrupt batch
+FIRST_WAIT_S: Final = 0.5
+MAX_WAIT_S: Final = 30.0
+MAX_SCAN_WAIT_S: Final = 600.0  # each attempt reads the segment up to its corrupt batch
 _FILE_ERRORS = (CorruptDataError, OffsetTrimmed)  # corrupt or missing files: need a repair
 _STORE_ERRORS = (StoreUnavailable, OutcomeUnknownError, ConfigurationError)
+
+
+class State(Enum):
+    IDLE = auto()
+    QUEUED = auto()  # its turn is queued, or being taken
+    WAITING = auto()  # its last turn failed
+
+
+class Outcome(Enum):
+    # of a look at a partition that is not queued
+    DUE = auto()  # something is to be done, and its wait is over
+    NOTHING = auto()  # what failed need not be done any more: it was trimmed, or has expired
+    ASKED = auto()  # an operator wants it retried at once
+    # of a turn
+    MORE = auto()  # done, and there may be more
+    DONE = auto()  # nothing is left; or the topic was deleted, or the copier stops
+    STOPPED = auto()  # interrupted by the shutdown
+    STORE_DOWN = auto()  # logged once, by `store_status`, not for each partition
+    FAILED = auto()
+    DAMAGED = auto()  # a file is missing or corrupt: a repair is needed
+    UNREADABLE = auto()  # a batch of the next segment is corrupt
+
+
+class Work(NamedTuple):
+    """What the copier knows of a partition. `blocked`: the corrupt or missing file, until a turn
+    finds it whole. `unreadable`: the segment that is waited for, by its base offset.
+    """
+
+    state: State = State.IDLE
+    failures: int = 0  # in a row
+    blocked: str | None = None
+    unreadable: int | None = None
+    not_before_s: float = 0.0
+
+
+class _Row(NamedTuple):
+    state: State
+    failures: Literal["kept", "reset", "counted"] = "kept"
+    blocked: Literal["kept", "cleared", "set"] = "kept"
+    max_wait_s: float = 0.0
+    is_logged: bool = False
+
+
+_ROWS: Final[Mapping[tuple[State, Outcome], _Row]] = {
+    (State.IDLE, Outcome.DUE): _Row(State.QUEUED),
+    (State.IDLE, Outcome.NOTHING): _Row(State.IDLE, "reset", "cleared"),
+    (State.IDLE, Outcome.ASKED): _Row(State.IDLE),
+    (State.WAITING, Outcome.DUE): _Row(State.QUEUED),
+    (State.WAITING, Outcome.NOTHING): _Row(State.IDLE, "reset", "cleared"),
+    (State.WAITING, Outcome.ASKED): _Row(State.IDLE),
+    (State.QUEUED, Outcome.ASKED): _Row(State.QUEUED),
+    (State.QUEUED, Outcome.MORE): _Row(State.QUEUED, "reset", "cleared"),
+    (State.QUEUED, Outcome.DONE): _Row(State.IDLE, "reset", "cleared"),
+    (State.QUEUED, Outcome.STOPPED): _Row(State.WAITING, "counted", "kept", MAX_WAIT_S),
+    (State.QUEUED, Outcome.STORE_DOWN): _Row(State.WAITING, "counted", "kept", MAX_WAIT_S),
+    (State.QUEUED, Outcome.FAILED): _Row(State.WAITING, "counted", "kept", MAX_WAIT_S, True),
+    (State.QUEUED, Outcome.DAMAGED): _Row(State.WAITING, "counted", "set", MAX_WAIT_S, True),
+    (State.QUEUED, Outcome.UNREADABLE): _Row(
+        State.WAITING, "counted", "set", MAX_SCAN_WAIT_S, True
+    ),
+}
+
+
+def next_state(
+    work: Work,
+    outcome: Outcome,
+    *,
+    now_s: float = 0.0,
+    jitter: float = 1.0,
+    reason: str = "",
+    oldest: int | None = None,
+) -> Work:
+    """What becomes of a partition. `reason` says why a turn failed; `oldest` is the segment that is
+    next. An outcome that a state cannot have is a KeyError.
+    """
+    row = _ROWS[work.state, outcome]
+    failures = {"kept": work.failures, "reset": 0, "counted": work.failures + 1}[row.failures]
+    wait_s = backoff_s(failures, first_s=FIRST_WAIT_S, max_s=row.max_wait_s, jitter=jitter)
+    return Work(
+        row.state,
+        failures,
+        {"kept": work.blocked, "cleared": None, "set": reason}[row.blocked],
+        oldest if outcome is Outcome.UNREADABLE else None,
+        now_s + wait_s if row.state is State.WAITING else 0.0,
+    )
+
+
+def outcome_of(failure: Exception) -> Outcome:
+    """Of a turn that raised; the caller knows whether the store is down."""
+    if isinstance(failure, ShuttingDown):
+        return Outcome.STOPPED
+    if isinstance(failure, CorruptBatch):
+        return Outcome.UNREADABLE
+    return Outcome.DAMAGED if isinstance(failure, _FILE_ERRORS) else Outcome.FAILED
 
 
 class Offloaded(msgspec.Struct, frozen=True):
@@ -59,33 +153,20 @@ class Offloaded(msgspec.Struct, frozen=True):
     remaining_segments: int
 
 
-class _Work:
-    """The copier's state of one partition. Guarded by the copier's lock."""
+class _Offload:
+    """A partition's work, and its uploads so far. Guarded by the copier's lock."""
 
-    __slots__ = (
-        "blocked",
-        "failures",
-        "not_before",
-        "replaced_below",
-        "running",
-        "unreadable",
-        "uploaded_bytes",
-        "uploaded_segments",
-    )
+    __slots__ = ("replaced_below", "uploaded_bytes", "uploaded_segments", "work")
 
     def __init__(self) -> None:
-        self.failures = 0
-        self.blocked: str | None = None  # the corrupt or missing file
-        self.not_before = 0.0
-        self.unreadable: list[int] = []  # the base offset of the segment that is waited for
+        self.work = Work()
         self.replaced_below: tuple[int, int] | None = None  # see `_may_mirror`
-        self.running: Future[None] | None = None
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
 
 
 class Copier:
-    """`run_round` submits the partitions that are due and returns; a thread pool uploads."""
+    """`run_round` queues the partitions that are due and returns; a thread pool takes the turns."""
 
     def __init__(
         self,
@@ -97,54 +178,55 @@ class Copier:
     ) -> None:
         self._partitions, self._holes, self._failures = partitions, holes, failures
         self._pool = Threads(concurrency, name="offload")
-        self._work: dict[Partition, _Work] = {}
+        self._offloads: dict[Partition, _Offload] = {}
         self._changed = threading.Condition()
         self._stopping = False
 
     def run_round(self) -> None:
-        now = time.monotonic()
-        live = set(self._partitions())
+        live, now_s = set(self._partitions()), time.monotonic()
         with self._changed:
-            for gone in self._work.keys() - live:
-                if self._work[gone].running is None:
-                    del self._work[gone]
+            for gone in self._offloads.keys() - live:
+                if self._offloads[gone].work.state is not State.QUEUED:
+                    del self._offloads[gone]
                     self._changed.notify_all()
             for partition in live:
-                work = self._work.setdefault(partition, _Work())
-                is_waiting = now < work.not_before and not _is_past_unreadable(partition, work)
-                if work.running is not None or is_waiting or self._stopping:
-                    continue
-                if _has_work(partition):
-                    work.running = self._pool.submit(self._copy, partition, work)
-                else:
-                    self._forget_failure(partition, work)
+                offload = self._offloads.setdefault(partition, _Offload())
+                found = _look(partition, offload.work, now_s=now_s)
+                if found is not None and not self._stopping:
+                    self._advance(partition, offload, next_state(offload.work, found))
 
-    def _forget_failure(self, partition: Partition, work: _Work) -> None:
-        """What could not be uploaded need not be any more: it was trimmed, or has expired."""
-        if work.failures:
-            work.failures, work.blocked = 0, None
+    def _advance(self, partition: Partition, offload: _Offload, after: Work) -> None:
+        """Execute what `next_state` decided."""
+        if after.state is State.QUEUED:
+            self._pool.submit(self._take_turn, partition, offload)
+        if offload.work.failures and not after.failures:
             self._failures.note("offload", partition, failed=False)
+        offload.work = after
 
     def reset_backoff(self, partitions: Iterable[Partition]) -> None:
         """Retry these at once: an operator asked for it."""
         with self._changed:
             for partition in partitions:
-                if partition in self._work:
-                    self._work[partition].not_before = 0.0
+                if offload := self._offloads.get(partition):
+                    offload.work = next_state(offload.work, Outcome.ASKED)
 
     def blocked(self) -> dict[Partition, str]:
         """The partitions that are not uploaded until they are repaired, and the reason."""
         with self._changed:
-            return {one: work.blocked for one, work in self._work.items() if work.blocked}
+            return {
+                one: offload.work.blocked
+                for one, offload in self._offloads.items()
+                if offload.work.blocked
+            }
 
     def progress(self, partitions: Iterable[Partition]) -> Offloaded:
         """Uploads since the process started, and the sealed segments that are still local only."""
         partitions = list(partitions)
         with self._changed:
-            work = [self._work.get(partition) or _Work() for partition in partitions]
+            offloads = [self._offloads.get(partition) or _Offload() for partition in partitions]
         return Offloaded(
-            sum(one.uploaded_segments for one in work),
-            sum(one.uploaded_bytes for one in work),
+            sum(one.uploaded_segments for one in offloads),
+            sum(one.uploaded_bytes for one in offloads),
             sum(len(_pending(partition)) for partition in partitions),
         )
 
@@ -165,7 +247,8 @@ class Copier:
         """Wait until no upload or claim is in progress. Returns False at the timeout."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(work.running is None for work in self._work.values()), timeout_s
+                lambda: all(one.work.state is not State.QUEUED for one in self._offloads.values()),
+                timeout_s,
             )
 
     def stop(self) -> None:
@@ -179,34 +262,41 @@ class Copier:
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _copy(self, partition: Partition, work: _Work) -> None:
+    def _take_turn(self, partition: Partition, offload: _Offload) -> None:
         """One turn of a partition. If more is to be done, it goes to the end of the queue."""
-        failure: Exception | None = None
-        more = is_outage = False
+        outcome, failure = self._try_turn(partition, offload)
+        with self._changed:
+            if outcome is Outcome.MORE and self._stopping:
+                outcome = Outcome.DONE
+            is_logged = _ROWS[offload.work.state, outcome].is_logged
+            after = next_state(
+                offload.work,
+                outcome,
+                now_s=time.monotonic(),
+                jitter=random.random(),
+                reason=str(failure),
+                oldest=next(iter(_pending(partition)), None),
+            )
+            self._advance(partition, offload, after)
+            self._changed.notify_all()
+        if failure is not None and is_logged:
+            _log_failure(partition, failure, retry_in_s=after.not_before_s - time.monotonic())
+
+    def _try_turn(
+        self, partition: Partition, offload: _Offload
+    ) -> tuple[Outcome, Exception | None]:
         try:
             with self._failures.noting("offload", partition):
-                more = self._copy_next(partition, work)
+                more = self._copy_next(partition, offload)
         except (TierlogError, OSError) as error:
-            failure = error if not partition.is_deleted else None  # its files are being deleted
-            is_outage = isinstance(failure, _STORE_ERRORS) and self._is_store_down(partition)
+            if partition.is_deleted:  # its files are being deleted
+                return Outcome.DONE, None
+            is_outage = isinstance(error, _STORE_ERRORS) and self._is_store_down(partition)
+            return Outcome.STORE_DOWN if is_outage else outcome_of(error), error
         except Exception as bug:
             log.exception("offload failed: a bug", partition=str(partition))
-            failure = bug
-        finally:
-            with self._changed:
-                work.running = None
-                work.failures = work.failures + 1 if failure else 0
-                if failure is None or isinstance(failure, _FILE_ERRORS):  # otherwise not checked
-                    work.blocked = str(failure) if failure else None
-                if more and not self._stopping:
-                    work.running = self._pool.submit(self._copy, partition, work)
-                is_corrupt = isinstance(failure, CorruptBatch)
-                work.unreadable = _pending(partition)[:1] if is_corrupt else []
-                if failure:
-                    work.not_before = time.monotonic() + _backoff_s(failure, work.failures)
-                self._changed.notify_all()
-        if failure is not None and not is_outage and not isinstance(failure, ShuttingDown):
-            _log_failure(partition, failure, retry_in_s=work.not_before - time.monotonic())
+            return Outcome.FAILED, bug
+        return Outcome.MORE if more else Outcome.DONE, None
 
     def _is_store_down(self, partition: Partition) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""
@@ -216,7 +306,7 @@ class Copier:
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 
-    def _copy_next(self, partition: Partition, work: _Work) -> bool:
+    def _copy_next(self, partition: Partition, offload: _Offload) -> bool:
         """Claim, catch up, and upload the oldest segment. Returns whether there may be more."""
         cold = partition.cold
         assert cold is not None
@@ -227,7 +317,7 @@ class Copier:
         # Trims commit it themselves, but if one failed, records below may be gone here by now.
         cold.follow_log_start(partition.log.log_start_offset)
         pending = _pending(partition)
-        if not partition.log.sealed.mirrored and (not pending or _may_mirror(partition, work)):
+        if not partition.log.sealed.mirrored and (not pending or _may_mirror(partition, offload)):
             follow_compaction(partition, stopping=lambda: self._stopping)
             if not partition.log.sealed.mirrored:
                 return True  # another turn
@@ -252,22 +342,20 @@ class Copier:
             size_bytes=entry.size_bytes,
         )
         with self._changed:
-            work.uploaded_segments += 1
-            work.uploaded_bytes += entry.size_bytes
+            offload.uploaded_segments += 1
+            offload.uploaded_bytes += entry.size_bytes
         return True
 
 
-def _is_past_unreadable(partition: Partition, work: _Work) -> bool:
-    """Whether the segment that could not be read need not be uploaded any more: it was trimmed, or
-    has expired. Those after it do not wait.
-    """
-    return bool(work.unreadable) and work.unreadable[0] not in _pending(partition)
-
-
-def _backoff_s(failure: Exception, failures: int) -> float:
-    max_s = MAX_SCAN_BACKOFF_S if isinstance(failure, CorruptBatch) else MAX_BACKOFF_S
-    ceiling = min(max_s, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 11))
-    return ceiling * (0.5 + random.random() / 2)
+def _look(partition: Partition, work: Work, *, now_s: float) -> Outcome | None:
+    """What a round finds; None if there is nothing to decide: queued, or its wait is not over."""
+    if work.state is State.QUEUED:
+        return None
+    # What could not be read may have been trimmed, or expired: what comes after it does not wait.
+    is_past = work.unreadable is not None and work.unreadable not in _pending(partition)
+    if now_s < work.not_before_s and not is_past:
+        return None
+    return Outcome.DUE if _has_work(partition) else Outcome.NOTHING
 
 
 def _has_work(partition: Partition) -> bool:
@@ -279,16 +367,16 @@ def _has_work(partition: Partition) -> bool:
     )
 
 
-def _may_mirror(partition: Partition, work: _Work) -> bool:
+def _may_mirror(partition: Partition, offload: _Offload) -> bool:
     """Whether the bucket has everything that compaction relied on. Compaction drops a value for a
     newer one; while that is above the bucket's end, the older one is all that survives a lost disk.
     """
     cold, swap_sequence = partition.cold, partition.log.sealed.swap_sequence
     assert cold is not None
-    if work.replaced_below is None or work.replaced_below[0] != swap_sequence:
+    if offload.replaced_below is None or offload.replaced_below[0] != swap_sequence:
         # In this order: replacements so far relied on segments that are sealed by now.
-        work.replaced_below = (swap_sequence, partition.log.active_base_offset)
-    return cold.end_offset >= work.replaced_below[1]
+        offload.replaced_below = (swap_sequence, partition.log.active_base_offset)
+    return cold.end_offset >= offload.replaced_below[1]
 
 
 def _is_done(partition: Partition) -> bool:

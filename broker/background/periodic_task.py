@@ -16,6 +16,7 @@ from collections.abc import Callable
 import structlog
 
 from tierlog.broker.task_failures import RoundTask, TaskFailures
+from tierlog.host.retry import backoff_s
 from tierlog.record_format.errors import TierlogError
 
 log = structlog.get_logger(__name__)
@@ -76,8 +77,9 @@ class PeriodicTask:
         return False
 
     def _wait_s(self) -> float:
-        doubled_s = self._interval_s * 2.0 ** min(self._failed_rounds, 10)
-        return max(self._interval_s, min(doubled_s, self._interval_max_s))
+        """The interval; after failures, from twice the interval up."""
+        longest_s = max(self._interval_s, self._interval_max_s)
+        return backoff_s(self._failed_rounds + 1, first_s=self._interval_s, max_s=longest_s)
 
     def _report(self, failure: str | None) -> None:
         if failure == self._failure:

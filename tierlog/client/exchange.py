@@ -29,6 +29,7 @@ from tierlog.client.problems import (
     retry_after_s,
 )
 from tierlog.client.wire import Request, Response
+from tierlog.host.retry import backoff_s
 from tierlog.record_format.errors import OutcomeUnknownError, RetriableError
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,10 @@ class RetryPolicy:
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def pause_s(self, attempt: int) -> float:
-        """After attempt number `attempt`: between half and all of an exponential step."""
-        step = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.max_pause_s)
-        return step * (0.5 + self.jitter() / 2)
+        """After attempt number `attempt`."""
+        return backoff_s(
+            attempt, first_s=self.first_pause_s, max_s=self.max_pause_s, jitter=self.jitter()
+        )
 
     @property
     def is_unlimited(self) -> bool:

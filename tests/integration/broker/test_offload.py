@@ -127,7 +127,7 @@ def test_a_corrupt_segment_is_read_again_less_and_less_often(harness, copier_of)
 def test_segments_after_a_corrupt_one_do_not_wait_once_it_is_trimmed(
     harness, copier_of, monkeypatch
 ):
-    monkeypatch.setattr("tierlog.broker.background.copier.FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr("tierlog.broker.background.copier.FIRST_WAIT_S", 600.0)
     copier, partition = copier_of(1), harness.broker.partition("a", 0)
     flip(partition.log.segments()[0].path, 100)
     copier.run_round()

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
 from tierlog.broker.background import janitor
-from tierlog.broker.background.compactor import MAX_WAIT_MS
+from tierlog.broker.background.compactor import MAX_WAIT_S
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.task_failures import Failures
@@ -103,7 +103,7 @@ def test_a_failing_compaction_is_counted(
             assert state(harness.broker, "compaction") == (errors, 1)
             compactor.run_round()  # it backs off
             assert state(harness.broker, "compaction") == (errors, 1)
-            now_ms += MAX_WAIT_MS
+            now_ms += int(MAX_WAIT_S * 1000)
     if turned_off:
         harness.broker.alter_topic("a", config={"cleanup.policy": "delete"})
     compactor.run_round()

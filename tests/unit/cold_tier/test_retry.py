@@ -14,7 +14,7 @@ def test_retry_delays_grow_with_jitter_up_to_a_limit():
     with pytest.raises(StoreUnavailable):
         policy.run(_down)
     assert delays == [1, 2, 4, 4, 4]
-    assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.1)
+    assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("silence_s", "attempts"), [(20, 2), (29, 2), (30, 1), (61, 1)])
