@@ -5,7 +5,7 @@
 * A log starts at its first segment if Kafka's checkpoint has an older start, as it does where older
   segments were moved to Kafka's remote storage (KIP-405): nothing else can be served.
 * A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail. If
-  nothing distinguishes the two, the start is refused.
+  nothing distinguishes the two, the partition is not opened until Kafka was shut down cleanly.
 * A topic is its id: a folder that was copied within the data folder has that of another topic, and
   would take its place. The start is refused.
 """
@@ -13,10 +13,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from tierlog.broker.data_folder import (
@@ -25,6 +28,7 @@ from tierlog.broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
+    TopicPartition,
     new_id,
     topic_id_of,
 )
@@ -32,7 +36,7 @@ from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.hot_tier.log_folder import first_base_offset
 from tierlog.hot_tier.segment_gaps import first_gap
-from tierlog.record_format.errors import ConfigurationError, CorruptManifest
+from tierlog.record_format.errors import ConfigurationError, CorruptDataError, CorruptManifest
 from tierlog.record_format.topic_rules import MAX_PARTITIONS
 
 log = structlog.get_logger(__name__)
@@ -53,11 +57,15 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
     """
     _refuse_lost_registry(folder)
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
-    if not folder.was_clean:
-        _refuse_unclean_compacted(folder, found)
-    records = [_record(topic, folders, created_ms=clock()) for topic, folders in found.items()]
+    unclean = _unclean(folder, found)
+    records = [
+        _record(topic, folders, unclean, created_ms=clock()) for topic, folders in found.items()
+    ]
     _refuse_copies([*registry.live(), *registry.deleted(), *records])
     _start_at_first_segments(folder, found)
+    if folder.was_clean:  # Kafka was started and stopped on the folder since
+        replace = msgspec.structs.replace
+        records += [replace(one, unclean=()) for one in registry.live() if one.unclean]
     if records:
         registry.put(*records)
     for topic, folders in found.items():
@@ -92,31 +100,21 @@ def _found(folder: DataFolder, known: set[str]) -> Found:
     return found
 
 
-def _refuse_unclean_compacted(folder: DataFolder, found: Found) -> None:
-    """Recovery of an adopted topic expects no gaps: its cleanup policy is `delete`."""
-    for topic, partition in folder.read_checkpoint(CLEANER_CHECKPOINT):
-        if partition in found.get(topic, {}):
-            raise ConfigurationError(
-                f"{topic}-{partition}: Kafka compacted it and was not shut down cleanly; start and "
-                "stop Kafka on this folder once, then adopt it"
-            )
+def _unclean(folder: DataFolder, found: Found) -> frozenset[TopicPartition]:
+    """The partitions that Kafka compacted, or whose gaps no checkpoint explains, if it was not shut
+    down cleanly. Recovery of an adopted topic expects no gaps: its cleanup policy is `delete`.
+    """
+    if folder.was_clean:
+        return frozenset()
+    compacted = folder.read_checkpoint(CLEANER_CHECKPOINT)
     flushed = folder.read_checkpoint(RECOVERY_POINTS)
-    for topic, folders in found.items():
-        for partition, path in folders.items():
-            if (topic, partition) not in flushed:
-                _refuse_gap(path)
-
-
-def _refuse_gap(folder: Path) -> None:
-    """Refuse a gap in a log of which no checkpoint says how far it was flushed."""
-    gap = first_gap(folder)
-    if gap is not None:
-        raise ConfigurationError(
-            f"{folder.name}: a segment ends before offset {gap.next_offset}, and the next begins "
-            f"at {gap.base_offset}. Kafka's cleaner leaves such gaps, and so does a crash; only "
-            f"{RECOVERY_POINTS} and .kafka_cleanshutdown distinguish them: copy Kafka's whole "
-            "folder"
-        )
+    return frozenset(
+        place
+        for topic, folders in found.items()
+        for number, path in folders.items()
+        for place in [(topic, number)]
+        if place in compacted or (place not in flushed and first_gap(path) is not None)
+    )
 
 
 def _refuse_copies(records: Iterable[TopicRecord]) -> None:
@@ -150,13 +148,30 @@ def _start_at_first_segments(folder: DataFolder, found: Found) -> None:
         folder.write_checkpoint(LOG_STARTS, {**starts, **raised})
 
 
-def _record(topic: str, folders: Mapping[int, Path], *, created_ms: int) -> TopicRecord:
+def _record(
+    topic: str,
+    folders: Mapping[int, Path],
+    unclean: frozenset[TopicPartition],
+    *,
+    created_ms: int,
+) -> TopicRecord:
     count = max(folders) + 1
     return TopicRecord(
         name=topic,
-        topic_id=topic_id_of(folders.values()) or new_id(),
+        topic_id=_topic_id(folders.values()) or new_id(),
         partitions=count,
         config=dict(_UNLIMITED),
         created_ms=created_ms,
         absent=tuple(number for number in range(count) if number not in folders),
+        unclean=tuple(number for number in sorted(folders) if (topic, number) in unclean),
     )
+
+
+def _topic_id(folders: Iterable[Path]) -> str | None:
+    """The id that most of these partition folders have, since that of one may be damaged."""
+    found: Counter[str] = Counter()
+    for folder in folders:
+        with suppress(CorruptDataError):
+            if (topic_id := topic_id_of([folder])) is not None:
+                found[topic_id] += 1
+    return found.most_common(1)[0][0] if found else None

@@ -166,6 +166,7 @@ class LogOpener:
         is_new = not wanted.at_start and not self._folder.partition_folder(*place).exists()
         try:
             spec = self._spec(wanted)
+            _check_explained(spec)
             take_over = self._find_take_over(spec)
             if take_over is not None:
                 return self._open_for_take_over(spec, take_over)
@@ -298,6 +299,17 @@ class LogOpener:
         raise ConfigurationError(
             f"{opened[0].log}: another broker keeps claiming it during the take-over; stop that "
             "broker"
+        )
+
+
+def _check_explained(spec: LogSpec) -> None:
+    """Raises CorruptBatch for a log of Kafka's whose gaps recovery would take for lost tails."""
+    if spec.number in spec.record.unclean:
+        raise CorruptBatch(
+            "Kafka was not shut down cleanly, and the log has gaps, or may have, that only its "
+            "clean shutdown or its checkpoints explain: start and stop Kafka on the data folder, "
+            "with `tierlog/` moved elsewhere meanwhile, or copy all that Kafka has there",
+            file=str(spec.folder),
         )
 
 

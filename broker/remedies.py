@@ -41,7 +41,7 @@ REMEDIES: Final = {
     ),
     CLEANER_CHECKPOINT: "`rm` the file: compaction then starts over",
     Path(COMPACTION_REACHED).name: "`rm` the file if every compacted topic is still compacted",
-    PARTITION_METADATA: "`rm` the file: it is written again",
+    PARTITION_METADATA: "`rm` the file if the folder is this topic's: it is written again",
     LEADER_EPOCHS: "`rm` the file: it is rebuilt from the batches",
     "meta.properties": "write `cluster.id=ID` into it, with the id in the bucket's cluster.json",
     "topics.json": (

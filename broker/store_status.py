@@ -34,13 +34,18 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.host.retry import backoff_s
 from tierlog.host.threads import run_in_daemon_thread
 from tierlog.manifest.keys import CLUSTER_KEY
-from tierlog.manifest.topic_objects import MAX_TOPIC_BYTES, Cluster, create_cluster, load_cluster
+from tierlog.manifest.topic_objects import (
+    MAX_TOPIC_BYTES,
+    Cluster,
+    create_cluster,
+    load_sealed_cluster,
+)
 from tierlog.object_store.probe import RACE_S, StoreTraits, probe, still_has_traits
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     ClockSkewTooLarge,
     ConfigurationError,
-    CorruptManifest,
+    CorruptDataError,
     CorruptObject,
     MissingObject,
     StoreUnavailable,
@@ -176,16 +181,17 @@ class StoreStatus:
                 raise
 
     def _verify(self) -> None:
-        found = self._cluster()
+        known = PROBE.read(self._folder.path)
+        was_used = known is not None and known.store[0] == self.store.url
+        found, sealed = self._cluster(was_used=was_used) or (None, b"")
         if found is not None and found.cluster_id != self._folder.cluster_id:
             raise ConfigurationError(self._foreign_cluster(found))
-        known = PROBE.read(self._folder.path)
-        if found is None and known is not None and known.store[0] == self.store.url:
+        if found is None and was_used:
             raise StoreUnavailable(
                 f"{self.store.url} has no {CLUSTER_KEY}, although this data folder has used it: "
                 "is it the right bucket, and is it mounted?"
             )
-        traits = self._probe(known)
+        traits = self._probe(known, sealed)
         if found is None:
             cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
             create_cluster(self.store, cluster)
@@ -197,13 +203,15 @@ class StoreStatus:
         self.traits, self._refused = traits, None
         self._mark_available()
 
-    def _cluster(self) -> Cluster | None:
+    def _cluster(self, *, was_used: bool) -> tuple[Cluster, bytes] | None:
+        """A store that was good once and answers nonsense now is down, like one that is silent."""
         try:
-            return load_cluster(self.store)
-        except CorruptManifest as error:
-            raise ConfigurationError(
-                f"store {self.store.url}: {error}; is another kind of server listening there?"
-            ) from error
+            return load_sealed_cluster(self.store)
+        except CorruptDataError as error:
+            reason = f"store {self.store.url}: {error}; is another kind of server listening there?"
+            if was_used:
+                raise StoreUnavailable(reason) from error
+            raise ConfigurationError(reason) from error
 
     def check_clock(self) -> None:
         """As `recheck`. Raises ClockSkewTooLarge if the store refuses this machine's clock, or did
@@ -220,15 +228,19 @@ class StoreStatus:
         self.verify()
         return self.store
 
-    def _probe(self, known: ProbeResult | None) -> StoreTraits:
-        """The store's traits. It is probed again if it is another store, the result is a week old,
-        or a quick check finds that the result no longer holds.
+    def _probe(self, known: ProbeResult | None, sealed: bytes) -> StoreTraits:
+        """The store's traits. `sealed`: the bytes of `cluster.json`.
+
+        It is probed again if it is another store, the result is a week old, or a quick check finds
+        that the result no longer holds.
         """
-        single = self._settings.allow_single_writer_store
-        if known is not None and self._is_current(known):
-            existing = (CLUSTER_KEY, self.store.get(CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES))
-            if still_has_traits(self.store, known.traits, existing=existing):
-                return known.traits
+        single, existing = self._settings.allow_single_writer_store, (CLUSTER_KEY, sealed)
+        if (
+            known is not None
+            and self._is_current(known)
+            and still_has_traits(self.store, known.traits, existing=existing)
+        ):
+            return known.traits
         race_s = FOLDER_RACE_S if self.store.url.startswith("file:") else RACE_S
         return probe(self.store, allow_single_writer=single, race_s=race_s)
 

@@ -30,7 +30,7 @@ INTERNAL_PREFIX: Final = "__"
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`dirty`: the bucket does not have this state yet. `absent`: partitions that an adopted folder
-    lacks.
+    lacks. `unclean`: those that Kafka left with gaps that only its clean shutdown would explain.
     """
 
     name: str
@@ -41,6 +41,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool = True
     deleted: bool = False
     absent: tuple[int, ...] = ()
+    unclean: tuple[int, ...] = ()
 
     @property
     def internal(self) -> bool:

@@ -45,7 +45,7 @@ from tierlog.record_format.checkpoint_files import (
     parse_partition_metadata,
     parse_topic_id,
 )
-from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.errors import CorruptSnapshot
 
 
 def first_base_offset(path: Path) -> int | None:
@@ -192,9 +192,8 @@ class LogFolder:
                 self.snapshots.discard(offset)
 
     def check_topic_id(self, topic_id: str) -> None:
-        """Check that the folder belongs to that topic; write the id if there is none.
-
-        Raises ConfigurationError if it is another topic's, CorruptSnapshot if the file is bad.
+        """Check that the folder belongs to that topic; write the id if there is none. Raises
+        CorruptSnapshot.
         """
         path = self.path / PARTITION_METADATA
         try:
@@ -204,7 +203,8 @@ class LogFolder:
             write_durably(path, data, disk=self._disk)
             return
         if format_topic_id(found) != topic_id:
-            raise ConfigurationError(
-                f"{path}: belongs to topic id {format_topic_id(found)}, not to {topic_id}; "
-                "move the folder out of the data folder, or restore the topic it belongs to"
+            raise CorruptSnapshot(
+                f"has topic id {format_topic_id(found)}, not {topic_id}; a folder of another "
+                "topic belongs elsewhere",
+                file=str(path),
             )

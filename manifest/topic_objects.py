@@ -72,11 +72,17 @@ class TopicObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def load_cluster(store: ObjectStore) -> Cluster | None:
     """None if no cluster uses the prefix. Raises CorruptManifest, UnknownFormatVersion."""
+    found = load_sealed_cluster(store)
+    return found[0] if found is not None else None
+
+
+def load_sealed_cluster(store: ObjectStore) -> tuple[Cluster, bytes] | None:
+    """As `load_cluster`, with the object's bytes."""
     try:
         data = get_object(store, CLUSTER_KEY, max_bytes=MAX_TOPIC_BYTES)
     except MissingObject:
         return None
-    return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster)
+    return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster), data
 
 
 def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:

@@ -6,13 +6,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.broker_harness import BrokerHarness
+from tests.fakes.damage import flip
 from tests.unit.record_format import golden
 from tierlog.broker.data_folder import LOG_STARTS
 from tierlog.dump.checks import find_problems
 from tierlog.hot_tier import closed_log
 from tierlog.manifest.topic_objects import Cluster, create_cluster
 from tierlog.object_store.open import open_store
-from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError, CorruptBatch, CorruptSnapshot
 
 KAFKA = golden.ROOT
 
@@ -77,13 +78,31 @@ def test_a_clean_folder_with_compacted_topics_is_served(tmp_path):
         harness.broker.close()
 
 
-def test_an_unclean_compacted_folder_is_refused_not_truncated(tmp_path):
-    root = copy_of_kafka(tmp_path, "compacted-keep-0", clean=False)
-    before = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
-    with pytest.raises(ConfigurationError, match="not shut down cleanly"):
-        BrokerHarness(root)
-    after = {p.name: p.read_bytes() for p in (root / "data" / "compacted-keep-0").iterdir()}
-    assert after == before
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_unclean_compacted_log_is_left_as_it_is_until_kafka_was_shut_down_cleanly(tmp_path):
+    root = copy_of_kafka(tmp_path, "compacted-keep-0", "keyed-0", clean=False)
+    folder = root / "data" / "compacted-keep-0"
+    before = contents(folder)
+    harness = BrokerHarness(root)
+    for _ in range(2):
+        assert len(harness.records("keyed")) == 51
+        with pytest.raises(CorruptBatch, match="not shut down cleanly"):
+            harness.broker.partition("compacted-keep", 0)
+        (reason,) = harness.broker.readiness().reasons
+        assert reason.startswith("compacted-keep-0: ")
+        (step,) = harness.broker.repair("compacted-keep", apply=True, accept_loss=True)
+        assert (step.action, step.done) == ("none", False)
+        harness.restart()
+    harness.broker.close()
+    assert contents(folder) == before
+    (root / "data" / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
+    for _ in range(2):
+        harness.broker = harness.open()
+        assert_as_kafka_served(harness, folder.name)
+        harness.broker.close()
 
 
 def test_a_log_whose_older_segments_are_in_kafkas_remote_storage_starts_at_its_first(tmp_path):
@@ -133,11 +152,14 @@ def test_a_refused_start_keeps_the_mark_of_a_clean_stop(tmp_path, refused_for):
 def test_a_folder_with_unexplained_offset_gaps_is_refused(tmp_path):
     folder = tmp_path / "kafka" / "data" / "compacted-codec-0"
     shutil.copytree(KAFKA / folder.name, folder)
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    message = "compacted-codec-0: a segment ends before offset 632, and the next begins at 654"
-    with pytest.raises(ConfigurationError, match=message):
-        BrokerHarness(tmp_path / "kafka")
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    before = contents(folder)
+    harness = BrokerHarness(tmp_path / "kafka")
+    for _ in range(3):
+        with pytest.raises(CorruptBatch, match="copy all that Kafka has there"):
+            harness.broker.partition("compacted-codec", 0)
+        harness.restart()
+    harness.broker.close()
+    assert contents(folder) == before
 
 
 def test_a_single_partition_folder_is_recovered_and_truncation_is_logged(tmp_path):
@@ -189,3 +211,15 @@ def test_a_copy_of_a_partition_folder_does_not_take_its_topics_place(harness):
     assert [topic.name for topic in harness.broker.list_topics()] == ["t"]
     assert harness.broker.topic("t").config.max_message_bytes == 12345
     assert [record.value for record in harness.records("t")] == [b"v"]
+
+
+def test_an_adopted_topic_has_the_id_that_most_of_its_folders_have(tmp_path):
+    data = tmp_path / "kafka" / "data"
+    for number in range(3):
+        shutil.copytree(KAFKA / "keyed-0", data / f"keyed-{number}")
+    flip(data / "keyed-0" / "partition.metadata", 25)
+    harness = BrokerHarness(tmp_path / "kafka")
+    assert len(harness.records("keyed", partition=1)) == 51
+    with pytest.raises(CorruptSnapshot):
+        harness.broker.partition("keyed", 0)
+    harness.broker.close()

@@ -75,7 +75,7 @@ def test_a_restore_skips_the_topic_and_reports_why(harness, corrupt, tmp_path):
 
 
 def test_a_corrupt_cluster_object_is_not_an_unavailable_store(harness, damage):
-    """A start is refused; a running broker continues."""
+    """A running broker continues."""
     damage(harness, "cluster.json")
     with pytest.raises(CorruptManifest, match=r"cluster\.json"):
         load_cluster(harness.store)

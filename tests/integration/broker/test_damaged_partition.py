@@ -488,3 +488,24 @@ def test_a_lost_folder_is_re_created_if_the_bucket_has_everything(offloaded):
     offloaded.broker = offloaded.open()
     assert offloaded.produce("t", [b"next"]).base_offset == 40
     assert [record.offset for record in offloaded.records("t")] == list(range(41))
+
+
+METADATA = b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@pytest.mark.parametrize("position", range(0, len(METADATA), 3))
+def test_a_bit_of_its_metadata_stops_one_partition(harness, position):
+    harness.broker.create_topic("t", partitions=2)
+    for number in range(2):
+        harness.produce("t", [b"v"], partition=number)
+    crash(harness)
+    metadata = harness.root / "data" / "t-1" / "partition.metadata"
+    flip(metadata, position)
+    harness.broker = harness.open()
+    assert [one.value for one in harness.records("t", partition=0)] == [b"v"]
+    with pytest.raises(CorruptDataError, match="`rm` the file if the folder is this topic's"):
+        harness.broker.partition("t", 1)
+    harness.broker.close()
+    metadata.unlink()
+    harness.broker = harness.open()
+    assert [one.value for one in harness.records("t", partition=1)] == [b"v"]

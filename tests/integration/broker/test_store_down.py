@@ -11,7 +11,8 @@ import pytest
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.faulty_object_store import FailsBefore
+from tests.fakes.damage import flip
+from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore, WrongBytes
 from tierlog.broker import store_status
 from tierlog.broker.broker import Broker
 from tierlog.broker.cold_log import ColdLog
@@ -435,3 +436,50 @@ def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(harness):
         starts.append(partition.log.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4
+
+
+def objects_in(harness):
+    bucket = harness.root / "bucket"
+    return {path: path.read_bytes() for path in bucket.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("position", [18, 19, 40, 90, -3])
+def test_a_store_whose_cluster_object_cannot_be_read_is_down(harness, position):
+    """Hot data is served; nothing is claimed, uploaded or overwritten until it can be read."""
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    harness.offload()
+    harness.broker.close()
+    cluster = harness.root / "bucket" / "cluster.json"
+    flip(cluster, position)
+    before = objects_in(harness)
+    harness.broker = harness.open()
+    harness.fill(100)
+    harness.broker.create_topic("another")
+    assert harness.broker.readiness().reasons == []
+    assert "cluster.json" in "".join(harness.broker.readiness().degraded)
+    with pytest.raises(StoreUnavailable, match=r"cluster\.json"):
+        harness.broker.background.copy_round()
+    harness.broker.partition("t", 0).log.roll()
+    harness.broker.delete_topic("another")
+    with pytest.raises(StoreUnavailable, match=r"cluster\.json"):
+        harness.broker.background.deletions.run_round()
+    assert objects_in(harness) == before
+    flip(cluster, position)
+    harness.wait_for(lambda: harness.broker.readiness().degraded == [])
+    harness.offload()
+    assert harness.broker.verify("t", deep=True).ok
+
+
+def test_one_bad_answer_at_the_start_is_asked_for_again(harness, monkeypatch):
+    harness.broker.create_topic("t", config=SMALL)
+    harness.fill(100)
+    harness.offload()
+    harness.broker.close()
+    store = FaultyObjectStore(open_store(f"file://{harness.root / 'bucket'}"))
+    store.fail("get", WrongBytes(60))
+    harness.broker = Broker.open(harness.broker.settings, store=store)
+    harness.wait_for(lambda: harness.broker.readiness().degraded == [])
+    harness.fill(100)
+    harness.offload()
+    assert harness.broker.verify("t", deep=True).ok
