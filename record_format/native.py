@@ -1,18 +1,21 @@
 """Switches to the compiled implementations, if numba and numpy are installed.
 
 Nothing depends on it: until `load` is called, or without numba, the plain implementations return
-the same results, more slowly.
+the same results, more slowly. They take a second and 120 MB to load, which a process that has
+little to walk can do without.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Final
 
 from tierlog.record_format import batch_summary, record_walk
-from tierlog.record_format.batch import MIN_RECORD_SIZE
-from tierlog.record_format.record_walk import WalkRequest
+from tierlog.record_format.batch import MIN_RECORD_SIZE, Buffer
+from tierlog.record_format.record_walk import Walk, WalkRequest, walk_plain
 
+BUSY_BYTES: Final = 1 << 20  # some 30 ms of work for the plain walk
 _PACKAGES: Final = ("numba", "numpy")
 
 
@@ -31,6 +34,24 @@ def can_compile() -> bool:
     from tierlog.record_format.compiled import has_cache
 
     return has_cache()
+
+
+def call_when_busy(load: Callable[[], None]) -> None:
+    """Call `load` once, when the plain walk has read BUSY_BYTES of records; in the thread that
+    walked, which waits for it.
+    """
+    walked_bytes, once = 0, iter((load,))
+
+    def walk_and_count(records: Buffer, request: WalkRequest) -> Walk:
+        nonlocal walked_bytes
+        walked_bytes += len(records)
+        if walked_bytes >= BUSY_BYTES:
+            record_walk.use(walk_plain)
+            for call in once:  # of many threads, one gets it
+                call()
+        return walk_plain(records, request)
+
+    record_walk.use(walk_and_count)
 
 
 def load() -> bool:

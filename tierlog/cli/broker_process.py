@@ -5,7 +5,8 @@
 * A signal stops the server first, then the broker; what was acknowledged is flushed before exit 0.
   Before the server listens, a signal aborts the start. Further ones change nothing.
 * The garbage collector is off until everything is loaded, and never scans that: one scan would
-  delay every request by a tenth of a second.
+  delay every request by a tenth of a second. The same holds for the compiled kernels, which are
+  loaded once there is work for them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def run_broker(
             def on_started() -> None:
                 end_start()
                 announce(url)
-                _load_kernels_in_thread()
+                _collect_what_is_not_loaded()
+                native.call_when_busy(_load_kernels_in_thread)
 
             broker = _open_broker(settings, verbose=verbose)
             try:
@@ -112,26 +114,33 @@ def _url(sock: socket.socket, tls: Tls | None) -> str:
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def _collect_what_is_not_loaded() -> None:
+    """Exempt from garbage collection what stays in memory."""
+    gc.freeze()
+    gc.enable()
+
+
 def _load_kernels_in_thread() -> None:
     # numpy's OpenBLAS would start a thread per core, which nothing here needs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
+    try:
+        threading.Thread(target=load_kernels, name="native-kernels", daemon=True).start()
+    except RuntimeError as error:
+        log.warning("no compiled kernels: no thread to load them", error=str(error))
 
 
 def load_kernels() -> None:
-    """Load the compiled kernels; until then Python code does their work. After this, everything
-    that stays in memory is loaded, and exempted from garbage collection.
-    """
+    """Load the compiled kernels; until then Python code does their work."""
+    gc.disable()
     try:
         if not native.load() and native.is_available():
             log.warning(
                 "no compiled kernels: numba needs a writable folder, set in NUMBA_CACHE_DIR"
             )
-    except ImportError as error:  # numba refuses a numpy newer than itself
+    except (ImportError, OSError) as error:  # numba refuses a newer numpy; too many open files
         log.warning("no compiled kernels: numba cannot be imported", error=str(error))
     finally:
-        gc.freeze()
-        gc.enable()
+        _collect_what_is_not_loaded()
 
 
 def _bound(settings: Settings) -> socket.socket:

@@ -1,7 +1,7 @@
 """A broker's log on stderr: coloured on a terminal (unless NO_COLOR is set), else JSON lines.
 
-* Warnings of libraries (uvicorn, botocore, asyncio) have the same format, so that a collector of
-  JSON lines gets nothing else.
+* Warnings of libraries (uvicorn, botocore, asyncio) and what ends a thread have the same format, so
+  that a collector of JSON lines gets nothing else.
 * Tracebacks never show the values of variables: tokens, keys, records.
 """
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 from tierlog.cli.table import printable
+
+log = structlog.get_logger(__name__)
 
 
 def configure_logs(*, verbose: bool = False) -> None:
@@ -46,6 +49,12 @@ def configure_logs(*, verbose: bool = False) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_library_handler(processors, renderer)])
+    threading.excepthook = _log_end_of_thread
+
+
+def _log_end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    name = ended.thread.name if ended.thread else "?"
+    log.error("a thread failed", thread=name, exc_info=ended.exc_value)
 
 
 def _printable(_logger: object, _name: str, line: EventDict) -> EventDict:

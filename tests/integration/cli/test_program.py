@@ -373,3 +373,34 @@ def test_a_port_in_use_is_reported_before_the_data_folder_is_opened(tmp_path, is
     assert f"cannot listen on 127.0.0.1:{port}" in error
     assert "by another broker: stop it, or choose another port" in error
     assert not (tmp_path / ".tierlog" / "data").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts in /proc")
+def test_a_broker_at_rest_is_small_and_loads_its_kernels_once_there_is_work(tmp_path):
+    command = (sys.executable, "-m", "tierlog", "dev", "--port", "0")
+    log = tmp_path / "broker.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=tmp_path, env=ENVIRONMENT
+        ) as process,
+    ):
+        try:
+            until(lambda: "listens on http" in log.read_text())
+            server = log.read_text().split("listens on ")[1].split()[0].strip(",")
+            until(lambda: httpx.get(f"{server}/readyz", trust_env=False).status_code == 200)
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            numbers = dict(line.split(":\t") for line in status.splitlines() if "\t" in line)
+            assert int(numbers["Threads"]) <= 48
+            assert int(numbers["VmRSS"].split()[0]) <= 150 << 10
+            program, maps = Program(server), Path(f"/proc/{process.pid}/maps")
+            program.ok("topic", "create", "t")
+            program.ok("produce", "t", stdin=b"few\n")
+            assert program.ok("consume", "t", "--format", "json")
+            assert "llvmlite" not in maps.read_text()
+            program.ok("produce", "t", stdin=b"many\n" * (1 << 18))
+            url = f"{server}/v1/topics/t/partitions/0/records?offset=0&max_bytes=4194304"
+            assert len(httpx.get(url, trust_env=False).json()["records"]) > 1000
+            until(lambda: "llvmlite" in maps.read_text())
+        finally:
+            process.terminate()

@@ -1,5 +1,6 @@
 """The set-up of a broker's process."""
 
+import json
 import subprocess
 import sys
 
@@ -35,3 +36,41 @@ broker_process.load_kernels()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "no compiled kernels" in done.stdout
     assert "Numba needs NumPy 2.3 or less" in done.stdout
+
+
+def test_without_descriptors_the_kernels_are_not_loaded_and_the_log_stays_json() -> None:
+    code = """
+import os, resource
+from tierlog.cli import broker_process
+from tierlog.cli.logs import configure_logs
+configure_logs()
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+broker_process._load_kernels_in_thread()
+import threading
+for thread in threading.enumerate():
+    if thread.name == "native-kernels":
+        thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning"]
+    assert "Too many open files" in lines[0]["error"]
+
+
+def test_what_ends_a_thread_is_a_line_of_the_log() -> None:
+    code = """
+import threading
+from tierlog.cli.logs import configure_logs
+configure_logs()
+threading.Thread(target=lambda: 1 / 0, name="some").start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert (line["event"], line["thread"]) == ("a thread failed", "some")
+    assert line["exception"][0]["exc_type"] == "ZeroDivisionError"
