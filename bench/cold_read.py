@@ -43,7 +43,7 @@ from bench.wire import percentile
 from tierlog.cold_tier.prefetch import WINDOW_MAX
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.batch import parse_header
 from tierlog.record_format.crc32c import crc32c_of
 

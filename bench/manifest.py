@@ -32,7 +32,7 @@ from tierlog.manifest.state import EpochStart, Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions, random_name
 from tierlog.manifest.transitions import Claim
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format import native
 from tierlog.record_format.segment_entry import SegmentEntry
 

@@ -30,7 +30,7 @@ from bench.report import Report, Target
 from bench.rounds import interleave
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format import native
 from tierlog.record_format.batch import parse_header, stamp
 
@@ -70,7 +70,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
                 store, limits=UploadLimits(part_bytes=s3.PART_BYTES, parts=PARTS)
             )
             uploads = {
-                "ours": lambda: uploader.upload(files, folder="segments/", leader_epoch=1),  # noqa: B023  called in this iteration
+                "ours": lambda: uploader.upload_segment(files, folder="segments/", leader_epoch=1),  # noqa: B023  called in this iteration
                 "boto3": lambda: _upload_file(client, files.log),  # noqa: B023
             }
             runs = {who: partial(_timed, client, upload) for who, upload in uploads.items()}

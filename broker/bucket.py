@@ -22,10 +22,14 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import StoreStatus
 from tierlog.broker.topic_deletion import TopicDeletion
 from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
-from tierlog.broker.upload_throttle import UploadThrottle
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
-from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.cold_tier.segment_uploader import (
+    SegmentUploader,
+    UploadCheckpoints,
+    UploadLimits,
+    UploadThrottle,
+)
 from tierlog.host.clock import boottime_ms
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment_views import SegmentFiles
@@ -34,7 +38,6 @@ from tierlog.manifest.paging import PageCache
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import ObjectStore
-from tierlog.object_store.upload_checkpoints import UploadCheckpoints
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
 from tierlog.record_format.segment_entry import SegmentEntry
 
@@ -110,7 +113,7 @@ class Bucket:
             pace=self._throttle,
             checkpoints=self._uploads,
         )
-        return uploader.upload(files, folder=folder, leader_epoch=leader_epoch)
+        return uploader.upload_segment(files, folder=folder, leader_epoch=leader_epoch)
 
     # --- partitions -------------------------------------------------------------------------------
 

@@ -30,11 +30,10 @@ from tierlog.cold_tier.batch_finder import (
 )
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills
-from tierlog.cold_tier.chunk_table import Chunk, ChunkTable
-from tierlog.cold_tier.open_transactions import aborted_transactions
+from tierlog.cold_tier.index_bundle import Chunk, ChunkTable
 from tierlog.cold_tier.prefetch import Prefetcher
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
-from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
+from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes, aborted_transactions
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import BatchHeader, parse_header

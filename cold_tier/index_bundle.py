@@ -1,7 +1,5 @@
 """The `.indexes` object: a segment's indexes, and all else that is needed to rebuild a log folder
-from the bucket.
-
-Big-endian (docs/formats/segment-objects.md):
+from the bucket. Big-endian (docs/formats/segment-objects.md):
 
     0   magic "TLIX"              24         section count u32
     4   format version u16 (1)    28         24 bytes a section
@@ -11,32 +9,228 @@ Big-endian (docs/formats/segment-objects.md):
 
     a section: kind u32, CRC-32C u32, position i64, size i64
 
+The chunk table has the parts that can be fetched, verified and skipped individually:
+
+    0   magic "TLCT"             20  log size i64            32 + 56 n   CRC-32C u32 over all before
+    4   format version u16 (1)   28  chunk count u32
+    6   entry size u16 (56)
+    8   base offset i64
+    16  log CRC-32C u32
+
+    an entry:
+    0   position i64        16  first offset i64    32  min timestamp i64   48  CRC-32C u32
+    8   size u32            24  last offset i64     40  max timestamp i64   52  flags u32
+    12  record count u32
+
 * The chunk table is the first section and the manifest has its position: one ranged GET reads it
   alone, or with the directory in front of it.
 * The other sections are Kafka's files unchanged: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
-  (the producer state at the END of the segment). An empty or missing section has size 0.
-* The directory has each section's CRC-32C, and its own. Sections of unknown kinds are skipped; an
-  unknown format version is an error that names it.
+  (the producer state at the END of the segment). An empty or missing section has size 0. Sections
+  of unknown kinds are skipped.
+* Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
+* A timestamp range covers the records themselves. If a bound is unknown its flag is not set, and it
+  is not used for skipping. A record without a timestamp counts as -1.
+* Nothing is accepted unless its CRC and these rules hold; an unknown format version is an error
+  that names it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from enum import IntEnum
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum, IntFlag
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from tierlog.cold_tier.chunk_table import ChunkTable, pack_chunk_table, parse_chunk_table
 from tierlog.record_format.batch import Buffer
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
+
+_CRC: Final = struct.Struct(">I")
+
+TABLE_MAGIC: Final = b"TLCT"
+TABLE_VERSION: Final = 1
+
+_TABLE_HEADER: Final = struct.Struct(">4sHHqIqI")
+_TABLE_ENTRY: Final = struct.Struct(">qIIqqqqII")
+
+assert (_TABLE_HEADER.size, _TABLE_ENTRY.size) == (32, 56)
+
+
+class ChunkFlags(IntFlag):
+    HAS_GAP = 1
+    """Offsets are missing inside or before the chunk: compaction removed records."""
+    MIN_TIMESTAMP_KNOWN = 2
+    MAX_TIMESTAMP_KNOWN = 4
+    HAS_TRANSACTIONS = 8
+    """Some batch is transactional or a control batch."""
+
+
+_KNOWN_FLAGS: Final = 15
+
+
+class Chunk(NamedTuple):
+    position: int
+    size_bytes: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+    min_timestamp: int | None
+    max_timestamp: int | None
+    crc32c: int
+    has_gap: bool
+    has_transactions: bool
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+
+_position: Final = attrgetter("position")
+_end_position: Final = attrgetter("end_position")
+
+
+class ChunkTable:
+    """The chunks of one segment's log. Immutable."""
+
+    __slots__ = ("_last_offsets", "base_offset", "chunks", "log_crc32c", "log_size_bytes")
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        *,
+        base_offset: int,
+        log_size_bytes: int,
+        log_crc32c: int,
+    ) -> None:
+        self.chunks = tuple(chunks)
+        self.base_offset = base_offset
+        self.log_size_bytes, self.log_crc32c = log_size_bytes, log_crc32c
+        self._last_offsets = [chunk.last_offset for chunk in self.chunks]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChunkTable) and pack_chunk_table(self) == pack_chunk_table(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def record_count(self) -> int:
+        return sum(chunk.record_count for chunk in self.chunks)
+
+    @property
+    def min_timestamp(self) -> int | None:
+        """The minimum over all records; None if there are none, or if any chunk's is unknown."""
+        return _of_all(min, [chunk.min_timestamp for chunk in self.chunks if chunk.record_count])
+
+    @property
+    def max_timestamp(self) -> int | None:
+        return _of_all(max, [chunk.max_timestamp for chunk in self.chunks if chunk.record_count])
+
+    def index_of(self, offset: int) -> int:
+        """The first chunk that ends at or after `offset`; the number of chunks if none does."""
+        return bisect_left(self._last_offsets, offset)
+
+    def numbers_of(self, start: int, end: int) -> range:
+        """The numbers of the chunks that overlap bytes [start, end)."""
+        first = bisect_right(self.chunks, start, key=_end_position)
+        return range(first, bisect_left(self.chunks, end, lo=first, key=_position))
+
+
+def _of_all(choose: Callable[[list[int]], int], bounds: Sequence[int | None]) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return choose(known) if known and len(known) == len(bounds) else None
+
+
+def pack_chunk_table(table: ChunkTable) -> bytes:
+    header = _TABLE_HEADER.pack(
+        TABLE_MAGIC,
+        TABLE_VERSION,
+        _TABLE_ENTRY.size,
+        table.base_offset,
+        table.log_crc32c,
+        table.log_size_bytes,
+        len(table.chunks),
+    )
+    body = header + b"".join(map(_pack_entry, table.chunks))
+    return body + _CRC.pack(crc32c_of(body))
+
+
+def parse_chunk_table(data: Buffer, *, file: str) -> ChunkTable:
+    """Raises CorruptObject, UnknownFormatVersion."""
+    if len(data) < _TABLE_HEADER.size + _CRC.size or bytes(data[:4]) != TABLE_MAGIC:
+        raise CorruptObject("is not a chunk table", file=file)
+    _, version, entry_size, base_offset, log_crc, log_size, count = _TABLE_HEADER.unpack_from(data)
+    if version != TABLE_VERSION:
+        raise UnknownFormatVersion(
+            f"chunk table has format version {version}; this tierlog supports {TABLE_VERSION}",
+            file=file,
+        )
+    end = _TABLE_HEADER.size + count * _TABLE_ENTRY.size
+    if entry_size != _TABLE_ENTRY.size or len(data) != end + _CRC.size:
+        raise CorruptObject("the chunk table's length does not match its count", file=file)
+    if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
+        raise CorruptObject("the chunk table fails its CRC-32C", file=file)
+    chunks = [
+        _unpack_entry(fields)
+        for fields in _TABLE_ENTRY.iter_unpack(bytes(data[_TABLE_HEADER.size : end]))
+    ]
+    problem = _disorder(chunks, base_offset=base_offset, log_size_bytes=log_size)
+    if problem:
+        raise CorruptObject(f"chunk table: {problem}", file=file)
+    return ChunkTable(chunks, base_offset=base_offset, log_size_bytes=log_size, log_crc32c=log_crc)
+
+
+def _pack_entry(chunk: Chunk) -> bytes:
+    flags = ChunkFlags.HAS_GAP * chunk.has_gap
+    flags |= ChunkFlags.HAS_TRANSACTIONS * chunk.has_transactions
+    flags |= ChunkFlags.MIN_TIMESTAMP_KNOWN * (chunk.min_timestamp is not None)
+    flags |= ChunkFlags.MAX_TIMESTAMP_KNOWN * (chunk.max_timestamp is not None)
+    return _TABLE_ENTRY.pack(
+        chunk.position,
+        chunk.size_bytes,
+        chunk.record_count,
+        chunk.first_offset,
+        chunk.last_offset,
+        chunk.min_timestamp if chunk.min_timestamp is not None else 0,
+        chunk.max_timestamp if chunk.max_timestamp is not None else 0,
+        chunk.crc32c,
+        flags,
+    )
+
+
+def _unpack_entry(fields: tuple[int, ...]) -> Chunk:
+    position, size, count, first, last, low, high, crc, flags = fields
+    return Chunk(
+        position=position,
+        size_bytes=size,
+        first_offset=first,
+        last_offset=last,
+        record_count=count,
+        min_timestamp=low if flags & ChunkFlags.MIN_TIMESTAMP_KNOWN else None,
+        max_timestamp=high if flags & ChunkFlags.MAX_TIMESTAMP_KNOWN else None,
+        crc32c=crc,
+        has_gap=bool(flags & ChunkFlags.HAS_GAP) or flags > _KNOWN_FLAGS,
+        has_transactions=bool(flags & ChunkFlags.HAS_TRANSACTIONS),
+    )
+
+
+def _disorder(chunks: Sequence[Chunk], *, base_offset: int, log_size_bytes: int) -> str:
+    position, next_offset = 0, base_offset
+    for number, chunk in enumerate(chunks):
+        if chunk.position != position or chunk.size_bytes == 0:
+            return f"chunk {number} does not begin where the previous one ends"
+        if not next_offset <= chunk.first_offset <= chunk.last_offset:
+            return f"the offsets of chunk {number} are out of order"
+        position, next_offset = chunk.end_position, chunk.last_offset + 1
+    return "" if position == log_size_bytes else f"ends at {position} of {log_size_bytes} bytes"
+
 
 MAGIC: Final = b"TLIX"
 FORMAT_VERSION: Final = 1
 
 _HEADER: Final = struct.Struct(">4sHHqqI")
 _ENTRY: Final = struct.Struct(">IIqq")
-_CRC: Final = struct.Struct(">I")
 
 assert (_HEADER.size, _ENTRY.size) == (28, 24)
 

@@ -1,4 +1,5 @@
-"""An in-memory LRU cache of cold segments' chunk tables and index sections, within a limit.
+"""Cold segments' chunk tables and index sections, in an LRU cache within a limit; and the aborted
+transactions that they tell of.
 
 * One ranged GET loads the directory and the chunk table, which are first in the object. A section
   costs one more, and only when it is needed and not empty.
@@ -7,28 +8,37 @@
 * Concurrent loads of the same thing are one, and the number of loads in flight is limited. A load
   that was waiting for a slot when another failed with StoreUnavailable fails too: otherwise, with a
   store that hangs, each would wait for its slot and then for its own timeout.
+* A transaction's marker, and with it its `.txnindex` entry, may be many segments after its records.
+  The producer snapshot at a segment's end tells which transactions are open there: once all that
+  began in a range of offsets have ended, no later segment can have an entry for one. Without a
+  snapshot nothing is known, and all following segments are read.
+* A transaction has ended if the snapshot has its producer either in no transaction or in a later
+  one. A producer that is missing may have expired. A snapshot may have been built from an
+  incomplete log: then it has a transaction's start too late, or lacks the producer.
+* An entry's last stable offset at or past the end of the range ends the search too.
 """
 
 from __future__ import annotations
 
 import threading
+from array import array
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from tierlog.cold_tier.chunk_table import ChunkTable, parse_chunk_table
 from tierlog.cold_tier.index_bundle import (
+    ChunkTable,
     Directory,
     ParsedBundle,
     SectionKind,
     check_section,
     parse_bundle,
+    parse_chunk_table,
     parse_directory,
 )
-from tierlog.cold_tier.object_keys import name_of
-from tierlog.cold_tier.open_transactions import Producers, SegmentTransactions, parse_producers
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
@@ -37,8 +47,87 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     UnknownFormatVersion,
 )
-from tierlog.record_format.index_layouts import parse_txn_index
-from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.index_layouts import AbortedTxn, parse_txn_index
+from tierlog.record_format.producer_snapshot import parse_snapshot
+from tierlog.record_format.segment_entry import SegmentEntry, name_of
+
+
+class Producers(NamedTuple):
+    """The producers at the end of a segment: all ids, sorted, and the first offset of each open
+    transaction by producer id.
+    """
+
+    ids: array[int]
+    open_transactions: Mapping[int, int]
+
+    def has_ended(self, producer_id: int, first_offset: int) -> bool:
+        open_since = self.open_transactions.get(producer_id)
+        if open_since is not None and open_since <= first_offset:
+            return False
+        number = bisect_left(self.ids, producer_id)
+        return number < len(self.ids) and self.ids[number] == producer_id
+
+
+def parse_producers(snapshot: bytes, *, file: str) -> Producers:
+    """Raises CorruptSnapshot, UnknownFormatVersion."""
+    found = parse_snapshot(snapshot, file=file)
+    return Producers(
+        array("q", sorted(one.producer_id for one in found)),
+        {
+            one.producer_id: one.current_txn_first_offset
+            for one in found
+            if one.current_txn_first_offset >= 0
+        },
+    )
+
+
+class SegmentTransactions(NamedTuple):
+    """`aborted` have their markers in the segment; `producers` is None if they are unknown."""
+
+    base_offset: int
+    last_offset: int
+    aborted: Sequence[AbortedTxn]
+    producers: Producers | None
+
+
+def aborted_transactions(
+    segments: Iterable[SegmentTransactions], *, start_offset: int, end_offset: int
+) -> list[AbortedTxn]:
+    """The transactions with records in [start_offset, end_offset). `segments` starts with the one
+    that holds `start_offset`; it is read as far as an entry may lie.
+    """
+    found: list[AbortedTxn] = []
+    pending = _OpenTransactions(end_offset=end_offset)
+    for segment in segments:
+        found += [
+            txn
+            for txn in segment.aborted
+            if txn.last_offset >= start_offset and txn.first_offset < end_offset
+        ]
+        is_stable = any(txn.last_stable_offset >= end_offset for txn in segment.aborted)
+        if is_stable or pending.have_ended_after(segment):
+            break
+    return found
+
+
+class _OpenTransactions:
+    """Tracks, segment by segment, the open transactions with records below `end_offset`."""
+
+    def __init__(self, *, end_offset: int) -> None:
+        self._end_offset, self._is_known = end_offset, True
+        self._open: set[tuple[int, int]] = set()
+
+    def have_ended_after(self, segment: SegmentTransactions) -> bool:
+        """Whether all of them have ended at the end of this segment."""
+        producers = segment.producers
+        if producers is not None:
+            self._open = {txn for txn in self._open if not producers.has_ended(*txn)}
+        if segment.base_offset < self._end_offset:
+            still_open = producers.open_transactions.items() if producers is not None else ()
+            self._open.update(txn for txn in still_open if txn[1] < self._end_offset)
+            self._is_known &= producers is not None
+        return self._is_known and not self._open and segment.last_offset + 1 >= self._end_offset
+
 
 T = TypeVar("T")
 

@@ -1,34 +1,51 @@
 """Uploads a sealed segment as two objects, under a name that was never used before.
 
+    <folder>/<hash of the partition's folder in the store>.json      a checkpoint, at most one each
+
 * The `.log` file is uploaded unchanged, with an `.indexes` bundle beside it. Neither counts until
   the caller commits a manifest that names them; objects that are never committed are orphans.
-* Both are verified before `upload` returns: by the size and CRC-32C that the store reports if it is
-  known to check checksums, otherwise by reading the whole object back.
+* Both are verified before `upload_segment` returns: by the size and CRC-32C that the store reports
+  if it is known to check checksums, otherwise by reading the whole object back.
 * A name is used for one upload. An interrupted upload resumes from the parts that the store has if
-  a matching checkpoint exists; otherwise the next attempt starts under a new name.
+  a checkpoint of exactly this content exists (size, CRC-32C, part size); otherwise the next attempt
+  starts under a new name, as it does if a checkpoint cannot be read or written.
+* A checkpoint expires well before the grace period after which unreferenced objects are collected,
+  since a store may date an object by when its upload was initiated. It is deleted before a manifest
+  can name the object, so that no name is ever used for a second one.
+* Uploads of one partition run one at a time; different partitions may use different threads.
 """
 
 from __future__ import annotations
 
+import hashlib
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
-from tierlog.cold_tier.object_keys import SegmentKeys, new_unique, segment_keys, segment_keys_of
-from tierlog.cold_tier.segment_scan import CHUNK_BYTES, scan_segment
+from tierlog.cold_tier.segment_check import CHUNK_BYTES, scan_segment
 from tierlog.object_store.store import (
     ObjectStat,
     ObjectStore,
     Resumable,
     UploadNotFound,
 )
-from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
+from tierlog.record_format import typed_json
 from tierlog.record_format.crc32c import crc32c_of
-from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
-from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.errors import CorruptBatch, ShuttingDown, StoreUnavailable
+from tierlog.record_format.segment_entry import (
+    SegmentEntry,
+    SegmentKeys,
+    new_unique,
+    segment_keys,
+    segment_keys_of,
+)
 
 PART_BYTES = 16 * 1024 * 1024
 READ_BACK_BYTES = 16 * 1024 * 1024
@@ -88,7 +105,9 @@ class SegmentUploader:
         self._store, self._limits, self._checkpoints = store, limits, checkpoints
         self._read_back_whole, self._pace = read_back_whole, pace
 
-    def upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry:
+    def upload_segment(
+        self, files: SegmentFiles, *, folder: str, leader_epoch: int
+    ) -> SegmentEntry:
         """Scan, upload and verify; the entry to commit. `folder`: the partition's `…/segments/` in
         the store.
 
@@ -226,3 +245,96 @@ def _extend_crc(store: ObjectStore, key: str, start: int, end: int, crc: int) ->
 
 def _read_optional(path: Path | None) -> bytes:
     return path.read_bytes() if path is not None else b""
+
+
+class LogContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes to upload, and the size of the parts that they are split into."""
+
+    size_bytes: int
+    crc32c: int
+    part_bytes: int
+
+
+class UploadCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    log_key: str
+    upload_id: str
+    content: LogContent
+    began_ms: int
+
+
+class UploadCheckpoints:
+    def __init__(self, folder: Path, *, max_age_ms: int, clock: Callable[[], int]) -> None:
+        self._folder, self._max_age_ms, self._clock = folder, max_age_ms, clock
+
+    def find(self, segments_folder: str, content: LogContent) -> UploadCheckpoint | None:
+        """The upload of this content to this folder that can be resumed, if there is one."""
+        try:
+            body = self._path(segments_folder).read_bytes()
+            found = typed_json.decode(body, UploadCheckpoint)
+        except (OSError, msgspec.DecodeError):
+            return None
+        is_fresh = 0 <= self._clock() - found.began_ms < self._max_age_ms
+        matches = found.log_key.startswith(segments_folder) and found.content == content
+        return found if is_fresh and matches else None
+
+    def save(
+        self, segments_folder: str, log_key: str, content: LogContent, *, upload_id: str
+    ) -> None:
+        """Record an upload that was just initiated."""
+        checkpoint = UploadCheckpoint(
+            log_key=log_key, upload_id=upload_id, content=content, began_ms=self._clock()
+        )
+        path = self._path(segments_folder)
+        temp = path.with_suffix(".new")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temp.write_bytes(msgspec.json.encode(checkpoint))
+            temp.replace(path)
+        except OSError:  # a full disk, say: without a checkpoint a crash restarts the upload
+            with suppress(OSError):
+                temp.unlink(missing_ok=True)
+
+    def delete(self, segments_folder: str) -> None:
+        with suppress(OSError):
+            self._path(segments_folder).unlink(missing_ok=True)
+
+    def _path(self, segments_folder: str) -> Path:
+        name = hashlib.blake2b(segments_folder.encode(), digest_size=16).hexdigest()
+        return self._folder / f"{name}.json"
+
+
+class UploadThrottle:
+    """Call it with the number of bytes about to be sent; it may block. Thread-safe."""
+
+    def __init__(
+        self,
+        bytes_per_second: int | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        assert bytes_per_second is None or bytes_per_second > 0
+        self._rate, self._monotonic = bytes_per_second, monotonic
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
+        self._lock = threading.Lock()
+        self._free_at = monotonic()
+
+    def stop(self) -> None:
+        """Interrupt all uploads, including those that wait."""
+        self._stopped.set()
+
+    def __call__(self, size_bytes: int) -> None:
+        """Raises ShuttingDown after `stop`."""
+        wait_s = self._wait_s(size_bytes, self._rate) if self._rate is not None else 0.0
+        if wait_s > 0:
+            self._sleep(wait_s)
+        if self._stopped.is_set():
+            raise ShuttingDown("the broker is shutting down")
+
+    def _wait_s(self, size_bytes: int, rate: int) -> float:
+        with self._lock:
+            now = self._monotonic()
+            begin = max(self._free_at, now - 1.0)
+            self._free_at = begin + size_bytes / rate
+            return begin - now

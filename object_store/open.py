@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from tierlog.host.retry import RetryPolicy
 from tierlog.object_store.folder import FolderStore
 from tierlog.object_store.memory import named_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import InvalidKey, ObjectStore, check_key
 from tierlog.record_format.errors import SettingsError
 

@@ -34,16 +34,7 @@ from tierlog.object_store.s3_client import (
     make_client,
     url_signer,
 )
-from tierlog.object_store.s3_connection import UnsupportedResponse
-from tierlog.object_store.s3_errors import (
-    CLOCK_SKEW_CODES,
-    CONNECT_FAILED,
-    ErrorResponse,
-    Fault,
-    advice,
-    classify,
-    reason,
-)
+from tierlog.object_store.s3_connection import S3Options, UnsupportedResponse
 from tierlog.object_store.s3_multipart import (
     MULTIPART_FROM_BYTES,
     FileParts,
@@ -52,11 +43,17 @@ from tierlog.object_store.s3_multipart import (
     list_uploads,
     read_part,
 )
-from tierlog.object_store.s3_options import S3Options
 from tierlog.object_store.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
 from tierlog.object_store.s3_responses import (
+    CLOCK_SKEW_CODES,
+    CONNECT_FAILED,
+    ErrorResponse,
+    Fault,
+    advice,
     check_range,
+    classify,
     member_of,
+    reason,
     reported_crc32c,
     response_time_ms,
 )

@@ -2,7 +2,7 @@
 
 * boto3 does not retry: its retry of a conditional PUT that had succeeded would get 412, and its
   retries could not be counted for the bill.
-* `error_response_of` converts any exception that boto3 raises; `s3_errors` classifies the result.
+* `error_response_of` converts any exception that boto3 raises; `s3_responses` classifies it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from botocore.httpsession import get_cert_path
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from tierlog.object_store.s3_connection import ConnectFailed
-from tierlog.object_store.s3_errors import CONNECT_FAILED, ErrorResponse
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import ConnectFailed, S3Options
 from tierlog.object_store.s3_ranged_get import Operation
+from tierlog.object_store.s3_responses import CONNECT_FAILED, ErrorResponse
 from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:

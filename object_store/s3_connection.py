@@ -1,5 +1,8 @@
-"""A minimal HTTP/1.1 connection to a store: sends a GET and receives the response into a buffer.
+"""How an S3 store is reached: the options of its bucket, and a minimal HTTP/1.1 connection that
+sends a GET and receives the response into a buffer.
 
+* An option that is None is left to AWS's provider chain (environment, profile, instance or web
+  identity). The repr contains no secrets, so that no log line can.
 * A response that needs more (one of unknown length, another HTTP version, a huge head) raises
   UnsupportedResponse; no attempt is made to parse it.
 * Network errors are the system's OSErrors. Only one thread may use a connection at a time.
@@ -14,8 +17,44 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
+
+from tierlog.host.loopback import is_loopback
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Options:
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+    """None: path style with a custom endpoint, AWS's default otherwise."""
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    profile: str | None = None
+    ca_bundle: str | None = None
+    """Path of a PEM file, for an endpoint whose certificate is not from a public authority."""
+    storage_class: str | None = None
+    """For segment logs only: manifests and indexes are small and read often."""
+    server_side_encryption: str | None = None
+    """`AES256`, `aws:kms` or `aws:kms:dsse`; None means the bucket's default."""
+    sse_kms_key_id: str | None = field(default=None, repr=False)
+    max_connections: int = 48
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
+    """The longest a connection may be idle during a request, not the length of a transfer."""
+    range_timeout_s: float = 10.0
+    """The same for ranged GETs, for which a reader waits and which a retry may serve sooner."""
+    deadline_s: float = 60.0
+    """For a write including its retries; each part of a large upload has its own."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the endpoint is this machine; proxies from the environment are then ignored."""
+        return is_loopback(urlsplit(self.endpoint or "").hostname or "")
+
 
 HEAD_MAX_BYTES: Final = 32 * 1024
 PARTIAL_PIECE_AFTER_S: Final = 1.0

@@ -27,10 +27,13 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from tierlog.object_store.s3_connection import Connection, ResponseHead, UnsupportedResponse
-from tierlog.object_store.s3_errors import ErrorResponse
-from tierlog.object_store.s3_options import S3Options
-from tierlog.object_store.s3_responses import stat_of
+from tierlog.object_store.s3_connection import (
+    Connection,
+    ResponseHead,
+    S3Options,
+    UnsupportedResponse,
+)
+from tierlog.object_store.s3_responses import ErrorResponse, stat_of
 from tierlog.object_store.store import ObjectStat
 
 URL_REUSE_S: Final = 300.0  # a third of its validity

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access
 from tierlog.spark_reader.bounds import EARLIEST, LATEST, Bounds, NoMatch, is_backwards

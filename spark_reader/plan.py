@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tierlog.cold_tier.chunk_table import Chunk
+from tierlog.cold_tier.index_bundle import Chunk
 from tierlog.cold_tier.ranged_reader import ChunkRef
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import I64_MAX

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,32 +8,40 @@
 * A tombstone is not dropped before the bucket mirrors the earlier rounds: it may still hold the
   deleted value, and `restore --tail` would append the log above the bucket's end, without the
   tombstone.
-* Segments that are only in the bucket (after a restore) cannot be compacted, and no tombstone is
-  dropped while they may hold the deleted value: they are rehydrated first. The first round then
-  drops none either: it removes the value only from disk, and the tombstone may be on disk alone.
+* A compacted topic stays on disk entirely. After a restore, or a repair that set a corrupt segment
+  aside, the front of it is only in the bucket: it cannot be compacted, and no tombstone is dropped
+  while it may hold the deleted value. So it is downloaded first (`Rehydrator`), newest segment
+  first, each attached once it is complete and verified, so that progress survives a crash. Reads
+  are served from either tier meanwhile, and the disk reserve is respected.
+* The first round after that drops no tombstone either: it removes the value only from disk, and the
+  tombstone may be on disk alone.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import structlog
 
-from tierlog.broker.background.rehydration import Rehydrator, has_cold_only
+from tierlog.broker.bucket import Bucket
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
+from tierlog.broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import TaskFailures
 from tierlog.host.retry import backoff_s
 from tierlog.hot_tier.cleanable import Cleanable
 from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
 from tierlog.record_format.batch_compaction import KeyTable
-from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.errors import CorruptDataError, TierlogError
 from tierlog.record_format.key_table import make_key_table
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 
@@ -221,3 +229,98 @@ def _segment_boundaries(partition: Partition) -> frozenset[int]:
     views = partition.log.segments()
     may_be_cold = (v.last_offset + 1 for v in views if v.last_offset >= cold.end_offset)
     return cold.segment_boundaries | {next(may_be_cold, cold.end_offset)}
+
+
+log = structlog.get_logger(__name__)
+
+
+class Rehydrator:
+    """`scratch`: an exclusive folder on the disk of the logs. One call at a time."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        scratch: Path,
+        clock: Callable[[], int],
+        check_room: Callable[[int], None],
+    ) -> None:
+        self._bucket, self._scratch, self._clock = bucket, scratch, clock
+        self._check_room = check_room
+
+    def __call__(self, partition: Partition, *, stopping: Callable[[], bool]) -> None:
+        """Download all missing segments. Raises Interrupted, StoreUnavailable, ConfigurationError,
+        DiskFull, CorruptDataError, LogOfflineError.
+        """
+        store = self._bucket.store_status.require_store()
+        entries = list(cold_only(partition))
+        for before, entry in reversed(list(zip([None, *entries], entries, strict=False))):
+            self._check_room(entry.size_bytes)
+            snapshot = snapshot_before(store, entry, before)
+            pieces = _until(stopping, object_pieces(store, entry))
+            if not self._attach(partition, entry, pieces, snapshot=snapshot):
+                return  # retention or a trim has deleted it and everything below
+            log.info(
+                "segment rehydrated",
+                partition=str(partition),
+                base_offset=entry.base_offset,
+                size_bytes=entry.size_bytes,
+            )
+
+    def _attach(
+        self,
+        partition: Partition,
+        entry: SegmentEntry,
+        pieces: Iterator[bytes],
+        *,
+        snapshot: bytes | None,
+    ) -> bool:
+        if entry.next_offset > partition.log.first_local_offset:
+            raise CorruptDataError(
+                f"ends at offset {entry.last_offset}, but the local log begins at "
+                f"{partition.log.first_local_offset}",
+                file=entry.log_key,
+            )
+        with rebuilt_segment(
+            self._scratch, partition.log, entry, pieces, clock=self._clock, snapshot=snapshot
+        ) as rebuilt:
+            if entry.modified_ms >= 0:  # compaction and retention use it; else it counts as new
+                modified_ns = entry.modified_ms * 1_000_000
+                os.utime(rebuilt.files.log, ns=(modified_ns, modified_ns))
+            return partition.log.sealed.prepend(
+                rebuilt.files, epochs=rebuilt.epochs, crc32c=entry.log_crc32c
+            )
+
+
+def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
+    """The segments that are only in the bucket, oldest first."""
+    if partition.cold is None:
+        return
+    local_start = partition.log.first_local_offset
+    for entry in partition.cold.entries(partition.log.log_start_offset):
+        if entry.base_offset >= local_start:
+            return
+        yield entry
+
+
+def has_cold_only(partition: Partition) -> bool:
+    """Whether there are segments only in the bucket. Called each round, so it reads a page only if
+    the manifest itself does not tell.
+    """
+    manifest = partition.cold.manifest if partition.cold is not None else None
+    if manifest is None:
+        return False
+    log_start = partition.log.log_start_offset
+    oldest = manifest.find(log_start)
+    if oldest is None or oldest.base_offset >= partition.log.first_local_offset:
+        return False
+    if oldest.base_offset >= log_start or isinstance(oldest, SegmentEntry):
+        return True
+    return next(cold_only(partition), None) is not None  # the log start lies within a page
+
+
+def _until(stopping: Callable[[], bool], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        if stopping():
+            raise Interrupted
+        yield piece

@@ -1,8 +1,8 @@
-"""Maintains partitions: applies retention in both tiers, rolls by time, frees a full disk.
+"""Maintains partitions: retention in both tiers, trims, rolls by time, room on a full disk.
 
 * A local segment is deleted only if the manifest in force covers it, if it is below the durable log
-  start, or if remote storage is off (docs/architecture.md, invariant 1). That rule is in one
-  function: `removable_end`.
+  start, or if remote storage is off (DESIGN.md, invariant 1). That rule is in one function:
+  `removable_end`.
 * The log start moves on disk first (checkpoint, fsync), then in the manifest, then files and
   objects are deleted: a crash in between leaves something to delete, never something missing.
 * Nothing expires by age while the store refuses this machine's clock. Without a store, or if it
@@ -10,25 +10,31 @@
 * Work that may contact the store has its own rounds, so that a hanging store does not stop work on
   the disk. A store known to be unreachable is not contacted, because each partition would wait for
   it: the log start moves on disk, and the bucket follows later.
+* A trim is committed in the bucket in a thread of its own, and waited for only as long as a client
+  would (`BucketTrims`). What it then fails to do, a later round makes up for.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from functools import partial
 from itertools import chain
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import structlog
 
-from tierlog.broker.background.bucket_trims import BucketTrims
 from tierlog.broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
+from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import PartitionTask, TaskFailures
+from tierlog.host.threads import Threads
 from tierlog.hot_tier.segment import age_timestamp
 from tierlog.hot_tier.segment_views import SegmentView
 from tierlog.manifest.garbage import GarbagePolicy
@@ -38,6 +44,8 @@ from tierlog.record_format.errors import (
     LogOfflineError,
     OutcomeUnknownError,
     RetriableError,
+    ShuttingDown,
+    StoreUnavailable,
     TierlogError,
     UnknownTopic,
 )
@@ -340,3 +348,51 @@ def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[
             age_timestamp=entry.age_timestamp if entry.age_timestamp >= 0 else NEVER_OLD,
             active=False,
         )
+
+
+TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
+TRIMS_MAX: Final = 8  # concurrent commits, of different partitions
+
+
+class BucketTrims:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._threads = Threads(TRIMS_MAX, name="trim")
+        self._in_progress: dict[ColdLog, threading.Event] = {}
+
+    def close(self) -> None:
+        """Wait for the trims so far, which a closed store refuses; no other is accepted."""
+        self._threads.shutdown()
+
+    def trim(self, cold: ColdLog, start: int) -> None:
+        """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
+        deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
+        while (ahead := self._in_progress.setdefault(cold, done)) is not done:
+            _check_in_time(ahead.wait(_left_s(deadline_s)))
+        try:
+            trimming = self._threads.submit(self._trim, cold, start, done)
+        except RuntimeError as error:  # the pool was shut down
+            self._in_progress.pop(cold, None)
+            raise ShuttingDown(str(error)) from error
+        try:
+            _check_in_time(wait([trimming], _left_s(deadline_s)).done)
+            trimming.result()
+        finally:
+            del trimming  # breaks the reference cycle of the future and its exception
+
+    def _trim(self, cold: ColdLog, start: int, done: threading.Event) -> None:
+        try:
+            cold.follow_log_start(start)
+        finally:
+            self._in_progress.pop(cold, None)
+            done.set()
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())
+
+
+def _check_in_time(done: object) -> None:
+    if not done:
+        raise StoreUnavailable(f"no response within {TRIM_WAIT_S:g} s")

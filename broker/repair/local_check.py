@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from tierlog.broker.holes import missing
 from tierlog.broker.partition import Partition
-from tierlog.cold_tier.segment_scan import scan_segment
+from tierlog.cold_tier.segment_check import scan_segment
 from tierlog.hot_tier.segment_gaps import Gap
 from tierlog.hot_tier.segment_views import SegmentView
 from tierlog.manifest.invariants import uncovered

@@ -77,7 +77,7 @@ def put_partition(
     manifest = manifests.claim(claim, log_start_offset=log_start_offset)
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
     for segment in files:
-        uploaded = uploader.upload(segment, folder=manifests.keys.segments, leader_epoch=0)
+        uploaded = uploader.upload_segment(segment, folder=manifests.keys.segments, leader_epoch=0)
         entry = replace(uploaded, modified_ms=NOW_MS)
         manifest = manifests.commit(manifest, lambda base, entry=entry: add_segments(base, [entry]))
     return manifest

@@ -68,4 +68,4 @@ def write_segment(
 
 def upload(store, written: Written, *, chunk_bytes=4096, **options) -> SegmentEntry:
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes), **options)
-    return uploader.upload(written.files, folder=FOLDER, leader_epoch=3)
+    return uploader.upload_segment(written.files, folder=FOLDER, leader_epoch=3)

@@ -44,7 +44,7 @@ from tests.fakes.waiting import until
 from tierlog.client.calls import Limits, Sequenced
 from tierlog.client.responses import FetchedRecords, TopicDescription
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.crc32c import crc32c_of

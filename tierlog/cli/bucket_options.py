@@ -61,7 +61,7 @@ class BucketOptions:
         no such bucket.
         """
         from tierlog.object_store.open import open_store
-        from tierlog.object_store.s3_options import S3Options
+        from tierlog.object_store.s3_connection import S3Options
 
         options = S3Options(endpoint=self.endpoint or None, region=self.region or None)
         return open_store(self.store, options, must_exist=True, policy=policy)

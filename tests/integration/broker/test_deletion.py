@@ -19,6 +19,7 @@ from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.ownership.owned_partition import OwnedPartition
 from tierlog.broker.segment_listing import iter_segments, open_segment
+from tierlog.cold_tier.segment_uploader import LogContent, UploadCheckpoints
 from tierlog.host import durable_file
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier import open_files
@@ -28,7 +29,6 @@ from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys, topic_versions
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import IncompleteUpload
-from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,

@@ -18,7 +18,7 @@ from tests.fakes.damage import flip
 from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.broker.test_restore import GAP, Restored
-from tierlog.broker.background.rehydration import cold_only, has_cold_only
+from tierlog.broker.background.compactor import cold_only, has_cold_only
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.settings import BrokerSettings

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.faulty_object_store import Slow
 from tests.fakes.waiting import until
-from tierlog.broker.background import bucket_trims
+from tierlog.broker.background import janitor
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
@@ -15,7 +15,7 @@ CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 @pytest.fixture
 def gate(harness, monkeypatch):
     """200 records of t-0 in the bucket; its next commit waits for the returned event."""
-    monkeypatch.setattr(bucket_trims, "TRIM_WAIT_S", 0.05)
+    monkeypatch.setattr(janitor, "TRIM_WAIT_S", 0.05)
     harness.broker.create_topic("t", config=CONFIG)
     harness.fill(200)
     harness.offload()
@@ -71,7 +71,7 @@ def test_trims_of_one_partition_block_no_other(harness, gate):
     harness.copy_sealed()
     other = harness.broker.partition("u", 0).cold
     assert other.manifest.end_offset == 10
-    for before in range(1, bucket_trims.TRIMS_MAX + 3):
+    for before in range(1, janitor.TRIMS_MAX + 3):
         assert harness.broker.trim("t", 0, before) == before
     assert harness.broker.trim("u", 0, 5) == 5
     harness.wait_for(lambda: other.manifest.log_start_offset == 5)
@@ -90,16 +90,16 @@ class HeldCold:
 
 
 def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
-    monkeypatch.setattr(bucket_trims, "TRIMS_MAX", 1)
-    trims, first, second = bucket_trims.BucketTrims(), HeldCold(), HeldCold()
+    monkeypatch.setattr(janitor, "TRIMS_MAX", 1)
+    trims, first, second = janitor.BucketTrims(), HeldCold(), HeldCold()
     second.go_on.set()
     with ThreadPoolExecutor(3) as callers:
         ahead = callers.submit(trims.trim, first, 1)
         assert first.begun.wait(10)
         queued = callers.submit(trims.trim, second, 1)
-        until(lambda: trims._threads._work_queue.qsize() == 1)
+        until(lambda: trims._threads._calls.qsize() == 1)
         closing = callers.submit(trims.close)
-        until(lambda: trims._threads._shutdown)
+        until(lambda: trims._threads._is_shut_down)
         first.go_on.set()
         for call in (ahead, closing, queued):
             call.result(10)

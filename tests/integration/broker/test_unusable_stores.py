@@ -14,7 +14,7 @@ from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import ConfigurationError
 
 ELSEWHERE = (

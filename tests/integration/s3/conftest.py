@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from tests.fakes.named_s3 import named_s3
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tierlog.hot_tier.append import Acks
 from tierlog.manifest.topic_objects import load_cluster
 from tierlog.object_store.probe import probe
 from tierlog.object_store.s3 import S3Store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.record_format.produced import build_produced
 

@@ -17,7 +17,7 @@ from pyspark_tierlog import DefaultSource, register
 from tests.fakes.named_s3 import named_s3
 from tests.fakes.two_tiers import two_tiers
 from tierlog.object_store.open import open_store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.spark_reader.jobs.verify import verify
 from tierlog.spark_reader.s3a import settings_of
 

@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tierlog.broker.upload_throttle import UploadThrottle
+from tierlog.cold_tier.segment_uploader import UploadThrottle
 from tierlog.record_format.errors import ShuttingDown
 
 

@@ -431,7 +431,7 @@ def kafka_segment(store, folder, base_offset, next_base):
         txnindex=txn if txn.exists() else None,
     )
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=1024))
-    return uploader.upload(files, folder=FOLDER, leader_epoch=0)
+    return uploader.upload_segment(files, folder=FOLDER, leader_epoch=0)
 
 
 @pytest.mark.parametrize(

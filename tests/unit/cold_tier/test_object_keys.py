@@ -1,8 +1,8 @@
 """Names of objects, and of stores in memory."""
 
-from tierlog.cold_tier.object_keys import name_of, new_unique, segment_keys
 from tierlog.object_store.memory import named_store
 from tierlog.object_store.open import open_store
+from tierlog.record_format.segment_entry import name_of, new_unique, segment_keys
 
 
 def test_a_memory_store_is_found_by_its_name():

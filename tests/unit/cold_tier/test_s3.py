@@ -17,9 +17,9 @@ from tierlog.object_store import s3 as s3_module
 from tierlog.object_store.ledger import PriceTable
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3 import S3Store
-from tierlog.object_store.s3_errors import ErrorResponse, Fault, advice, classify
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.s3_multipart import encode_crc32c
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_responses import ErrorResponse, Fault, advice, classify
 from tierlog.object_store.store import Resumable, UploadNotFound
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (

@@ -10,8 +10,8 @@ from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.retry import RetryPolicy
 from tierlog.object_store.s3 import S3Store
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.s3_multipart import MULTIPART_FROM_BYTES
-from tierlog.object_store.s3_options import S3Options
 from tierlog.object_store.store import IncompleteUpload
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (

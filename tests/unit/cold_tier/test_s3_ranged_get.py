@@ -11,7 +11,7 @@ from tests.fakes.certificate import make_certificate, needs_openssl
 from tests.fakes.scripted_s3 import Reply, scripted_s3
 from tierlog.host.retry import RetryPolicy
 from tierlog.object_store.s3 import S3Store
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import PIECE_BYTES
 from tierlog.record_format.errors import ConfigurationError, StoreUnavailable
 

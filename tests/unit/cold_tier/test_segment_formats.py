@@ -5,9 +5,15 @@ import pytest
 
 from tests.fakes.cold_segments import FIXTURES, write_segment
 from tests.unit.record_format import golden
-from tierlog.cold_tier.chunk_table import pack_chunk_table, parse_chunk_table
-from tierlog.cold_tier.index_bundle import SectionKind, pack_bundle, parse_bundle, parse_directory
-from tierlog.cold_tier.segment_scan import scan_segment
+from tierlog.cold_tier.index_bundle import (
+    SectionKind,
+    pack_bundle,
+    pack_chunk_table,
+    parse_bundle,
+    parse_chunk_table,
+    parse_directory,
+)
+from tierlog.cold_tier.segment_check import scan_segment
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.batch_compaction import empty_batch
 from tierlog.record_format.crc32c import crc32c_of

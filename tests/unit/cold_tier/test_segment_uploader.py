@@ -3,10 +3,10 @@ import pytest
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, ShortRead, WrongBytes
 from tierlog.cold_tier.index_bundle import parse_bundle
-from tierlog.cold_tier.object_keys import name_of
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, StoreUnavailable
+from tierlog.record_format.segment_entry import name_of
 
 
 def uploader(store, **options):
@@ -14,7 +14,7 @@ def uploader(store, **options):
 
 
 def upload(store, written, **options):
-    return uploader(store, **options).upload(written.files, folder=FOLDER, leader_epoch=7)
+    return uploader(store, **options).upload_segment(written.files, folder=FOLDER, leader_epoch=7)
 
 
 def test_a_segment_is_uploaded_byte_for_byte(store, written):
@@ -39,7 +39,7 @@ def test_the_bundle_has_the_indexes_and_the_snapshot(store, written, tmp_path):
     snapshot = tmp_path / "next.snapshot"
     snapshot.write_bytes(b"producers")
     files = written.files.__class__(**(written.files.__dict__ | {"snapshot": snapshot}))
-    uploaded = uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
+    uploaded = uploader(store).upload_segment(files, folder=FOLDER, leader_epoch=7)
     body = store.get(uploaded.indexes_key, max_bytes=1 << 20)
     assert (len(body), crc32c_of(body)) == (uploaded.indexes_size_bytes, uploaded.indexes_crc32c)
     bundle = parse_bundle(body, file=uploaded.indexes_key)
@@ -109,7 +109,7 @@ def test_a_segment_that_extends_past_its_last_offset_is_not_uploaded(store, writ
     short = {"last_offset": written.files.last_offset - 1}
     files = written.files.__class__(**(written.files.__dict__ | short))
     with pytest.raises(CorruptBatch, match="extends past"):
-        uploader(store).upload(files, folder=FOLDER, leader_epoch=7)
+        uploader(store).upload_segment(files, folder=FOLDER, leader_epoch=7)
 
 
 def test_the_rate_limit_counts_every_byte(store, written):

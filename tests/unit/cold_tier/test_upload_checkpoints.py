@@ -4,9 +4,13 @@ import pytest
 
 from tests.fakes.cold_segments import FOLDER
 from tests.fakes.faulty_object_store import FailsBefore
-from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.cold_tier.segment_uploader import (
+    LogContent,
+    SegmentUploader,
+    UploadCheckpoints,
+    UploadLimits,
+)
 from tierlog.object_store.store import UploadNotFound
-from tierlog.object_store.upload_checkpoints import LogContent, UploadCheckpoints
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import StoreUnavailable
 
@@ -88,7 +92,7 @@ def test_a_checkpoint_that_cannot_be_written_is_skipped(checkpoints, tmp_path):
 def upload(store, written, checkpoints):
     limits = UploadLimits(chunk_bytes=4096)
     uploader = SegmentUploader(store, limits=limits, checkpoints=checkpoints)
-    return uploader.upload(written.files, folder=FOLDER, leader_epoch=7)
+    return uploader.upload_segment(written.files, folder=FOLDER, leader_epoch=7)
 
 
 def save_checkpoint(written, checkpoints):

@@ -11,7 +11,7 @@ from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.client import Client
 from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.spark_reader import access as access_module
 from tierlog.spark_reader.access import Access, Connections
 

@@ -1,6 +1,6 @@
 import random
 
-from tierlog.cold_tier.chunk_table import Chunk
+from tierlog.cold_tier.index_bundle import Chunk
 from tierlog.cold_tier.ranged_reader import ChunkRef
 from tierlog.record_format.row_filter import RowFilter
 from tierlog.spark_reader.plan import (

@@ -1,6 +1,6 @@
 import pytest
 
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.s3a import S3ASettings, settings_of
 

@@ -14,7 +14,7 @@ from tierlog import settings
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.ledger import PriceTable
-from tierlog.object_store.s3_options import S3Options
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.setting_table import TABLE, Kind, Part
 
