@@ -26,8 +26,8 @@ from bench import s3
 from bench.report import Report, Target
 from bench.s3 import Bucket
 from tierlog.manifest import transitions
+from tierlog.manifest.codec import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
 from tierlog.manifest.keys import PartitionKeys
-from tierlog.manifest.paging import INLINE_MAX, PAGE_ENTRIES, SMALL_PAGE, build_page
 from tierlog.manifest.state import EpochStart, Manifest, PageRef
 from tierlog.manifest.store import ManifestStore, StoreOptions, random_name
 from tierlog.manifest.transitions import Claim

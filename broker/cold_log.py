@@ -27,10 +27,10 @@ from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment_views import SegmentFiles
 from tierlog.manifest import transitions
+from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
-from tierlog.manifest.paging import mergeable_pages
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.state import Manifest
+from tierlog.manifest.state import Manifest, PageSource
 from tierlog.manifest.store import ManifestStore
 from tierlog.record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
 from tierlog.record_format.segment_entry import SegmentEntry
@@ -150,7 +150,7 @@ class ColdLog(ColdReads):
                 self.commit(self._manifests.write_merged_page(run))
 
     @property
-    def pages(self) -> transitions.PageSource:
+    def pages(self) -> PageSource:
         """Gives manifest transitions the pages that they need."""
         return self._manifests
 

@@ -19,8 +19,7 @@ from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_indexes import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.manifest.paging import live_size_bytes
-from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, live_size_bytes
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (

@@ -36,11 +36,18 @@ from typing import NamedTuple
 
 from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import base_offset_of
-from tierlog.manifest.paging import references_object
 from tierlog.manifest.pins import Pin, Pins
-from tierlog.manifest.state import Manifest, PageRef, Reason, RemovedObject, RemovedPage
+from tierlog.manifest.state import (
+    Manifest,
+    PageRef,
+    PageSource,
+    Reason,
+    RemovedObject,
+    RemovedPage,
+    references_object,
+)
 from tierlog.manifest.store import DAY_MS, ManifestStore
-from tierlog.manifest.transitions import PageSource, forget_removed
+from tierlog.manifest.transitions import forget_removed
 from tierlog.manifest.versions import LIST_LIMIT, VersionStat
 from tierlog.object_store.store import IncompleteUpload, ObjectStat
 from tierlog.record_format.deferred_errors import DeferredErrors

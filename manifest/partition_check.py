@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 
+from tierlog.manifest.codec import PageCache
 from tierlog.manifest.invariants import entry_violation, uncovered
 from tierlog.manifest.keys import PartitionKeys
-from tierlog.manifest.paging import PageCache
 from tierlog.manifest.pins import Pin, Pins
-from tierlog.manifest.state import Manifest, PageRef
+from tierlog.manifest.state import Manifest, PageRef, live_entries
 from tierlog.manifest.store import ManifestStore, StoreOptions
-from tierlog.manifest.transitions import live_entries
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     CorruptDataError,

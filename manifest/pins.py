@@ -21,8 +21,7 @@ from itertools import chain
 import msgspec
 
 from tierlog.manifest.keys import JSON, base_offset_of, is_pin_name
-from tierlog.manifest.paging import references_object
-from tierlog.manifest.state import Manifest, PageRef
+from tierlog.manifest.state import Manifest, PageRef, references_object
 from tierlog.manifest.store import DAY_MS, ManifestStore, random_name
 from tierlog.manifest.versions import get_object
 from tierlog.record_format import sealed_json

@@ -1,18 +1,24 @@
-"""The content of a manifest: the objects that make up one partition.
+"""The content of a manifest: the objects that make up one partition, and how to find one.
 
 * Everything here is immutable. New states are derived only by `transitions`.
 * Entries are in offset order, pages (older) before segments (newer). They cover the cold tier's
   [log_start_offset, end_offset), except for recorded gaps and for what compaction removed.
 * `end_offset` is stored, not derived: although a trim may drop the last entry, and compaction the
   last record, no offset below it is ever assigned again.
+* The epoch history says which owner wrote from which offset on. An epoch without records is not
+  kept: a later one that starts at or below its start offset replaces it, as in Kafka's
+  LeaderEpochFileCache. Epochs wholly below the log start are dropped, and only the newest
+  MAX_EPOCHS are kept: it serves to find where two logs diverge, which is near their ends.
 * Keys in memory are relative to the store's prefix; the codec makes them relative to the partition.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import takewhile
+from typing import Protocol
 
 import msgspec
 
@@ -160,3 +166,88 @@ def first_at(entries: Sequence[SegmentEntry], offset: int) -> SegmentEntry | Non
     """The first entry whose last offset is at or above `offset`."""
     index = bisect_left(entries, offset, key=lambda entry: entry.last_offset)
     return entries[index] if index < len(entries) else None
+
+
+class PageSource(Protocol):
+    """Returns all entries of a page, including those that retention has since dropped."""
+
+    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
+
+
+def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[SegmentEntry, ...]:
+    """The entries of a page that are not below its live start."""
+    if isinstance(page, UnwrittenPage):
+        return page.entries
+    return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
+
+
+def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
+    """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
+    found = manifest.find(offset)
+    if found is None or isinstance(found, SegmentEntry):
+        return found
+    entries = found.entries if isinstance(found, UnwrittenPage) else pages.entries(found)
+    # Entries below the page's live start were dropped by retention, and must not be found.
+    return first_at(entries, max(offset, found.base_offset))
+
+
+def iter_entries(
+    manifest: Manifest, *, pages: PageSource, from_offset: int = 0, since_ms: int = -1
+) -> Iterator[SegmentEntry]:
+    """Live entries that end at or above `from_offset`, oldest first. Pages are read lazily.
+
+    Pages whose records are all older than `since_ms` are skipped.
+    """
+    for page in manifest.pages:
+        age = page.age_timestamp if isinstance(page, PageRef) else None
+        if page.last_offset >= from_offset and (age is None or age >= since_ms):
+            yield from (e for e in live_entries(page, pages) if e.last_offset >= from_offset)
+    yield from (e for e in manifest.segments if e.last_offset >= from_offset)
+
+
+def references_object(manifest: Manifest, key: str, *, base_offset: int, pages: PageSource) -> bool:
+    """Whether the manifest references `key`, whose name begins with `base_offset`."""
+    if any(isinstance(page, PageRef) and page.key == key for page in manifest.pages):
+        return True
+    entry = find_entry(manifest, base_offset, pages=pages)
+    return entry is not None and key in entry.keys
+
+
+def live_size_bytes(manifest: Manifest) -> int:
+    """The size of all live segments."""
+    return sum(item.size_bytes for item in (*manifest.pages, *manifest.segments))
+
+
+MAX_EPOCHS = 512
+
+
+def append_epoch(history: Sequence[EpochStart], new: EpochStart) -> tuple[EpochStart, ...]:
+    """The history with `new` appended, whose epoch must be the highest."""
+    assert not history or new.epoch > history[-1].epoch
+    kept = takewhile(lambda old: old.start_offset < new.start_offset, history)
+    return (*kept, new)[-MAX_EPOCHS:]
+
+
+def prune_epochs(history: tuple[EpochStart, ...], log_start_offset: int) -> tuple[EpochStart, ...]:
+    """The history without epochs that end at or below the log start. The last one is kept."""
+    first = 0
+    while first + 1 < len(history) and history[first + 1].start_offset <= log_start_offset:
+        first += 1
+    return history[first:]
+
+
+def divergence_offset(
+    local: Sequence[EpochStart], remote: Sequence[EpochStart], *, local_end: int, remote_end: int
+) -> int:
+    """The offset where two histories of a partition diverge: below it, both logs have the same
+    records.
+
+    `local_end` and `remote_end` are log end offsets; if one history continues the other, the result
+    is the smaller of them. The same epoch number of two owners is two different epochs.
+    """
+    shared = set(local) & set(remote)
+    last_shared = max((start.epoch for start in shared), default=-1)
+    # Without a common epoch (pruned, or unrelated logs), everything from the first start offset on
+    # may differ.
+    ends = [start.start_offset for start in (*local, *remote) if start.epoch > last_shared]
+    return min(local_end, remote_end, *ends)

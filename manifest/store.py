@@ -24,22 +24,32 @@ from tierlog.host.clock import boottime_ms
 from tierlog.manifest.codec import (
     MAX_MANIFEST_BYTES,
     MAX_PAGE_BYTES,
+    PageCache,
+    build_page,
     decode_manifest,
     decode_page,
     decode_removed_page,
     encode_manifest,
+    spill_overflow,
 )
 from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import PartitionKeys, base_offset_of
-from tierlog.manifest.paging import PageCache, build_page, find_entry, iter_entries, spill_overflow
-from tierlog.manifest.state import Manifest, PageRef, RemovedObject, RemovedPage, RemovedPageKind
+from tierlog.manifest.state import (
+    Manifest,
+    PageRef,
+    RemovedObject,
+    RemovedPage,
+    RemovedPageKind,
+    find_entry,
+    iter_entries,
+    live_entries,
+)
 from tierlog.manifest.transitions import (
     TAKE_OVER,
     Claim,
     apply_claim,
     check_recorded,
     create,
-    live_entries,
     merge_pages,
     record_gap,
 )

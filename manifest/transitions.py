@@ -5,16 +5,18 @@
 * Invariants are checked before and after; a change that does not apply raises InvalidTransition.
 * A transition can be reapplied to a newer state after a lost race. Applied to a state in which it
   has already taken effect (the response was lost), it returns that same object.
+* Those that repair damaged objects (`replace_objects`, `replace_with_readable`,
+  `drop_lost_segment`) do not advance `compacted_before`, which would also excuse offsets that are
+  missing elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tierlog.manifest.epochs import assign, prune
 from tierlog.manifest.invariants import InvalidTransition, require, require_step, where
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import (
@@ -22,22 +24,21 @@ from tierlog.manifest.state import (
     Manifest,
     OffsetGap,
     PageRef,
+    PageSource,
     Reason,
     RemovedObject,
     RemovedPage,
     RemovedPageKind,
     UnwrittenPage,
+    append_epoch,
+    find_entry,
+    live_entries,
+    prune_epochs,
 )
 from tierlog.record_format.errors import FencedError
 from tierlog.record_format.segment_entry import SegmentEntry
 
 TAKE_OVER = "`tierlog serve --take-over` makes this folder the owner again"
-
-
-class PageSource(Protocol):
-    """Returns all entries of a page, including those that retention has since dropped."""
-
-    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
 
 
 class Claim(NamedTuple):
@@ -64,7 +65,7 @@ def create(keys: PartitionKeys, *, claim: Claim, log_start_offset: int) -> Manif
     """The state before the first version: owned by the claimant, with nothing in the cold tier."""
     history: tuple[EpochStart, ...] = ()
     for start in claim.epochs:
-        history = assign(history, start)
+        history = append_epoch(history, start)
     manifest = Manifest(
         topic=keys.topic,
         topic_id=keys.topic_id,
@@ -100,7 +101,7 @@ def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
     history = manifest.epochs
     for start in claim.epochs:
         if start.epoch > manifest.leader_epoch:
-            history = assign(history, start)
+            history = append_epoch(history, start)
     after = replace(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
     return require_step(manifest, after)
 
@@ -201,7 +202,7 @@ def _advance(
         manifest,
         log_start_offset=before_offset,
         end_offset=max(manifest.end_offset, before_offset),
-        epochs=prune(manifest.epochs, before_offset),
+        epochs=prune_epochs(manifest.epochs, before_offset),
         gaps=tuple(gap for gap in manifest.gaps if gap.end_offset >= before_offset),
         pages=tuple(kept_pages),
         segments=tuple(e for e in manifest.segments if e.last_offset >= before_offset),
@@ -209,13 +210,6 @@ def _advance(
         removed_pages=(*manifest.removed_pages, *removed_pages),
     )
     return require_step(manifest, after)
-
-
-def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[SegmentEntry, ...]:
-    """The entries of a page that are not below its live start."""
-    if isinstance(page, UnwrittenPage):
-        return page.entries
-    return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
 
 
 def _narrowed(
@@ -365,3 +359,68 @@ def forget_removed(manifest: Manifest, keys: Collection[str]) -> Manifest:
     if (len(removed), len(pages)) == (len(manifest.removed), len(manifest.removed_pages)):
         return manifest
     return require_step(manifest, replace(manifest, removed=removed, removed_pages=pages))
+
+
+def replace_objects(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """Replace a segment's objects by others with the same log bytes; no change if it was trimmed.
+
+    Raises InvalidTransition if the bytes differ, or if `old` is no longer in the manifest.
+    """
+    require(manifest)
+    if not new.same_bytes(old):
+        raise InvalidTransition(f"{where(manifest)}: segment {new.base_offset} has different bytes")
+    return _replace_entry(manifest, old, new, pages=pages, now_ms=now_ms)
+
+
+def replace_with_readable(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """`replace_objects`, but `new` has only the records of `old` that can still be read.
+
+    Its batches must span the same offsets.
+    """
+    require(manifest)
+    spans = (new.base_offset, new.last_offset)
+    if spans != (old.base_offset, old.last_offset) or new.record_count > old.record_count:
+        raise InvalidTransition(
+            f"{where(manifest)}: segment {spans} does not match what is left of {old.base_offset}"
+        )
+    return _replace_entry(manifest, old, new, pages=pages, now_ms=now_ms)
+
+
+def _replace_entry(
+    manifest: Manifest, old: SegmentEntry, new: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    if old.last_offset < manifest.log_start_offset:
+        return manifest
+    after = replace_run(manifest, [old], [new], pages=pages, now_ms=now_ms)
+    return after if after is manifest else require_step(manifest, after)
+
+
+def drop_lost_segment(
+    manifest: Manifest, lost: SegmentEntry, *, pages: PageSource, now_ms: int
+) -> Manifest:
+    """Replace a segment that is lost in both tiers by a gap.
+
+    Nothing changes if its log object is no longer in the manifest (dropped, replaced or trimmed).
+    """
+    require(manifest)
+    there = find_entry(manifest, lost.base_offset, pages=pages)
+    if there is None or there.log_key != lost.log_key:
+        return manifest
+    after = replace_run(manifest, [lost], [], pages=pages, now_ms=now_ms)
+    gaps = _merged([*manifest.gaps, OffsetGap(lost.base_offset, lost.next_offset)])
+    return require_step(manifest, replace(after, gaps=gaps))
+
+
+def _merged(gaps: Sequence[OffsetGap]) -> tuple[OffsetGap, ...]:
+    """In offset order, with adjacent gaps merged."""
+    merged: list[OffsetGap] = []
+    for gap in sorted(gaps, key=lambda one: one.start_offset):
+        if merged and merged[-1].end_offset >= gap.start_offset:
+            last = merged.pop()
+            gap = OffsetGap(last.start_offset, max(last.end_offset, gap.end_offset))
+        merged.append(gap)
+    return tuple(merged)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.host.retry import OUTAGE_POLICY
-from tierlog.manifest.paging import PageCache
+from tierlog.manifest.codec import PageCache
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore

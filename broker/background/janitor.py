@@ -38,7 +38,7 @@ from tierlog.host.threads import Threads
 from tierlog.hot_tier.segment import age_timestamp
 from tierlog.hot_tier.segment_views import SegmentView
 from tierlog.manifest.garbage import GarbagePolicy
-from tierlog.manifest.paging import live_size_bytes
+from tierlog.manifest.state import live_size_bytes
 from tierlog.record_format.errors import (
     DiskFull,
     LogOfflineError,

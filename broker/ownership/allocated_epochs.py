@@ -16,8 +16,7 @@ from typing import Final
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.data_folder import DataFolder, Document, parse_topic_id_partition
 from tierlog.broker.log_spec import OpenedLog
-from tierlog.manifest.epochs import MAX_EPOCHS
-from tierlog.manifest.state import EpochStart
+from tierlog.manifest.state import MAX_EPOCHS, EpochStart
 
 EPOCHS: Final = Document("epochs.json", "epochs", dict[str, tuple[EpochStart, ...]])
 

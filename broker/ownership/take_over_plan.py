@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tierlog.manifest.epochs import assign, divergence_offset
-from tierlog.manifest.state import EpochStart, Manifest
+from tierlog.manifest.state import EpochStart, Manifest, append_epoch, divergence_offset
 
 
 class LocalLog(NamedTuple):
@@ -123,5 +122,5 @@ def history_of(copy: Manifest | None, own: Sequence[EpochStart]) -> tuple[EpochS
     history = copy.epochs if copy else ()
     for start in own:
         if not history or start.epoch > history[-1].epoch:
-            history = assign(history, start)
+            history = append_epoch(history, start)
     return history

@@ -50,7 +50,7 @@ from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, s
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.file_slice import FileSlice
-from tierlog.manifest import repairs
+from tierlog.manifest import transitions
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import Manifest
@@ -263,13 +263,13 @@ class Repair:
                     step, detail="the store returns it intact again: nothing is lost"
                 )
             if step.action is Action.DROP:
-                self._change(repairs.drop_lost_segment, entry)
+                self._change(transitions.drop_lost_segment, entry)
             else:
                 self._upload_salvaged(planned, entry)
         else:
             local = step.action is Action.UPLOAD_AGAIN
             pieces = self._local_pieces(entry) if local else object_pieces(self._store, entry)
-            self._upload_again(repairs.replace_objects, planned, entry, pieces)
+            self._upload_again(transitions.replace_objects, planned, entry, pieces)
         done = step.mark_done()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
         return done
@@ -277,7 +277,7 @@ class Repair:
     def _upload_salvaged(self, planned: PlannedStep, entry: SegmentEntry) -> None:
         assert planned.salvage is not None, "corrupt batches were found by reading the object"
         pieces, bundle = planned.salvage.batches(), indexes_of(self._store, entry)
-        self._upload_again(repairs.replace_with_readable, planned, entry, pieces, bundle=bundle)
+        self._upload_again(transitions.replace_with_readable, planned, entry, pieces, bundle=bundle)
 
     def _upload_again(
         self,

@@ -24,7 +24,7 @@ from tierlog.broker.repair.local_check import FindHole, check_local
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
 from tierlog.manifest.keys import PartitionKeys, topic_versions
-from tierlog.manifest.paging import live_size_bytes
+from tierlog.manifest.state import live_size_bytes
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.object_store.store import ObjectStore

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
+from tierlog.manifest.codec import INLINE_MAX
 from tierlog.manifest.garbage import Collector, GarbagePolicy
-from tierlog.manifest.paging import INLINE_MAX
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import (

@@ -474,7 +474,7 @@ def _go_on(life: Life, number: int, seen: int) -> int:
 def small_files(monkeypatch):
     monkeypatch.setattr(groups, "CONFIG", {**groups.CONFIG, **SMALL_FILES, "segment.bytes": 1024})
     for name, value in SMALL_PAGES.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", value)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", value)
 
 
 def _calls(fault, script: Life, step, number: int) -> int:

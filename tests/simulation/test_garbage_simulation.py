@@ -20,13 +20,20 @@ from tests.fakes.clock import Clock
 from tests.fakes.manifests import KEYS, SEGMENT_RECORDS, claim, entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStore
 from tests.simulation.steps import run, seeds
+from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePolicy
-from tierlog.manifest.paging import mergeable_pages
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.repairs import drop_lost_segment, replace_objects, replace_with_readable
 from tierlog.manifest.state import Manifest, PageRef
 from tierlog.manifest.store import DAY_MS, ManifestStore
-from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
+from tierlog.manifest.transitions import (
+    add_segments,
+    drop_expired,
+    drop_lost_segment,
+    replace_objects,
+    replace_segments,
+    replace_with_readable,
+    trim,
+)
 from tierlog.record_format.errors import (
     MissingObject,
     OutcomeUnknownError,
@@ -235,5 +242,5 @@ def test_collection_keeps_referenced_objects_and_deletes_all_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SMALL.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", value)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", value)
     run(World(seed), WEIGHTS, STEPS)

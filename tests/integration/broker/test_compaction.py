@@ -548,7 +548,7 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(harness, mo
 
 def test_a_log_is_compacted_while_manifest_pages_are_unreachable(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 300)
     harness.broker.partition("t", 0).log.roll()

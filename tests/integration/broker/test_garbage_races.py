@@ -88,7 +88,7 @@ def test_an_upload_in_progress_is_not_garbage(rolled, monkeypatch, uploads):
 
 def test_a_merged_page_is_not_garbage_before_its_commit(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "PAGE_ENTRIES": 4}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config={"segment.bytes": 1 << 20, "retention.ms": -1})
     for _ in range(6):
         produce(harness)
@@ -97,7 +97,7 @@ def test_a_merged_page_is_not_garbage_before_its_commit(harness, monkeypatch):
     cold = harness.broker.partition("t", 0).cold
     assert len(cold.manifest.pages) == 4
     collecting_after(harness, monkeypatch, lambda key: "/pages/" in key)
-    monkeypatch.setattr("tierlog.manifest.paging.RUN_MAX", 4)
+    monkeypatch.setattr("tierlog.manifest.codec.RUN_MAX", 4)
     cold.merge_pages()
     assert len(cold.manifest.pages) == 1
     harness.restart()

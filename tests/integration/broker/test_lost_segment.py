@@ -60,8 +60,8 @@ def offsets(harness):
 def test_a_lost_segment_is_read_from_the_bucket(
     harness, monkeypatch, inline, page, local_start, after_start
 ):
-    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", inline)
-    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", page)
+    monkeypatch.setattr("tierlog.manifest.codec.INLINE_MAX", inline)
+    monkeypatch.setattr("tierlog.manifest.codec.SMALL_PAGE", page)
     harness.broker.create_topic("t", config=CONFIG)
     harness.stop_copying()
     harness.produce("t", [b"x"] * 5)
@@ -93,8 +93,8 @@ def test_a_lost_segment_of_a_compacted_log_is_read_from_the_bucket(
     harness, monkeypatch, inline, page, first_local, policy
 ):
     """The next compaction would remove it from the bucket."""
-    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", inline)
-    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", page)
+    monkeypatch.setattr("tierlog.manifest.codec.INLINE_MAX", inline)
+    monkeypatch.setattr("tierlog.manifest.codec.SMALL_PAGE", page)
     harness.broker.create_topic("t", config={**COMPACT, "retention.ms": -1})
     harness.stop_copying()
     for number in range(6):
@@ -237,8 +237,8 @@ def test_a_lost_segment_is_reported_once_remote_storage_is_disabled(harness):
 
 def test_no_local_segment_is_deleted_before_compaction_is_mirrored(harness, monkeypatch):
     """The bucket still has the state before compaction."""
-    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", 3)
-    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", 4)
+    monkeypatch.setattr("tierlog.manifest.codec.INLINE_MAX", 3)
+    monkeypatch.setattr("tierlog.manifest.codec.SMALL_PAGE", 4)
     fill(harness, 5)
     harness.copy_sealed().log.delete_local(10)
     lose(harness, 20)

@@ -157,7 +157,7 @@ def test_a_hanging_store_does_not_block_local_retention(harness, monkeypatch):
 def test_local_retention_works_while_manifest_pages_are_unreachable(harness, monkeypatch):
     """Total retention reads the manifest's pages; local retention does not."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     harness.fill(200)
     harness.broker.partition("t", 0).log.roll()
@@ -183,7 +183,7 @@ def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(har
 
 def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(200)
     harness.offload()

@@ -90,7 +90,7 @@ def test_one_read_spans_many_cold_segments(harness):
 
 def test_merging_manifest_pages_loses_nothing(harness, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1, "RUN_MAX": 4, "PAGE_ENTRIES": 4}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config=SMALL)
     values = harness.fill(400)
     harness.offload()
@@ -335,7 +335,7 @@ def test_retention_frees_a_disk_too_full_for_a_new_segment(harness, monkeypatch)
 @pytest.mark.parametrize("limit", ["retention.bytes", "retention.ms"])
 def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypatch, limit):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     far = 16384 if limit == "retention.bytes" else 1 << 60
     harness.broker.create_topic("t", config={**SMALL, limit: far})
     harness.fill(600)
@@ -361,7 +361,7 @@ def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypa
 def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     """While the bucket has yet to follow a log start, their sums are too high."""
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 2}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config={**SMALL, "retention.ms": 1 << 60})
     harness.fill(600)
     harness.offload()

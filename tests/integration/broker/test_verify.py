@@ -136,9 +136,9 @@ def test_a_missing_topic_object_is_named(filled):
 
 
 def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(filled, monkeypatch):
-    monkeypatch.setattr("tierlog.manifest.paging.INLINE_MAX", 2)
-    monkeypatch.setattr("tierlog.manifest.paging.SMALL_PAGE", 2)
-    monkeypatch.setattr("tierlog.manifest.paging.PAGE_ENTRIES", 2)
+    monkeypatch.setattr("tierlog.manifest.codec.INLINE_MAX", 2)
+    monkeypatch.setattr("tierlog.manifest.codec.SMALL_PAGE", 2)
+    monkeypatch.setattr("tierlog.manifest.codec.PAGE_ENTRIES", 2)
     for start in range(0, 100, 10):
         filled.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=2000 + start)
     filled.offload()

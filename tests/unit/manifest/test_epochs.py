@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-from tierlog.manifest.epochs import MAX_EPOCHS, assign, divergence_offset, prune
-from tierlog.manifest.state import EpochStart
+from tierlog.manifest.state import (
+    MAX_EPOCHS,
+    EpochStart,
+    append_epoch,
+    divergence_offset,
+    prune_epochs,
+)
 
 
 def history(*starts: tuple[int, int] | tuple[int, int, str]) -> tuple[EpochStart, ...]:
@@ -9,26 +14,30 @@ def history(*starts: tuple[int, int] | tuple[int, int, str]) -> tuple[EpochStart
 
 
 def test_an_epoch_without_records_leaves_no_trace() -> None:
-    assert assign(history((1, 0), (2, 50)), EpochStart(3, 50, "a")) == history((1, 0), (3, 50))
+    assert append_epoch(history((1, 0), (2, 50)), EpochStart(3, 50, "a")) == history(
+        (1, 0), (3, 50)
+    )
 
 
 def test_an_epoch_that_starts_below_earlier_ones_replaces_them() -> None:
-    assert assign(history((1, 0), (2, 50)), EpochStart(3, 20, "a")) == history((1, 0), (3, 20))
+    assert append_epoch(history((1, 0), (2, 50)), EpochStart(3, 20, "a")) == history(
+        (1, 0), (3, 20)
+    )
 
 
 def test_the_history_is_bounded() -> None:
     starts: tuple[EpochStart, ...] = ()
     for epoch in range(MAX_EPOCHS + 10):
-        starts = assign(starts, EpochStart(epoch, epoch * 10, "a"))
+        starts = append_epoch(starts, EpochStart(epoch, epoch * 10, "a"))
     assert len(starts) == MAX_EPOCHS
     assert starts[0].epoch == 10
 
 
 def test_pruning_keeps_the_epoch_of_the_log_start() -> None:
     full = history((1, 0), (2, 50), (3, 80))
-    assert prune(full, 49) == full
-    assert prune(full, 50) == full[1:]
-    assert prune(full, 1000) == full[2:]
+    assert prune_epochs(full, 49) == full
+    assert prune_epochs(full, 50) == full[1:]
+    assert prune_epochs(full, 1000) == full[2:]
 
 
 def test_equal_histories_diverge_at_the_smaller_end() -> None:

@@ -8,20 +8,24 @@ from msgspec.structs import replace
 
 from tests.fakes.manifests import claim, entry, manifest_store, run_of
 from tests.fakes.plain_store import PlainStore
-from tierlog.manifest.codec import encode_manifest
-from tierlog.manifest.keys import base_offset_of
-from tierlog.manifest.paging import (
+from tierlog.manifest.codec import (
     INLINE_MAX,
     PAGE_ENTRIES,
     REMOVED_MAX,
     RUN_MAX,
     SMALL_PAGE,
     PageCache,
-    live_size_bytes,
+    encode_manifest,
     mergeable_pages,
+)
+from tierlog.manifest.keys import base_offset_of
+from tierlog.manifest.state import (
+    Manifest,
+    PageRef,
+    RemovedPageKind,
+    live_size_bytes,
     references_object,
 )
-from tierlog.manifest.state import Manifest, PageRef, RemovedPageKind
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import add_segments, drop_expired, replace_segments, trim
 from tierlog.object_store.store import ObjectStat

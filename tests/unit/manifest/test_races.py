@@ -14,8 +14,7 @@ from tests.fakes.clock import Clock
 from tests.fakes.manifests import entry, manifest_store
 from tests.fakes.plain_store import Fault, PlainStore
 from tierlog.manifest.invariants import InvalidTransition
-from tierlog.manifest.paging import iter_entries
-from tierlog.manifest.state import EpochStart, Manifest
+from tierlog.manifest.state import EpochStart, Manifest, iter_entries
 from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import Claim, add_segments, trim
 from tierlog.object_store.store import ObjectStat

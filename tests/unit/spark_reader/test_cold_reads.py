@@ -248,7 +248,7 @@ def test_partitions_that_the_topic_object_does_not_have_yet_are_read(tmp_path):
 
 def test_a_plan_reads_each_page_of_a_manifest_once(tmp_path, monkeypatch):
     for name, small in {"INLINE_MAX": 2, "SMALL_PAGE": 1}.items():
-        monkeypatch.setattr(f"tierlog.manifest.paging.{name}", small)
+        monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     put_topic(open_store(url := f"file://{tmp_path}"), "t", {0: "many-segments-0"})
     get, pages = FolderStore.get, []
 
