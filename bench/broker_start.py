@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import httpx
+import httpx2
 
 from bench.children import ROOT, free_port
 from bench.records import batch_of_size
@@ -132,12 +132,12 @@ def _started(folder: Path) -> Iterator[_Broker]:
 
 
 def _await_ready(child: subprocess.Popen[bytes], url: str, began: float) -> float:
-    with httpx.Client(timeout=10) as client:
+    with httpx2.Client(timeout=10) as client:
         while child.poll() is None:
             try:
                 if client.get(f"{url}/readyz").status_code == 200:
                     return time.perf_counter() - began
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 time.sleep(0.002)
     raise RuntimeError("the broker ended before it was ready")
 

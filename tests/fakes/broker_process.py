@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.fakes import waiting
 from tests.fakes.forked import ROOT, Forked
@@ -42,11 +42,11 @@ class BrokerProcess:
     def wait_until_ready(self, path: str = "/readyz") -> None:
         def is_ready() -> bool:
             assert self.process.poll() is None, (self.root / "broker.log").read_text()[-2000:]
-            with suppress(httpx.TransportError):
+            with suppress(httpx2.TransportError):
                 return client.get(f"{self.url}{path}").status_code == 200
             return False
 
-        with httpx.Client(transport=httpx.HTTPTransport(retries=0), timeout=2) as client:
+        with httpx2.Client(transport=httpx2.HTTPTransport(retries=0), timeout=2) as client:
             waiting.until(is_ready, patience_s=120)
 
     def kill(self) -> None:

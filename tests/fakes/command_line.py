@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-import httpx
+import httpx2
 
 from tests.fakes import fast_jvm
 from tests.fakes.forked import Forked
@@ -115,7 +115,7 @@ class RunningBroker:
             for line in log.read_text().splitlines():
                 if "listens on http" in line:
                     server = line.split("listens on ")[1].split(",")[0].strip()
-                    ready = httpx.get(f"{server}/readyz", trust_env=False, verify=False)
+                    ready = httpx2.get(f"{server}/readyz", trust_env=False, verify=False)
                     if ready.status_code == 200:
                         return server
             assert self.process.poll() is None, log.read_text()

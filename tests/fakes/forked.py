@@ -32,7 +32,7 @@ LIBRARIES: Final = (
         "boto3",
         "cramjam",
         "fastapi",
-        "httpx",
+        "httpx2",
         "jinja2",
         "lz4.frame",
         "msgspec",

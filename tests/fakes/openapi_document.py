@@ -8,7 +8,7 @@ import re
 from functools import cached_property
 from typing import Any
 
-import httpx
+import httpx2
 import jsonschema_rs
 
 PROBLEM = "application/problem+json"
@@ -26,7 +26,7 @@ class OpenApiDocument:
         templates = sorted(self._document["paths"], key=lambda path: path.replace("{", "~"))
         return [(re.compile(re.sub(r"{\w+}", "[^/]+", path) + r"\Z"), path) for path in templates]
 
-    def check(self, response: httpx.Response) -> None:
+    def check(self, response: httpx2.Response) -> None:
         """Assert that the response agrees with the document."""
         raw_path = response.request.url.raw_path.decode().partition("?")[0]
         path = next((path for pattern, path in self._paths if pattern.match(raw_path)), None)

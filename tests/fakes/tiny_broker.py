@@ -2,7 +2,7 @@
 
 from functools import partial
 
-import httpx
+import httpx2
 import msgspec
 
 import tierlog
@@ -27,27 +27,27 @@ class TinyBroker:
         self.faults, self.logs, self.seen = list(faults), {0: [], 1: []}, {}
         self.next_sequences, self.identity_faults, self.identities = {}, [], 0
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/producers":
             if self.identities and self.identity_faults:
                 return self.identity_faults.pop(0)
             self.identities += 1
-            return httpx.Response(
+            return httpx2.Response(
                 200, json={"producer_id": 2**33 + self.identities, "producer_epoch": 0}
             )
         if request.method == "GET":
-            return httpx.Response(200, json=description())
+            return httpx2.Response(200, json=description())
         fault = self.faults.pop(0) if self.faults else None
-        if isinstance(fault, httpx.Response):
+        if isinstance(fault, httpx2.Response):
             return fault
         response = self.append(int(request.url.path.split("/")[5]), request.content)
         if fault == "lost":
-            raise httpx.ReadError("gone", request=request)
+            raise httpx2.ReadError("gone", request=request)
         if fault == "shutdown":
-            return httpx.Response(503, json={"code": "shutting-down", "outcome": "unknown"})
+            return httpx2.Response(503, json={"code": "shutting-down", "outcome": "unknown"})
         return response
 
-    def append(self, partition: int, body: bytes) -> httpx.Response:
+    def append(self, partition: int, body: bytes) -> httpx2.Response:
         (header,) = iter_headers(body)
         key = (partition, header.producer_id, header.base_sequence)
         duplicate = key in self.seen
@@ -64,7 +64,7 @@ class TinyBroker:
             "records": header.record_count,
             "duplicate": duplicate,
         }
-        return httpx.Response(200, json={"topic": "t", "results": [result], "warnings": []})
+        return httpx2.Response(200, json={"topic": "t", "results": [result], "warnings": []})
 
 
 def description(*numbers, damaged=(), name="t"):
@@ -83,11 +83,11 @@ def topic(name, count):
     return msgspec.convert(description(*range(count), name=name), responses.TopicDescription)
 
 
-def refused(status: int, code: str, **members: object) -> httpx.Response:
+def refused(status: int, code: str, **members: object) -> httpx2.Response:
     """A problem document, or without a `code` a gateway's response."""
     document = {"code": code, "detail": code, **members} if code else {}
-    return httpx.Response(status, json=document)
+    return httpx2.Response(status, json=document)
 
 
 def client(broker: TinyBroker) -> tierlog.Client:
-    return tierlog.Client(retries=QUICK, transport=httpx.MockTransport(broker))
+    return tierlog.Client(retries=QUICK, transport=httpx2.MockTransport(broker))

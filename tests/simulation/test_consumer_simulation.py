@@ -20,7 +20,7 @@ from contextlib import aclosing
 from random import Random
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -81,7 +81,7 @@ class Log:
         found = {offset: v for batch in self.batches for offset, v in batch.values.items()}
         return {offset: v for offset, v in found.items() if offset >= self.start}
 
-    def fetch(self, random: Random, query: httpx.QueryParams, *, damage: bool) -> httpx.Response:
+    def fetch(self, random: Random, query: httpx2.QueryParams, *, damage: bool) -> httpx2.Response:
         if self.first_asked_end is None:
             self.first_asked_end = self.end
         named = {"earliest": self.start, "latest": self.end}
@@ -106,7 +106,7 @@ class Log:
             "log-tier": "hot",
             "log-topic-id": "x",
         }
-        return httpx.Response(200, content=b"".join(pieces), headers=fields)
+        return httpx2.Response(200, content=b"".join(pieces), headers=fields)
 
 
 class FlakyBroker:
@@ -117,19 +117,19 @@ class FlakyBroker:
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.committed: dict[int, int] = {}
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if self.changes and self.random.random() < 0.3:
             log = self.random.choice(self.logs)
             change = self.random.choice([Log.append] * 6 + [Log.trim, Log.compact])
             change(log, self.random)
         if self.random.random() < self.fault_rate:
             if self.random.random() < 0.5:
-                raise httpx.ReadError("gone", request=request)
+                raise httpx2.ReadError("gone", request=request)
             code = self.random.choice(list(REFUSALS))
             return refused(REFUSALS[code], code)
         return self._respond(request)
 
-    def _respond(self, request: httpx.Request) -> httpx.Response:
+    def _respond(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path.split("/")
         if "partitions" in path:
             return self.logs[int(path[5])].fetch(
@@ -137,11 +137,11 @@ class FlakyBroker:
             )
         if path[2] == "fetch":
             wanted = json.loads(request.content)["partitions"]
-            return httpx.Response(200, json={"partitions": [self._awaited(one) for one in wanted]})
+            return httpx2.Response(200, json={"partitions": [self._awaited(one) for one in wanted]})
         if request.method == "PUT":
             for row in json.loads(request.content)["offsets"]:
                 self.committed[row["partition"]] = row["offset"]
-            return httpx.Response(204)
+            return httpx2.Response(204)
         if path[2] == "groups":
             if not self.committed:
                 return refused(404, "unknown-group")
@@ -150,8 +150,8 @@ class FlakyBroker:
                 {"topic": "t", "partition": partition, "offset": offset, **ends}
                 for partition, offset in self.committed.items()
             ]
-            return httpx.Response(200, json={"group": "g", "offsets": rows})
-        return httpx.Response(200, json=self._description())
+            return httpx2.Response(200, json={"group": "g", "offsets": rows})
+        return httpx2.Response(200, json=self._description())
 
     def _awaited(self, wanted: dict[str, Any]) -> dict[str, Any]:
         log = self.logs[wanted["partition"]]
@@ -249,7 +249,7 @@ def test_consume(seed: int) -> None:
     world = World(seed)
     for run in world.runs():
         error = None
-        transport = httpx.MockTransport(world.broker)
+        transport = httpx2.MockTransport(world.broker)
         with tierlog.Client(retries=POLICY, transport=transport) as client:
             try:
                 for record in client.consume(**run.arguments):
@@ -263,7 +263,7 @@ def test_consume(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(3))
 def test_asynchronous_consume(seed: int) -> None:
     async def consume(world: World, run: Run) -> BaseException | None:
-        transport = httpx.MockTransport(world.broker)
+        transport = httpx2.MockTransport(world.broker)
         async with tierlog.AsyncClient(retries=POLICY, transport=transport) as client:
             try:
                 async with aclosing(client.consume(**run.arguments)) as records:

@@ -21,7 +21,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -75,34 +75,34 @@ class FlakyBroker:
         self._producers: list[dict[int, Producer]] = [{} for _ in range(PARTITIONS)]
         self._identities = 0
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
-            return httpx.Response(200, json=description(*range(PARTITIONS)))
+            return httpx2.Response(200, json=description(*range(PARTITIONS)))
         if self.random.random() < self.fault_rate / 4:
             self._handle_delayed()
         if request.url.path == "/v1/producers":
             if self.random.random() < self.fault_rate:
-                raise httpx.ReadError("gone", request=request)
+                raise httpx2.ReadError("gone", request=request)
             self._identities += 1
             identity = {"producer_id": 2**33 + self._identities, "producer_epoch": 0}
-            return httpx.Response(200, json=identity)
+            return httpx2.Response(200, json=identity)
         if self.random.random() < self.fault_rate:
             return self._fail(request, *self.random.choice(FAULTS))
         return self._append(*_batch(request))
 
-    def _fail(self, request: httpx.Request, how: str, code: str) -> httpx.Response:
+    def _fail(self, request: httpx2.Request, how: str, code: str) -> httpx2.Response:
         match how:
             case "refused":
                 return refused(REFUSALS[code], code)
             case "not sent":
-                raise httpx.ConnectError("refused", request=request)
+                raise httpx2.ConnectError("refused", request=request)
             case "delayed":
                 self._delayed.append(_batch(request))
-                raise httpx.ReadTimeout("timed out", request=request)
+                raise httpx2.ReadTimeout("timed out", request=request)
             case "appended" | "lost after":
                 self._append(*_batch(request))
         if how.startswith("lost"):
-            raise httpx.ReadError("gone", request=request)
+            raise httpx2.ReadError("gone", request=request)
         members = {} if code == "internal" else {"outcome": "unknown"}
         return refused(UNKNOWN[code], code, **members)
 
@@ -120,7 +120,7 @@ class FlakyBroker:
         self._handle_delayed()
         self._producers = [{} for _ in range(PARTITIONS)]
 
-    def _append(self, partition: int, batch: bytes) -> httpx.Response:
+    def _append(self, partition: int, batch: bytes) -> httpx2.Response:
         (header,) = iter_headers(batch)
         log, known = self.logs[partition], self._producers[partition].get(header.producer_id)
         if len(batch) > self.limit_bytes:
@@ -139,10 +139,10 @@ class FlakyBroker:
         last = base + header.record_count - 1
         result = {"partition": partition, "base_offset": base, "last_offset": last}
         result |= {"records": header.record_count, "duplicate": copy is not None}
-        return httpx.Response(200, json={"topic": "t", "results": [result]})
+        return httpx2.Response(200, json={"topic": "t", "results": [result]})
 
 
-def _batch(request: httpx.Request) -> tuple[int, bytes]:
+def _batch(request: httpx2.Request) -> tuple[int, bytes]:
     return int(request.url.path.split("/")[5]), request.content
 
 
@@ -194,6 +194,7 @@ def _steps(random: Random, broker: FlakyBroker) -> Iterator[dict[str, Any] | Non
         if random.random() < 0.5:
             yield None
         if random.random() < 0.05:
+            yield None  # nor while a batch is sent again, whose response was lost
             broker.forget_producers()
 
 
@@ -201,7 +202,7 @@ def _steps(random: Random, broker: FlakyBroker) -> Iterator[dict[str, Any] | Non
 def test_producer(seed: int) -> None:
     random, sent = Random(seed), Sent()
     broker = FlakyBroker(Random(seed + 1000))
-    with tierlog.Client(retries=POLICY, transport=httpx.MockTransport(broker)) as client:
+    with tierlog.Client(retries=POLICY, transport=httpx2.MockTransport(broker)) as client:
         producer = SyncProducer(client, BATCHING)
         for record in _steps(random, broker):
             if record is None:
@@ -219,7 +220,7 @@ def test_asynchronous_producer(seed: int) -> None:
     broker = FlakyBroker(Random(seed + 1000))
 
     async def send_all() -> None:
-        transport = httpx.MockTransport(broker)
+        transport = httpx2.MockTransport(broker)
         async with tierlog.AsyncClient(retries=POLICY, transport=transport) as client:
             producer = AsyncProducer(client, BATCHING, clock=lambda: next(calls) // 100)
             async with producer:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -186,7 +186,7 @@ def test_no_acknowledged_record_is_lost_under_faults(tmp_path):
             {"name": "stream", "partitions": PARTITIONS, "config": STREAM},
             {"name": "table", "config": TABLE},
         ):
-            assert httpx.post(f"{broker.url}/v1/topics", json=body).status_code == 201
+            assert httpx2.post(f"{broker.url}/v1/topics", json=body).status_code == 201
         world = World(broker.url, seed)
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end and not world.failures:

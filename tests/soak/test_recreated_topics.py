@@ -25,7 +25,7 @@ from base64 import b64decode
 from contextlib import closing, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -84,7 +84,7 @@ FLAGS = (
     *("--gc-grace-ms", "6000", "--recovery-checkpoint-ms", "500", "--cache-bytes", str(16 << 20)),
 )
 THREADS_MAX, DESCRIPTORS_MAX = 200, 400  # pools, cached chunks, kept connections
-GONE = (UnknownTopic, OffsetTrimmed, OffsetPastEnd, OutcomeUnknownError, httpx.TransportError)
+GONE = (UnknownTopic, OffsetTrimmed, OffsetPastEnd, OutcomeUnknownError, httpx2.TransportError)
 OVERVIEW_PATHS = (
     *("/metrics", "/readyz", "/v1/storage", "/v1/topics", "/v1/topics/{}", "/v1/groups"),
     *("/console/overview", "/console/summary", "/console/topics", "/console/groups"),
@@ -206,7 +206,7 @@ class Name:
         partition, end = dice.randrange(PARTITIONS), time.monotonic() + dice.uniform(0.1, 5)
         params = {"offset": dice.choice(("earliest", "latest")), "encoding": "base64"}
         path = f"{self.url}/partitions/{partition}/tail"
-        with httpx.stream("GET", path, params=params, timeout=20) as response:
+        with httpx2.stream("GET", path, params=params, timeout=20) as response:
             if not succeeded(response):
                 return
             life, event = self.lives.get(response.headers["log-topic-id"]), ""
@@ -229,7 +229,7 @@ class Name:
         partition = dice.randrange(PARTITIONS)
         bases = [segment.base_offset for segment in client.segments(self.name, partition)]
         path = f"{self.url}/partitions/{partition}/segments/{dice.choice(bases or [0])}"
-        response = httpx.get(path, timeout=20)
+        response = httpx2.get(path, timeout=20)
         if not succeeded(response):
             return
         data, etag = response.content, response.headers["etag"].strip('"')
@@ -252,13 +252,13 @@ class Name:
                 for partition in range(PARTITIONS)
             ]
             body = {"partitions": wanted, "wait_ms": 500}
-            response = httpx.post(f"{self.workload.broker.url}/v1/fetch", json=body, timeout=20)
+            response = httpx2.post(f"{self.workload.broker.url}/v1/fetch", json=body, timeout=20)
             found = response.json()["partitions"] if succeeded(response) else []
             refusals = {each["error"]["code"] for each in found if "error" in each}
             assert refusals <= STORE_ERRORS | {"unknown-topic", "offset-trimmed"}, refusals
             return
         path = dice.choice(OVERVIEW_PATHS).format(self.name, dice.randrange(PARTITIONS))
-        response = httpx.get(f"{self.workload.broker.url}{path}", timeout=20)
+        response = httpx2.get(f"{self.workload.broker.url}{path}", timeout=20)
         assert response.status_code in (200, 404, 503), response.text
 
     def commit(self, client: tierlog.Client, dice: random.Random) -> None:
@@ -303,7 +303,7 @@ class Name:
             self.compactions += compacts
 
 
-def succeeded(response: httpx.Response) -> bool:
+def succeeded(response: httpx2.Response) -> bool:
     """False if it was refused with an allowed error."""
     if response.status_code not in (200, 404, 410, 416):
         response.read()

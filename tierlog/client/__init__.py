@@ -8,7 +8,7 @@
   `producer` and `async_producer` are the thread and the task around them.
 
 Names load when they are first used, so that importing a leaf of this package does not import
-httpx.
+httpx2.
 """
 
 from __future__ import annotations

@@ -10,17 +10,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-import httpx
+import httpx2
 
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
-from tierlog.client.cancellation import CancellableRequests, Trace
 from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import (
     NO_RETRIES,
@@ -38,13 +36,9 @@ from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.scheduling import FetchSchedule, schedule_fetches
 from tierlog.client.times import Time, to_ms
-from tierlog.client.transport import (
-    MAX_CONCURRENT_REQUESTS,
-    ConnectionConfig,
-    to_outcome,
-    to_response,
-)
+from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import Request, Response
+from tierlog.client.workarounds import is_closed_at_once
 from tierlog.record_format.errors import RetriableError, TierlogError
 
 T = TypeVar("T")
@@ -62,7 +56,7 @@ class AsyncClient:
         ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retries: RetryPolicy | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._connection = ConnectionConfig(
             server=server,
@@ -72,12 +66,10 @@ class AsyncClient:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        self._http, self._long_poll = self._connection.clients(httpx.AsyncClient, transport)
+        self._http, self._long_poll = self._connection.clients(httpx2.AsyncClient, transport)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._active_groups: set[GroupProgress] = set()
         self._committing = asyncio.Lock()
-        self._requests = CancellableRequests()
 
     def __repr__(self) -> str:
         return self._connection.describe(self)
@@ -91,7 +83,6 @@ class AsyncClient:
         finally:
             await self._http.aclose()
             await self._long_poll.aclose()
-            await self._requests.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,23 +235,12 @@ class AsyncClient:
                 outcome = await self._transmit(step)
 
     async def _transmit(self, request: Request) -> Response | Outcome:
-        if request.extra_wait_s:
-            send = partial(self._send, self._long_poll, request)
-            return await self._requests.run(send, on_end=lambda: None)
-        await self._request_slots.acquire()
-        send = partial(self._send, self._http, request)
-        return await self._requests.run(send, on_end=self._request_slots.release)
-
-    async def _send(
-        self, http: httpx.AsyncClient, request: Request, trace: Trace
-    ) -> Response | Outcome:
-        arguments = self._connection.httpx_arguments(request)
+        http = self._long_poll if request.extra_wait_s else self._http
         try:
-            return to_response(await http.request(**arguments, extensions={"trace": trace}))
-        except httpx.RequestError as error:
+            return to_response(await http.request(**self._connection.http_arguments(request)))
+        except httpx2.RequestError as error:
             return to_outcome(error)
         except AttributeError as error:
-            if error.name != "getpeername":
+            if not is_closed_at_once(error):
                 raise
-            # anyio's, on uvloop, if a new connection was closed at once: the broker is stopping.
             return NotSent(f"{http.base_url.netloc.decode()}: the connection was closed")

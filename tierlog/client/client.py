@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-import httpx
+import httpx2
 
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.batching import Batching
@@ -54,7 +54,7 @@ class Client:
         ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retries: RetryPolicy | None = None,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self._connection = ConnectionConfig(
             server=server,
@@ -68,7 +68,7 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        self._http, self._long_poll = self._connection.clients(httpx.Client, self._transport)
+        self._http, self._long_poll = self._connection.clients(httpx2.Client, self._transport)
         self._active_groups: set[GroupProgress] = set()
         self._process = os.getpid()  # last: until then the parent's connections are not ours
 
@@ -250,6 +250,6 @@ class Client:
             self._connect()
         http = self._long_poll if request.extra_wait_s else self._http
         try:
-            return to_response(http.request(**self._connection.httpx_arguments(request)))
-        except httpx.RequestError as error:
+            return to_response(http.request(**self._connection.http_arguments(request)))
+        except httpx2.RequestError as error:
             return to_outcome(error)

@@ -1,6 +1,6 @@
-"""httpx under both clients: how they connect, and how its exceptions map to a call's outcomes.
+"""httpx2 under both clients: how they connect, and how its exceptions map to a call's outcomes.
 
-* httpx is imported only here and in the two clients.
+* httpx2 is imported only here and in the two clients.
 * Defaults are taken from the environment, with the same variables as on the command line.
 * No text produced here contains a token: neither a repr nor an error.
 """
@@ -17,30 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import httpx
+import httpx2
 
 from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
 from tierlog.client.wire import DEFAULT_SERVER, Request, Response
+from tierlog.client.workarounds import is_without_response
 from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import ConfigurationError, SettingsError
 
 Http = TypeVar("Http")
 
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
-_NOT_TLS: Final = re.compile("WRONG_VERSION_NUMBER|record layer failure")  # by OpenSSL's version
-_UNKNOWN_CA: Final = re.compile("local issuer certificate|self-signed certificate")
-_NO_RESPONSE: Final = "Server disconnected without sending a response"
-# Per event loop. More are not faster: on each response httpx scans all connections and all requests
-# that wait for one.
-MAX_CONCURRENT_REQUESTS: Final = 32
+_NOT_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"))  # OpenSSL 1 to 4
+_UNKNOWN_CA: Final = frozenset((18, 19, 20))  # X509_V_ERR_: self-signed, or no local issuer
 TIMEOUT_MAX_S: Final = 10**9  # a socket can wait longer, also with the wait of a long poll added
 # Requests that wait in the broker must not keep others from a connection.
-LONG_POLL_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+LONG_POLL_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
 _NOT_SENT: Final = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.ProxyError,  # a proxy that cannot reach the broker
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.PoolTimeout,
+    httpx2.ProxyError,  # a proxy that cannot reach the broker
 )
 
 
@@ -83,7 +80,7 @@ class ConnectionConfig:
         )
         try:
             return create(), create(limits=LONG_POLL_LIMITS)
-        except (ImportError, ValueError, httpx.InvalidURL) as error:
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
             raise SettingsError(f"the environment's proxy: {error}") from error
 
     def describe(self, client: object) -> str:
@@ -91,12 +88,12 @@ class ConnectionConfig:
         url = self._url()
         return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
 
-    def _url(self) -> httpx.URL:
+    def _url(self) -> httpx2.URL:
         if self.server is not None:
             return _server_url(self.server)
         return _server_url(self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
 
-    def _auth(self) -> httpx.Auth | None:
+    def _auth(self) -> httpx2.Auth | None:
         token, file = self.token, self.token_file
         if token is None and file is None:
             token = self.environment.get("TIERLOG_TOKEN")
@@ -105,28 +102,34 @@ class ConnectionConfig:
             return _Bearer(lambda: _validated(token, "token")) if token else None
         return _Bearer(lambda: _validated(_read(file), f"token file {file}"))
 
-    def httpx_arguments(self, request: Request) -> dict[str, Any]:
-        """The arguments of `httpx.Client.request`, also of the asynchronous one."""
+    def http_arguments(self, request: Request) -> dict[str, Any]:
+        """The arguments of `httpx2.Client.request`, also of the asynchronous one."""
         return {
             "method": request.method,
             "url": request.path,
             "params": request.query or None,
             "headers": request.headers,
             "content": request.body,
-            "timeout": httpx.Timeout(self.timeout_s, read=self.timeout_s + request.extra_wait_s),
+            "timeout": httpx2.Timeout(
+                self.timeout_s,
+                read=self.timeout_s + request.extra_wait_s,
+                pool=None,  # any number of tasks may take turns
+            ),
         }
 
 
-class _Bearer(httpx.Auth):
+class _Bearer(httpx2.Auth):
     """A token; read again when the broker refuses it, since its file may have been rewritten."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read, self._token = read, read()
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+    def auth_flow(
+        self, request: httpx2.Request
+    ) -> Generator[httpx2.Request, httpx2.Response, None]:
         sent = self._authorize(request)
         response = yield request
-        if response.status_code != httpx.codes.UNAUTHORIZED:
+        if response.status_code != httpx2.codes.UNAUTHORIZED:
             return
         with suppress(ConfigurationError):  # the 401 is returned
             self._token = self._read()
@@ -134,17 +137,17 @@ class _Bearer(httpx.Auth):
             self._authorize(request)
             yield request
 
-    def _authorize(self, request: httpx.Request) -> str:
+    def _authorize(self, request: httpx2.Request) -> str:
         token = self._token
         request.headers["authorization"] = f"Bearer {token}"
         return token
 
 
-def to_response(response: httpx.Response) -> Response:
+def to_response(response: httpx2.Response) -> Response:
     return Response(response.status_code, response.headers, response.content)
 
 
-def to_outcome(error: httpx.RequestError) -> Outcome:
+def to_outcome(error: httpx2.RequestError) -> Outcome:
     """Also for a response that cannot be decompressed, such as one that a proxy truncated."""
     reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _hint(error)
     if isinstance(error, _NOT_SENT):
@@ -152,22 +155,29 @@ def to_outcome(error: httpx.RequestError) -> Outcome:
     return ConnectionLost(reason)
 
 
-def _hint(error: httpx.RequestError) -> str:
+def _hint(error: httpx2.RequestError) -> str:
     """What to try if the server seems to use the other scheme, or an unknown authority."""
-    if _UNKNOWN_CA.search(str(error)):
+    tls = _tls_error(error)
+    if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _UNKNOWN_CA:
         return " (for a private authority, give --ca-file or TIERLOG_CA_FILE)"
-    if _NOT_TLS.search(str(error)):
+    if tls is not None and tls.reason in _NOT_TLS:
         return " (if the server does not use TLS, its address begins with http://)"
-    if _NO_RESPONSE in str(error) and error.request.url.scheme == "http":
+    if is_without_response(error) and error.request.url.scheme == "http":
         return " (if the server uses TLS, its address begins with https://)"
     return ""
 
 
-def _server_url(server: str) -> httpx.URL:
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__  # httpcore2 raises `from None`
+    return error
+
+
+def _server_url(server: str) -> httpx2.URL:
     try:
-        url = httpx.URL(server if "://" in server else f"http://{server}")
+        url = httpx2.URL(server if "://" in server else f"http://{server}")
         url.raw_host.decode("ascii").encode("idna")  # as for the DNS lookup
-    except (httpx.InvalidURL, UnicodeError) as error:
+    except (httpx2.InvalidURL, UnicodeError) as error:
         raise SettingsError(f"server {server!r}: {error}") from error
     if url.scheme not in {"http", "https"} or not url.host or url.query:
         raise SettingsError(f"server {server!r}: expected http://HOST:PORT or https://…")
@@ -191,14 +201,14 @@ def _validated(token: str, where: str) -> str:
     return token
 
 
-def _authorities(url: httpx.URL, file: str | Path | None) -> ssl.SSLContext:
+def _authorities(url: httpx2.URL, file: str | Path | None) -> ssl.SSLContext:
     """The trusted authorities; none for http://, since the system's take 40 ms to load."""
     if not file and url.scheme == "http":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if file:
             return ssl.create_default_context(cafile=str(file))
-        return httpx.create_ssl_context()
+        return httpx2.create_ssl_context()
     except OSError as error:  # ssl.SSLError is one
         named = file or os.environ.get("SSL_CERT_FILE")
         raise SettingsError(f"CA file {named}: {error.strerror}") from error

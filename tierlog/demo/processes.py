@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tierlog.record_format.errors import ConfigurationError
 
@@ -104,7 +104,7 @@ def start_s3_server(folder: Path, environment: Mapping[str, str], *, port: int) 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
     """Without a signature, which the demo's server does not require."""
-    httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
+    httpx2.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
 
 
 def start_broker(
@@ -124,6 +124,6 @@ def start_compiling(folder: Path, environment: Mapping[str, str]) -> ChildProces
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False, timeout=5).status_code == 200
-    except httpx.TransportError:
+        return httpx2.get(url, trust_env=False, timeout=5).status_code == 200
+    except httpx2.TransportError:
         return False

@@ -2,7 +2,7 @@
 
 import json
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess
@@ -19,7 +19,7 @@ from tierlog.record_format.produced import build_produced
 def broker(tmp_path):
     """Topic `t`; partition 0 has a flipped byte in flushed data, partition 1 is intact."""
     process = BrokerProcess(tmp_path).start()
-    with httpx.Client(base_url=process.url) as http:
+    with httpx2.Client(base_url=process.url) as http:
         http.post("/v1/topics", json={"name": "t", "partitions": 2})
         for number in range(6):
             records = [{"value": f"value {number}", "partition": number % 2}]
@@ -33,7 +33,7 @@ def broker(tmp_path):
 
 
 def test_a_damaged_partition_is_reported_and_repaired(broker, tmp_path):
-    with httpx.Client(base_url=broker.url) as http:
+    with httpx2.Client(base_url=broker.url) as http:
         ready = http.get("/readyz")
         assert ready.status_code == 503
         assert "t-0/00000000000000000000.log" in ready.json()["reasons"][0]
@@ -72,7 +72,7 @@ def test_a_damaged_partition_is_reported_and_repaired(broker, tmp_path):
     assert list((tmp_path / "data" / "tierlog" / "damaged").iterdir())
 
     broker.start()
-    with httpx.Client(base_url=broker.url) as http:
+    with httpx2.Client(base_url=broker.url) as http:
         remaining = http.get("/v1/topics/t/partitions/0/records").json()["records"]
     assert [record["value"] for record in remaining] == ["value 0", "value 2"]
 

@@ -4,25 +4,25 @@ import random
 import subprocess
 import sys
 
-import httpx
+import httpx2
 
 from tests.fakes.command_line import ENVIRONMENT
 from tierlog.client import Batching, Client, RetryPolicy
 
 
-class LossyTransport(httpx.HTTPTransport):
+class LossyTransport(httpx2.HTTPTransport):
     """Loses one response in three, after the broker has handled the request."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._chance = random.Random(seed)
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         response = super().handle_request(request)
         if request.url.path.endswith("/records") and self._chance.random() < 1 / 3:
             response.read()
             response.close()
-            raise httpx.ReadError("the response was lost", request=request)
+            raise httpx2.ReadError("the response was lost", request=request)
         return response
 
 

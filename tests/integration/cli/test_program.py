@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.command_line import ENVIRONMENT, ROOT, Program, RunningBroker
@@ -324,7 +324,7 @@ def test_a_verbose_broker_logs_http_and_store_requests(tmp_path, verbose):
     broker = RunningBroker("serve", *flags, "--listen", "127.0.0.1:0", *verbosity, cwd=tmp_path)
     headers = {"x-request-id": "mine"}
     for path in ("/v1/topics/none", "/v1/topics?prefix=secret", "/%1b%5b31m"):
-        httpx.get(broker.server + path, headers=headers, trust_env=False)
+        httpx2.get(broker.server + path, headers=headers, trust_env=False)
     assert broker.stop() == 0
     log = (tmp_path / "broker.log").read_text().splitlines()
     lines = [json.loads(line) for line in log if line.startswith("{")]
@@ -388,7 +388,7 @@ def test_a_broker_at_rest_is_small_and_loads_its_kernels_once_there_is_work(tmp_
         try:
             until(lambda: "listens on http" in log.read_text())
             server = log.read_text().split("listens on ")[1].split()[0].strip(",")
-            until(lambda: httpx.get(f"{server}/readyz", trust_env=False).status_code == 200)
+            until(lambda: httpx2.get(f"{server}/readyz", trust_env=False).status_code == 200)
             status = Path(f"/proc/{process.pid}/status").read_text()
             numbers = dict(line.split(":\t") for line in status.splitlines() if "\t" in line)
             assert int(numbers["Threads"]) <= 48
@@ -400,7 +400,7 @@ def test_a_broker_at_rest_is_small_and_loads_its_kernels_once_there_is_work(tmp_
             assert "llvmlite" not in maps.read_text()
             program.ok("produce", "t", stdin=b"many\n" * (1 << 18))
             url = f"{server}/v1/topics/t/partitions/0/records?offset=0&max_bytes=4194304"
-            assert len(httpx.get(url, trust_env=False).json()["records"]) > 1000
+            assert len(httpx2.get(url, trust_env=False).json()["records"]) > 1000
             until(lambda: "llvmlite" in maps.read_text())
         finally:
             process.terminate()

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 from contextlib import suppress
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -70,7 +70,7 @@ def test_clients_trust_a_private_ca(secured):
         assert [record.value for record in client.consume("c")] == values
         for segment in client.segments("c", 0):
             path = f"{url}/v1/topics/c/partitions/0/segments/{segment.base_offset}"
-            whole = httpx.get(path, verify=_tls_context(certificate), trust_env=False)
+            whole = httpx2.get(path, verify=_tls_context(certificate), trust_env=False)
             assert len(whole.content) == segment.size_bytes
 
     async def run():

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.faulty_object_store import FaultyObjectStore
@@ -17,7 +17,7 @@ from tierlog.object_store.open import open_store
 PHONE, TABLE = 390, 1280
 
 
-class Console(httpx.Client):
+class Console(httpx2.Client):
     """A client of a broker with a console, and calls to fill it."""
 
     broker: Broker

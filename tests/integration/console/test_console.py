@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.damage import flip
@@ -891,7 +891,7 @@ def test_a_token_with_a_topic_prefix_sees_no_other_topics(
     assert "orders." in browser.text()
     headers = {"authorization": f"Bearer {token}"}
     for path in ("summary", "samples", "store", "topics/private/tail"):
-        assert httpx.get(f"{console.url}/console/{path}", headers=headers).status_code == 403
+        assert httpx2.get(f"{console.url}/console/{path}", headers=headers).status_code == 403
 
 
 # --- accessibility -------------------------------------------------------------------------------

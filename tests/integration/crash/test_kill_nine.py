@@ -8,7 +8,7 @@ import random
 import threading
 import time
 
-import httpx
+import httpx2
 
 from tests.fakes.broker_process import BrokerProcess
 
@@ -27,7 +27,7 @@ class Producer(threading.Thread):
 
     def run(self) -> None:
         count = 0
-        with httpx.Client(timeout=10) as client:
+        with httpx2.Client(timeout=10) as client:
             while True:
                 values = [
                     f"{self.run_number}-{self.number}-{count + i}" + "x" * 50 for i in range(5)
@@ -35,7 +35,7 @@ class Producer(threading.Thread):
                 records = [{"value": value, "partition": count % 2} for value in values]
                 try:
                     response = client.post(self.url, json={"records": records})
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     return
                 assert response.status_code == 200, response.text
                 (result,) = response.json()["results"]
@@ -48,7 +48,7 @@ class Producer(threading.Thread):
 
 def read_all(url: str, partition: int) -> dict[tuple[int, int], str]:
     found, offset = {}, 0
-    with httpx.Client(timeout=30) as client:
+    with httpx2.Client(timeout=30) as client:
         while True:
             path = f"{url}/v1/topics/t/partitions/{partition}/records"
             response = client.get(path, params={"offset": offset})
@@ -68,7 +68,7 @@ def test_acknowledged_records_survive_kill_nine(tmp_path):
     broker = BrokerProcess(tmp_path, "--retention-check-interval", "0.2").start()
     acknowledged: dict[tuple[int, int], str] = {}
     try:
-        created = httpx.post(
+        created = httpx2.post(
             f"{broker.url}/v1/topics", json={"name": "t", "partitions": 2, "config": CONFIG}
         )
         assert created.status_code == 201, created.text
@@ -78,7 +78,7 @@ def test_acknowledged_records_survive_kill_nine(tmp_path):
                 producer.start()
             deadline = time.monotonic() + rng.uniform(0.3, 1.0)
             while time.monotonic() < deadline:
-                httpx.post(f"{broker.url}/v1/topics/t/offload", params={"wait_ms": 50}, timeout=10)
+                httpx2.post(f"{broker.url}/v1/topics/t/offload", params={"wait_ms": 50}, timeout=10)
             broker.kill()
             for producer in producers:
                 producer.join(20)

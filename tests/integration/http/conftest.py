@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.faulty_object_store import FaultyObjectStore
@@ -24,7 +24,7 @@ NDJSON = "application/x-ndjson"
 LIMITS = HttpSettings(body_max_bytes=4 << 20, expanded_max_bytes=8 << 20, records_max=50_000)
 
 
-class Api(httpx.Client):
+class Api(httpx2.Client):
     """A client of a real broker on real files."""
 
     broker: Broker
@@ -33,7 +33,7 @@ class Api(httpx.Client):
     document: OpenApiDocument | None = None
     _names = itertools.count()
 
-    def request(self, *args: Any, **kwargs: Any) -> httpx.Response:
+    def request(self, *args: Any, **kwargs: Any) -> httpx2.Response:
         response = super().request(*args, **kwargs)
         if self.document is not None:
             self.document.check(response)
@@ -46,7 +46,7 @@ class Api(httpx.Client):
         assert self.post("/v1/topics", json=body).status_code == 201
         return name
 
-    def produce(self, topic: str, *records: Any, **params: Any) -> httpx.Response:
+    def produce(self, topic: str, *records: Any, **params: Any) -> httpx2.Response:
         return self.post(f"/v1/topics/{topic}/records", json={"records": records}, params=params)
 
     def values(self, topic: str, *values: Any, partition: int = 0) -> Any:
@@ -57,7 +57,7 @@ class Api(httpx.Client):
 
     def fetch(
         self, topic: str, partition: int = 0, *, accept: str = "application/json", **params: Any
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         return self.get(records_path(topic, partition), params=params, headers={"accept": accept})
 
     def cold_topic(self, values: int = 200) -> str:
@@ -125,7 +125,7 @@ def store_down(api: Api) -> Iterator[None]:
     api.store.heal()
 
 
-def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["x-request-id"]

@@ -3,7 +3,7 @@ import socket
 import threading
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.integration.http.conftest import Api, problem
@@ -302,7 +302,7 @@ def test_every_documented_content_encoding_is_accepted_and_no_other(api: Api) ->
 
 def test_one_connection_serves_many_requests(api: Api) -> None:
     connections = set()
-    with httpx.Client(base_url=api.base_url, limits=httpx.Limits(max_connections=1)) as client:
+    with httpx2.Client(base_url=api.base_url, limits=httpx2.Limits(max_connections=1)) as client:
         for path, status in [("/healthz", 200), ("/v1/topics/none", 404)] * 20:
             response = client.get(path)
             assert response.status_code == status

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from structlog.testing import capture_logs
 
@@ -200,7 +200,7 @@ def test_a_truncated_response_is_logged_once(api: Api, caplog: pytest.LogCapture
     path = f"/v1/topics/{topic}/partitions/0/segments/0"
     with capture_logs() as logs, api.stream("GET", path) as response:
         os.truncate(log, 4096)
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(httpx2.RemoteProtocolError):
             response.read()
     until(lambda: failures(logs))
     assert failures(logs) == ["cut-short"]
@@ -223,7 +223,7 @@ def test_a_disk_error_while_a_file_is_sent_is_logged_once(
         monkeypatch.setattr(page_cache, "is_resident", lambda *_: False)
         monkeypatch.setattr(page_cache, "prefetch", failing)
     with capture_logs() as logs:
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(httpx2.RemoteProtocolError):
             api.get(f"/v1/topics/{topic}/partitions/0/records{query}", headers={"accept": BATCHES})
         until(lambda: failures(logs))
     assert failures(logs) == ["cut-short"]
@@ -240,5 +240,5 @@ def test_batches_are_sent_without_a_file_descriptor_left_for_the_connection(
     api.values(topic, "x")
     sent = api.fetch(topic, accept=BATCHES).content
     monkeypatch.setattr(os, "dup", dup)
-    with httpx.Client(base_url=api.base_url, headers={"accept": BATCHES}) as new:
+    with httpx2.Client(base_url=api.base_url, headers={"accept": BATCHES}) as new:
         assert new.get(f"/v1/topics/{topic}/partitions/0/records?offset=0").content == sent

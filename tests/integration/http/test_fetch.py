@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -209,8 +209,8 @@ def test_encoding_selects_text_base64_or_json(api: Api) -> None:
 
 
 def during_long_poll(
-    api: Api, poll: Callable[[], httpx.Response], act: Callable[[], object]
-) -> httpx.Response:
+    api: Api, poll: Callable[[], httpx2.Response], act: Callable[[], object]
+) -> httpx2.Response:
     """The response to `poll`, which waits longer than its client; `act` is called meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         polling = thread.submit(poll)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.served_broker import RunningServer
@@ -68,13 +68,13 @@ def value(size: int, seed: int) -> bytes:
 
 
 def log_end(server: RunningServer) -> int:
-    response = httpx.get(f"{server.url}/v1/topics/t/partitions/0/offsets").json()
+    response = httpx2.get(f"{server.url}/v1/topics/t/partitions/0/offsets").json()
     return int(response["log_end_offset"])
 
 
 def values_from(server: RunningServer, offset: int) -> list[bytes]:
     params = {"offset": offset, "max_bytes": 64 << 20}
-    records = httpx.get(f"{server.url}{PATH}", params=params).json()["records"]
+    records = httpx2.get(f"{server.url}{PATH}", params=params).json()["records"]
     return [record["value"].encode() for record in records]
 
 
@@ -144,7 +144,7 @@ def test_a_body_whose_first_part_is_small_is_stored_whole(
 ) -> None:
     begin, body = log_end(server), value(SIZE, 7)
     sock.sendall(head(SIZE) + body[:1000])
-    until(lambda: "in_progress 2.0" in httpx.get(f"{server.url}/metrics").text)  # it and this
+    until(lambda: "in_progress 2.0" in httpx2.get(f"{server.url}/metrics").text)  # it and this
     assert send_until_closed(sock, body[1000:], LAST) == [200, 200]
     assert values_from(server, begin) == [body]
 
@@ -160,7 +160,7 @@ def test_a_body_of_a_disconnected_client_is_discarded(
             if resets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     body = value(SIZE, 4)
-    assert httpx.post(server.url + PATH, content=body, headers=OCTETS).status_code == 200
+    assert httpx2.post(server.url + PATH, content=body, headers=OCTETS).status_code == 200
     assert values_from(server, begin) == [body]
     assert not caplog.records, "no response, no warning"
 
@@ -185,7 +185,7 @@ def test_a_body_without_a_file_descriptor_left_can_be_retried(
         raise OSError(errno.EMFILE, "Too many open files")
 
     begin, body = log_end(server), value(SIZE, 8)
-    with httpx.Client(headers=OCTETS) as client:
+    with httpx2.Client(headers=OCTETS) as client:
         with monkeypatch.context() as patched:
             patched.setattr(os, "dup", dup)
             problem(client.post(server.url + PATH, content=body), 429, "throttled")
@@ -199,7 +199,7 @@ def test_a_client_that_disconnects_before_its_413_logs_nothing(
     for _ in range(20):
         with connected(server) as sock:
             sock.sendall(head(1 << 40, "Connection: close"))
-    until(lambda: 'status="413"} 20.0' in httpx.get(f"{server.url}/metrics").text)
+    until(lambda: 'status="413"} 20.0' in httpx2.get(f"{server.url}/metrics").text)
     assert not caplog.records
 
 

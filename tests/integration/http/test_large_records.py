@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess
@@ -32,7 +32,7 @@ def batch_of_nuls(codec: int) -> bytes:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process = BrokerProcess(tmp_path_factory.mktemp("large")).start()
-    with httpx.Client(base_url=process.url, timeout=PATIENCE_S) as client:
+    with httpx2.Client(base_url=process.url, timeout=PATIENCE_S) as client:
         assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
         body = batch_of_nuls(codecs.LZ4)
         assert len(body) < 1 << 20
@@ -71,7 +71,7 @@ def test_twelve_readers_of_a_record_of_230_mib_cost_less_than_a_gibibyte(
 ) -> None:
     def read_some() -> None:
         with (
-            httpx.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
+            httpx2.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
             client.stream("GET", records_path("t"), params={"offset": 0}) as response,
         ):
             assert response.status_code == 200, response.read()
@@ -89,7 +89,7 @@ def test_twelve_readers_of_a_record_of_230_mib_cost_less_than_a_gibibyte(
 def test_one_record_always_comes_however_large(broker: BrokerProcess) -> None:
     headers = {"accept": NDJSON}
     with (
-        httpx.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
+        httpx2.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
         client.stream("GET", records_path("t"), params={"offset": 0}, headers=headers) as response,
     ):
         parts = response.iter_bytes()
@@ -115,7 +115,7 @@ def test_every_call_that_gives_records_as_text_gives_it_in_pieces(
     broker: BrokerProcess, method: str, path: str, json: object
 ) -> None:
     with (
-        httpx.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
+        httpx2.Client(base_url=broker.url, timeout=PATIENCE_S) as client,
         client.stream(method, path, json=json) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -130,7 +130,7 @@ def test_every_call_that_gives_records_as_text_gives_it_in_pieces(
 
 
 def test_the_console_shows_how_it_begins(broker: BrokerProcess) -> None:
-    with httpx.Client(base_url=broker.url, timeout=PATIENCE_S) as client:
+    with httpx2.Client(base_url=broker.url, timeout=PATIENCE_S) as client:
         page = client.get("/console/topics/t/partitions/0/records", params={"at": "0"})
     assert page.status_code == 200
     assert "00000000  00 00" in page.text

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.certificate import make_certificate
@@ -41,7 +41,7 @@ def test_shutdown_does_not_wait_for_an_unread_tail(tmp_path: Path, version: str)
         with served(tmp_path, HttpSettings()) as server:
             body = {"records": [{"value": "x" * 900_000}]}
             for _ in range(8):  # more than the buffers of a connection hold
-                taken = httpx.post(server.url + records_path("t"), json=body)
+                taken = httpx2.post(server.url + records_path("t"), json=body)
                 assert taken.status_code == 200
             sock.connect(("127.0.0.1", server.port))
             path = "/v1/topics/t/partitions/0/tail?offset=earliest"
@@ -92,7 +92,7 @@ def test_a_body_sent_a_byte_at_a_time_is_refused(tmp_path: Path) -> None:
 def test_a_client_that_never_reads_its_response_is_disconnected(tmp_path: Path, loop: str) -> None:
     with (
         served(tmp_path, HttpSettings(send_idle_timeout_ms=500), loop=loop) as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx2.Client(base_url=server.url) as client,
         socket.socket() as sock,
     ):
         for _ in range(8):
@@ -111,7 +111,7 @@ def test_in_flight_bytes_are_limited_and_health_still_responds(tmp_path: Path) -
     with (
         served(tmp_path, settings) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
-        httpx.Client(base_url=server.url) as client,
+        httpx2.Client(base_url=server.url) as client,
     ):
         head = (
             f"POST {records_path('t')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n"
@@ -127,7 +127,7 @@ def test_in_flight_bytes_are_limited_and_health_still_responds(tmp_path: Path) -
 def test_appends_with_acks_0_count_as_in_flight_until_they_are_written(tmp_path: Path) -> None:
     with (
         served_broker(tmp_path / "data", http=HttpSettings(inflight_max_bytes=100_000)) as one,
-        httpx.Client(base_url=one.server.url, timeout=20) as client,
+        httpx2.Client(base_url=one.server.url, timeout=20) as client,
     ):
         one.broker.create_topic("t")
         body = {"records": [{"value": "x" * 20_000}]}
@@ -143,7 +143,7 @@ def test_health_and_hot_reads_respond_while_all_read_threads_wait(tmp_path: Path
     released = threading.Event()
     with (
         served_broker(tmp_path / "data") as one,
-        httpx.Client(base_url=one.server.url, timeout=20) as client,
+        httpx2.Client(base_url=one.server.url, timeout=20) as client,
     ):
         one.broker.create_topic("t")
         assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
@@ -166,9 +166,9 @@ def test_a_process_that_may_have_no_more_threads_serves_with_those_it_has(
     with served(tmp_path, HttpSettings()) as server, monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", refused)
         large = {"records": [{"value": "x" * 100_000}]}  # not parsed on the event loop
-        produced = httpx.post(server.url + records_path("t"), json=large)
+        produced = httpx2.post(server.url + records_path("t"), json=large)
         assert produced.status_code == 200, produced.text
-        altered = httpx.patch(server.url + "/v1/topics/t", json={"config": {"flush.ms": 1}})
+        altered = httpx2.patch(server.url + "/v1/topics/t", json={"config": {"flush.ms": 1}})
         assert altered.status_code == 200, altered.text
 
 
@@ -182,7 +182,7 @@ def test_no_thread_is_started_to_read_what_is_sent(
     context = ssl.create_default_context(cafile=tls.certificate)
     with (
         served(tmp_path, HttpSettings(), tls=tls if secure else None) as server,
-        httpx.Client(base_url=server.url, verify=context) as client,
+        httpx2.Client(base_url=server.url, verify=context) as client,
         monkeypatch.context() as limited,
     ):
         body = {"records": [{"value": "x" * 100_000}]}
@@ -196,7 +196,7 @@ def test_no_thread_is_started_to_read_what_is_sent(
 def test_a_chunked_body_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
     with (
         served(tmp_path, HttpSettings(body_max_bytes=1000)) as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx2.Client(base_url=server.url) as client,
     ):
         taken = client.post(records_path("t"), content=iter([b'{"records":', b'[{"value":1}]}']))
         assert taken.status_code == 200
@@ -216,9 +216,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 def test_batches_and_segments_arrive_under_tls(tmp_path: Path, tls: Tls, loop: str) -> None:
     context = ssl.create_default_context(cafile=tls.certificate)
     with (
-        httpx.Client(verify=context) as idle,
+        httpx2.Client(verify=context) as idle,
         served(tmp_path, HttpSettings(), loop=loop, tls=tls) as server,
-        httpx.Client(base_url=server.url, verify=context) as client,
+        httpx2.Client(base_url=server.url, verify=context) as client,
     ):
         assert idle.get(f"{server.url}/healthz").status_code == 200
         for _ in range(3):
@@ -249,7 +249,7 @@ def test_a_tls_handshake_times_out(tmp_path: Path, tls: Tls, loop: str, said: by
 def test_a_connection_too_many_gets_a_429_that_is_counted_and_health(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(served(tmp_path, HttpSettings(connections_max=1)))
-        first, beyond = (stack.enter_context(httpx.Client(base_url=server.url)) for _ in range(2))
+        first, beyond = (stack.enter_context(httpx2.Client(base_url=server.url)) for _ in range(2))
         assert first.get("/healthz").status_code == 200
         assert beyond.get("/healthz").status_code == 200
         refused = beyond.post(records_path("t"), json={"records": [{"value": "a"}]})
@@ -279,14 +279,14 @@ def test_a_tls_handshake_counts_as_a_connection(tmp_path: Path, tls: Tls, loop: 
             with pytest.raises(BlockingIOError):
                 sock.recv(1)
         handshaking.pop().close()
-        with httpx.Client(base_url=server.url, verify=context) as client:
+        with httpx2.Client(base_url=server.url, verify=context) as client:
             until(lambda: responds(client))
 
 
-def responds(client: httpx.Client) -> bool:
+def responds(client: httpx2.Client) -> bool:
     try:
         return client.get("/healthz").status_code == 200
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False
 
 

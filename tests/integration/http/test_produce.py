@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import zstandard
 
@@ -21,7 +21,7 @@ def batch(*values: bytes, **more: Any) -> bytes:
     return bytes(encode_batch(list(values), timestamps=[NOW] * len(values), **more))
 
 
-def post(api: Api, topic: str, content: bytes, media_type: str, **params: Any) -> httpx.Response:
+def post(api: Api, topic: str, content: bytes, media_type: str, **params: Any) -> httpx2.Response:
     headers = {"content-type": media_type, **params.pop("headers", {})}
     return api.post(records_path(topic), content=content, headers=headers, params=params)
 
@@ -336,7 +336,7 @@ def test_retries_of_an_idempotent_producer_are_not_duplicated(api: Api) -> None:
     producer = api.post("/v1/producers").json()
     assert 2**32 <= producer["producer_id"] < 2**53
 
-    def send(sequence: int, epoch: int = 0) -> httpx.Response:
+    def send(sequence: int, epoch: int = 0) -> httpx2.Response:
         headers = {
             "Producer-Id": str(producer["producer_id"]),
             "Producer-Epoch": str(epoch),

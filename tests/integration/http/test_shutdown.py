@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess
@@ -24,11 +24,11 @@ PATH = records_path("t")
 
 def test_sigterm_ends_long_polls_and_exits_0(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path).start()
-    with httpx.Client(base_url=broker.url, timeout=30) as client, ThreadPoolExecutor(1) as pool:
+    with httpx2.Client(base_url=broker.url, timeout=30) as client, ThreadPoolExecutor(1) as pool:
         assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
         body = {"records": [{"value": "a"}]}
         assert client.post(PATH, json=body, params={"acks": "all"}).status_code == 200
-        waiting = pool.submit(httpx.get, f"{broker.url}{PATH}?offset=1&wait_ms=60000", timeout=30)
+        waiting = pool.submit(httpx2.get, f"{broker.url}{PATH}?offset=1&wait_ms=60000", timeout=30)
         until_waiting(lambda: client.get("/metrics").text)
         with socket.create_connection(("127.0.0.1", broker.port)) as refused:
             refused.sendall(MALFORMED)
@@ -44,7 +44,7 @@ def test_unread_responses_are_aborted_at_the_shutdown_timeout_without_an_error(
 ) -> None:
     broker = BrokerProcess(tmp_path, "--shutdown-timeout", "3").start()
     value, octets = b"x" * 900_000, {"content-type": "application/octet-stream"}
-    with httpx.Client(base_url=broker.url) as client:
+    with httpx2.Client(base_url=broker.url) as client:
         client.post("/v1/topics", json={"name": "t"})
         for _ in range(20):
             assert client.post(PATH, content=value, headers=octets).status_code == 200

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess
@@ -21,7 +21,7 @@ PATH = records_path("t") + f"?max_bytes={RESPONSE_BYTES}"
 
 
 class Broker:
-    def __init__(self, pid: int, client: httpx.Client) -> None:
+    def __init__(self, pid: int, client: httpx2.Client) -> None:
         self.pid, self.client = pid, client
 
     @property
@@ -37,7 +37,7 @@ class Broker:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A separate process with 17 MiB in topic `t`, read once in each media type."""
     process = BrokerProcess(tmp_path_factory.mktemp("slow")).start()
-    with httpx.Client(base_url=process.url, timeout=60) as client:
+    with httpx2.Client(base_url=process.url, timeout=60) as client:
         client.post("/v1/topics", json={"name": "t"})
         body = {"records": [{"value": base64.b64encode(os.urandom(150_000)).decode()}] * 5}
         for _ in range(17):

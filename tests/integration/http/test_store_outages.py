@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.served_broker import served_broker
@@ -28,7 +28,7 @@ def test_readyz_stays_200_and_lists_an_unavailable_store(
     with served_broker(tmp_path / "data", store=open_store(f"file://{root}")) as one:
 
         def degraded() -> list[str]:
-            response = httpx.get(f"{one.server.url}/readyz")
+            response = httpx2.get(f"{one.server.url}/readyz")
             assert response.status_code == 200
             reasons: list[str] = response.json()["degraded"]
             return reasons
@@ -37,7 +37,7 @@ def test_readyz_stays_200_and_lists_an_unavailable_store(
         root.rename(tmp_path / "away")
         until(degraded)
         assert degraded()[0].startswith("store unavailable: ")
-        assert "\ntierlog_degraded 1.0\n" in httpx.get(f"{one.server.url}/metrics").text
+        assert "\ntierlog_degraded 1.0\n" in httpx2.get(f"{one.server.url}/metrics").text
         (tmp_path / "away").rename(root)
         until(lambda: degraded() == [])
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.waiting import until, until_waiting
@@ -19,7 +19,7 @@ from tierlog.broker.partition import Fetched, Partition
 class Events:
     """The events of one stream, read as they arrive."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx2.Response) -> None:
         self.headers = response.headers
         self._lines = response.iter_lines()
 
@@ -162,7 +162,7 @@ def test_concurrent_tails_get_every_record_in_order(api: Api) -> None:
 
     def follow() -> None:
         with (
-            httpx.Client(base_url=api.base_url, timeout=20) as client,
+            httpx2.Client(base_url=api.base_url, timeout=20) as client,
             client.stream(
                 "GET", f"/v1/topics/{topic}/partitions/0/tail?offset=earliest"
             ) as response,
@@ -181,7 +181,7 @@ def test_concurrent_tails_get_every_record_in_order(api: Api) -> None:
 
 def test_deleting_a_topic_ends_its_tails_and_long_polls(api: Api) -> None:
     topic = api.topic(partitions=2)
-    responses: list[httpx.Response] = []
+    responses: list[httpx2.Response] = []
 
     def poll() -> None:
         responses.append(api.fetch(topic, wait_ms=30_000))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.waiting import until
@@ -32,7 +32,7 @@ def test_a_tail_of_a_disconnected_client_stops_reading(tmp_path: Path, loop: str
     with served(tmp_path, HttpSettings(), loop=loop) as server:
         body = {"records": [{"value": "x" * 500_000}] * 2}
         for _ in range(24):
-            assert httpx.post(server.url + records_path("t"), json=body).status_code == 200
+            assert httpx2.post(server.url + records_path("t"), json=body).status_code == 200
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
@@ -41,7 +41,7 @@ def test_a_tail_of_a_disconnected_client_stops_reading(tmp_path: Path, loop: str
             assert sock.recv(12) == b"HTTP/1.1 200"
 
         def metrics() -> str:
-            return httpx.get(f"{server.url}/metrics").text
+            return httpx2.get(f"{server.url}/metrics").text
 
         until(lambda: "tierlog_http_requests_in_progress 1.0" in metrics())  # this request
         name = 'tierlog_fetched_bytes_total{tier="hot"}'

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import structlog.testing
 
@@ -32,12 +32,12 @@ class SecuredBroker:
         self.admin = self.create("admin", ADMIN)
         self.url = ""
         self.app: Any = None
-        self.client: httpx.Client
+        self.client: httpx2.Client
 
     def create(self, name: str, *scopes: Scope, topics: str = "") -> str:
         return create_token(self.file, name, scopes=scopes, topics=topics, now_ms=1)
 
-    def call(self, method: str, path: str, token: str | None = None, **rest) -> httpx.Response:
+    def call(self, method: str, path: str, token: str | None = None, **rest) -> httpx2.Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         headers |= rest.pop("headers", {})
         return self.client.request(method, self.url + path, headers=headers, **rest)
@@ -63,7 +63,7 @@ def secured_broker(root: Path) -> Iterator[SecuredBroker]:
     with (
         pytest.MonkeyPatch.context() as patch,
         served_broker(root / "data", http=settings) as served,
-        httpx.Client() as secured.client,
+        httpx2.Client() as secured.client,
     ):
         patch.setattr(check, "CHECK_INTERVAL_S", 0.0)  # a change takes effect immediately
         secured.app, secured.url = served.app, served.server.url
@@ -252,7 +252,7 @@ def test_a_tail_ends_when_its_token_is_revoked(secured: SecuredBroker) -> None:
     token = secured.create("follower", READ)
     headers = {"authorization": f"Bearer {token}"}
     url = f"{secured.url}/v1/topics/private/partitions/0/tail"
-    with httpx.stream("GET", url, headers=headers, timeout=10) as response:
+    with httpx2.stream("GET", url, headers=headers, timeout=10) as response:
         lines = response.iter_lines()
         assert next(lines).startswith(":")
         secured.create("another", READ)  # an unrelated change of the file
@@ -275,7 +275,7 @@ def test_a_long_poll_is_401_once_its_token_is_revoked(
     name = f"waiter-{of_many}"
     token = secured.create(name, READ)
     body = {"partitions": [{"topic": "private", "partition": 0, "offset": "latest"}]}
-    responses: list[httpx.Response] = []
+    responses: list[httpx2.Response] = []
 
     def wait() -> None:
         if of_many:
@@ -320,9 +320,9 @@ def test_any_host_name_is_accepted_with_a_tokens_file(secured: SecuredBroker) ->
 def test_a_tokens_file_created_later_is_enforced(tmp_path: Path) -> None:
     settings = HttpSettings(tokens_file=tmp_path / "new" / "tokens.json")
     with served_broker(tmp_path / "data", http=settings) as served:
-        assert httpx.get(served.server.url + "/v1/topics").status_code == 200
+        assert httpx2.get(served.server.url + "/v1/topics").status_code == 200
         create_token(settings.tokens_file, "a", scopes=(READ,), now_ms=1)
-        assert httpx.get(served.server.url + "/v1/topics").status_code == 401
+        assert httpx2.get(served.server.url + "/v1/topics").status_code == 401
 
 
 def test_readyz_shows_reasons_only_to_tokens_for_all_topics(
@@ -363,7 +363,7 @@ def test_the_tokens_file_holds_only_hashes_and_tokens_are_never_logged(
 def test_a_client_beyond_its_request_rate_is_throttled_except_for_health(tmp_path: Path) -> None:
     with (
         served_broker(tmp_path / "data", http=HttpSettings(client_requests_max=5)) as served,
-        httpx.Client(base_url=served.server.url) as client,
+        httpx2.Client(base_url=served.server.url) as client,
     ):
         responses = [client.get("/v1/topics") for _ in range(30)]
         refused = [response for response in responses if response.status_code == 429]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.kafka_wire import Appended
@@ -73,7 +73,7 @@ def ours(tmp_path_factory, theirs):
 def api_on(data, store=None):
     with (
         served_broker(data, store=store) as served,
-        httpx.Client(base_url=served.server.url, timeout=60) as api,
+        httpx2.Client(base_url=served.server.url, timeout=60) as api,
     ):
         yield served.broker, api
 

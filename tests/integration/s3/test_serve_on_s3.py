@@ -2,7 +2,7 @@
 
 import secrets
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -30,7 +30,7 @@ def broker(tmp_path, s3):
 
 def test_an_offloaded_log_reads_the_same_from_s3(broker, s3):
     values = [f"{i} " + "x" * 200 for i in range(1000)]
-    with httpx.Client(base_url=broker.url, timeout=60) as http:
+    with httpx2.Client(base_url=broker.url, timeout=60) as http:
         assert http.post("/v1/topics", json={"name": "t", "config": CONFIG}).status_code == 201
         for start in range(0, 1000, 50):
             records = [{"value": value} for value in values[start : start + 50]]

@@ -2,7 +2,7 @@
 
 import pickle
 
-import httpx
+import httpx2
 import pyarrow as pa
 import pytest
 
@@ -14,7 +14,7 @@ from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.sink import Sink, TierlogWriter, parse_write_options
 
 
-class LossyTransport(httpx.HTTPTransport):
+class LossyTransport(httpx2.HTTPTransport):
     """Loses the response of every other append."""
 
     def __init__(self):
@@ -27,7 +27,7 @@ class LossyTransport(httpx.HTTPTransport):
             answer.read()
             self.appends += 1
             if self.appends % 2:
-                raise httpx.ReadError("the connection was cut", request=request)
+                raise httpx2.ReadError("the connection was cut", request=request)
         return answer
 
 
@@ -81,7 +81,7 @@ def test_a_task_without_rows_makes_no_request():
     Sink(options).write(iter([empty]))
 
 
-class RefusingTransport(httpx.HTTPTransport):
+class RefusingTransport(httpx2.HTTPTransport):
     """Refuses the next `requests` connections, as a restarting broker does."""
 
     requests = 0
@@ -89,7 +89,7 @@ class RefusingTransport(httpx.HTTPTransport):
     def handle_request(self, request):
         if self.requests:
             self.requests -= 1
-            raise httpx.ConnectError("refused", request=request)
+            raise httpx2.ConnectError("refused", request=request)
         return super().handle_request(request)
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 
@@ -167,14 +167,14 @@ def server(
 
 
 def test_slices_are_sent_in_order_and_completely(running: Running) -> None:
-    with httpx.Client() as client:
+    with httpx2.Client() as client:
         response = client.get(f"{running.url}/file?5-100,1000-3000000,0-1,{SIZE - 7}-7")
     data = running.data
     assert response.content == data[5:105] + data[1000:3001000] + data[:1] + data[-7:]
 
 
 def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Running) -> None:
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         for _ in range(3):
             assert client.get(f"/file?0-{SIZE}").content == running.data
             assert client.post("/echo", content=b"abc" * 100_000).content == b"abc" * 100_000
@@ -185,7 +185,7 @@ def test_a_connection_is_kept_alive_between_files_and_small_bodies(running: Runn
 
 
 def test_head_sends_no_byte_of_the_file(running: Running) -> None:
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         response = client.head("/file?0-5000000")
         assert response.headers["content-length"] == "5000000"
         assert response.content == b""
@@ -199,7 +199,7 @@ def test_a_header_with_a_line_break_closes_the_connection(running: Running) -> N
 
 
 def test_a_body_without_a_length_is_chunked(running: Running) -> None:
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         for _ in range(2):
             response = client.get("/chunks")
             assert response.headers["transfer-encoding"] == "chunked"
@@ -262,7 +262,7 @@ def test_a_body_of_known_length_is_parsed_in_the_pieces_that_were_read(
         on_body(protocol, piece)
 
     monkeypatch.setattr(ZeroCopyProtocol, "on_body", on_piece)
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         assert client.post("/echo", content=body).content == body
     assert max(pieces) > 16 << 10, "not cut up as pipelined requests are"
 
@@ -321,15 +321,18 @@ def test_a_client_that_closes_within_a_body_still_gets_the_responses_before_it(
 
 
 def test_a_file_shorter_than_announced_aborts_the_connection(running: Running) -> None:
-    with httpx.Client(base_url=running.url) as client:
-        with pytest.raises(httpx.TransportError):
+    with httpx2.Client(base_url=running.url) as client:
+        with pytest.raises(httpx2.TransportError):
             client.get(f"/file?{SIZE - 10}-20")
         assert client.get("/file?0-10").content == running.data[:10]
     assert len(running.app.failures) == 1
 
 
 def test_a_slow_reader_does_not_hold_up_others(running: Running) -> None:
-    with running.connect(receive_buffer=4096) as slow, httpx.Client(base_url=running.url) as client:
+    with (
+        running.connect(receive_buffer=4096) as slow,
+        httpx2.Client(base_url=running.url) as client,
+    ):
         slow.sendall(
             f"GET /file?0-{SIZE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
         )
@@ -487,7 +490,7 @@ def test_above_the_connection_limit_the_busy_application_responds(running: Runni
             sock = connections.enter_context(running.connect())
             sock.sendall(b"GET /file?0-1 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        with httpx.Client(base_url=running.url) as client:
+        with httpx2.Client(base_url=running.url) as client:
             assert client.get("/file?0-1").status_code == 429
 
 
@@ -506,7 +509,7 @@ def test_bytes_that_are_not_in_memory_are_loaded_by_a_thread(
 
     monkeypatch.setattr(page_cache, "is_resident", never)
     monkeypatch.setattr(page_cache, "prefetch", loading)
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         assert client.get(f"/file?0-{SIZE}").content == running.data
     assert loaders
     assert not loaders & loop
@@ -520,9 +523,9 @@ def test_a_file_is_sent_without_a_file_descriptor_left(
 
     monkeypatch.setattr(os, "dup", dup)
     expected = running.data[:-1] + running.data[7:8]
-    with httpx.Client(base_url=running.url) as client:
+    with httpx2.Client(base_url=running.url) as client:
         for _ in range(2):
             assert client.get(f"/file?0-{SIZE - 1},7-1").content == expected
-        with pytest.raises(httpx.TransportError):
+        with pytest.raises(httpx2.TransportError):
             client.get(f"/file?0-{SIZE + 1}")
     assert [type(error) for error in running.app.failures] == [EOFError]

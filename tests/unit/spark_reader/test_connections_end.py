@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-import httpx
+import httpx2
 
 import tierlog.client
 from tests.fakes.two_tiers import two_tiers
@@ -52,9 +52,9 @@ def test_a_renewed_token_is_used_by_the_next_task(tmp_path, monkeypatch):
     def respond(request):
         seen.append(request.headers["authorization"])
         is_known = seen[-1] == f"Bearer {file.read_text()}"
-        return httpx.Response(200 if is_known else 401, json={"topics": []})
+        return httpx2.Response(200 if is_known else 401, json={"topics": []})
 
-    transport = httpx.MockTransport(respond)
+    transport = httpx2.MockTransport(respond)
     monkeypatch.setattr(access_module, "_clients", access_module._Clients())
     monkeypatch.setattr(
         tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)

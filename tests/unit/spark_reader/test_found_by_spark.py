@@ -5,7 +5,7 @@ CODE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"numba", "pyarrow", "httpx", "boto3"}:
+        if name.partition(".")[0] in {"numba", "pyarrow", "httpx2", "boto3"}:
             raise ImportError(f"{name} is not installed")
 sys.meta_path.insert(0, Refuse())
 import pyspark_tierlog

@@ -6,7 +6,7 @@ import itertools
 import logging
 from contextlib import suppress
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -20,7 +20,7 @@ def test_the_asynchronous_producer_behaves_the_same():
     broker = TinyBroker("lost")
 
     async def send() -> list[int]:
-        transport = httpx.MockTransport(broker)
+        transport = httpx2.MockTransport(broker)
         async with (
             tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
             c.producer(Batching(batch_bytes=300, compression="zstd")) as producer,
@@ -37,7 +37,7 @@ def test_the_asynchronous_producer_behaves_the_same():
 def test_asynchronous_batches_are_in_flight_together_if_allowed(max_in_flight):
     broker, in_flight, most, together = TinyBroker(), [], [], asyncio.Event()
 
-    async def slow(request: httpx.Request) -> httpx.Response:
+    async def slow(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/records"):
             partition = request.url.path.split("/")[5]
             in_flight.append(partition)
@@ -50,7 +50,7 @@ def test_asynchronous_batches_are_in_flight_together_if_allowed(max_in_flight):
         return broker(request)
 
     async def send() -> list[int]:
-        transport = httpx.MockTransport(slow)
+        transport = httpx2.MockTransport(slow)
         async with (
             tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
             c.producer(Batching(max_in_flight=max_in_flight)) as producer,
@@ -67,14 +67,14 @@ def test_a_producer_survives_a_connection_closed_at_once_under_uvloop():
     """Where a broker stops. anyio then asks a socket that is None for its peer."""
     broker, closed = TinyBroker(), iter([None])
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/records"):
             for socket in closed:
                 socket.getpeername()
         return broker(request)
 
     async def send() -> int:
-        transport = httpx.MockTransport(respond)
+        transport = httpx2.MockTransport(respond)
         async with (
             tierlog.AsyncClient(retries=QUICK, transport=transport) as c,
             c.producer() as producer,
@@ -88,7 +88,7 @@ def test_a_sending_loop_yields_to_other_tasks():
     broker = TinyBroker()
 
     async def send() -> int:
-        transport = httpx.MockTransport(broker)
+        transport = httpx2.MockTransport(broker)
         async with (
             tierlog.AsyncClient(transport=transport) as client,
             client.producer(Batching(linger_ms=0, buffer_bytes=1 << 40)) as producer,
@@ -109,15 +109,15 @@ def test_concurrent_sends_keep_their_order(batching, partition):
     class OnePartition(TinyBroker):
         described = 0
 
-        def __call__(self, request: httpx.Request) -> httpx.Response:
+        def __call__(self, request: httpx2.Request) -> httpx2.Response:
             if request.method != "GET":
                 return super().__call__(request)
             self.described += 1
-            return httpx.Response(200, json=description(0))
+            return httpx2.Response(200, json=description(0))
 
     async def send() -> None:
         async with (
-            tierlog.AsyncClient(transport=httpx.MockTransport(broker)) as c,
+            tierlog.AsyncClient(transport=httpx2.MockTransport(broker)) as c,
             AsyncProducer(c, batching, clock=lambda: next(calls) // 10) as producer,
         ):
             await asyncio.gather(*(producer.send("t", v, partition=partition) for v in values))
@@ -131,13 +131,14 @@ def test_concurrent_sends_keep_their_order(batching, partition):
 def test_concurrent_sends_share_the_error_of_an_unknown_topic():
     described = []
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    async def respond(request: httpx2.Request) -> httpx2.Response:
         described.append(request)
+        await asyncio.sleep(0)
         return refused(404, "unknown-topic")
 
     async def send() -> list[object]:
         async with (
-            tierlog.AsyncClient(transport=httpx.MockTransport(respond)) as c,
+            tierlog.AsyncClient(transport=httpx2.MockTransport(respond)) as c,
             c.producer() as producer,
         ):
             together = [producer.send("t", "v") for _ in range(50)]
@@ -154,7 +155,7 @@ def test_a_cancelled_future_does_not_affect_its_batch():
     broker = TinyBroker()
 
     async def send() -> int:
-        transport = httpx.MockTransport(broker)
+        transport = httpx2.MockTransport(broker)
         async with tierlog.AsyncClient(transport=transport) as c, c.producer() as producer:
             dropped = await producer.send("t", "dropped", partition=0)
             kept = await producer.send("t", "kept", partition=0)
@@ -170,14 +171,14 @@ def test_asynchronous_flush_and_aclose_return_while_others_send(end):
     broker = TinyBroker()
 
     async def send() -> None:
-        async def busy(request: httpx.Request) -> httpx.Response:
+        async def busy(request: httpx2.Request) -> httpx2.Response:
             if not ended.is_set():
                 with suppress(RuntimeError):  # closed
                     sent.append(await producer.send("t", f"{len(sent)}", partition=0))
             return broker(request)
 
         ended, sent = asyncio.Event(), []
-        async with tierlog.AsyncClient(transport=httpx.MockTransport(busy)) as c:
+        async with tierlog.AsyncClient(transport=httpx2.MockTransport(busy)) as c:
             producer = c.producer()
             first = await producer.send("t", "first", partition=1)
             try:
@@ -194,7 +195,7 @@ def test_asynchronous_flush_and_aclose_return_while_others_send(end):
 
 def test_closing_the_asynchronous_client_fails_waiting_records():
     async def send() -> list[BaseException | None]:
-        c = tierlog.AsyncClient(retries=QUICK, transport=httpx.MockTransport(TinyBroker()))
+        c = tierlog.AsyncClient(retries=QUICK, transport=httpx2.MockTransport(TinyBroker()))
         producer = c.producer(Batching(linger_ms=60_000))
         sent = [await producer.send("t", "v", partition=partition) for partition in (0, 1)]
         await c.aclose()
@@ -222,7 +223,7 @@ def test_a_cancelled_close_still_sends_everything():
             await release.wait()
             return broker(request)
 
-        transport = httpx.MockTransport(slow)
+        transport = httpx2.MockTransport(slow)
         async with tierlog.AsyncClient(retries=QUICK, transport=transport) as c:
             producer = c.producer()
             deliveries = [await producer.send("t", f"{n}", partition=0) for n in range(3)]
@@ -239,7 +240,7 @@ def test_a_cancelled_close_still_sends_everything():
 
 def test_cancelling_the_producers_task_fails_a_waiting_send():
     async def send() -> None:
-        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        client = tierlog.AsyncClient(transport=httpx2.MockTransport(TinyBroker()))
         producer = client.producer(Batching(linger_ms=60_000, buffer_bytes=1000))
         await producer.send("t", "v", partition=0)
         (task,) = asyncio.all_tasks() - {asyncio.current_task()}
@@ -253,7 +254,7 @@ def test_cancelling_the_producers_task_fails_a_waiting_send():
 
 def test_a_task_that_is_cancelled_before_it_begins_fails_its_records():
     async def send() -> None:
-        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        client = tierlog.AsyncClient(transport=httpx2.MockTransport(TinyBroker()))
         producer = AsyncProducer(client, clock=lambda: 0)  # `send` does not yield
         delivery = await producer.send("t", "v", partition=0)
         (task,) = producer._tasks
@@ -273,7 +274,7 @@ def test_unawaited_failures_are_not_reported_by_asyncio(caplog):
 
     async def send() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-        transport = httpx.MockTransport(TinyBroker(refused(404, "unknown-topic")))
+        transport = httpx2.MockTransport(TinyBroker(refused(404, "unknown-topic")))
         async with tierlog.AsyncClient(transport=transport) as c, c.producer() as producer:
             for _ in range(3):
                 await producer.send("t", "v", partition=0)
@@ -285,7 +286,7 @@ def test_unawaited_failures_are_not_reported_by_asyncio(caplog):
 
 def test_records_lost_with_a_cancelled_producer_are_logged(caplog):
     async def leave_open():
-        client = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        client = tierlog.AsyncClient(transport=httpx2.MockTransport(TinyBroker()))
         producer = client.producer(Batching(linger_ms=60_000))
         return await producer.send("t", b"v", partition=0)
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -20,8 +20,8 @@ from tierlog.client import NotOfferedHere
 )
 def test_an_unknown_topic_is_compared_with_the_topics_there_are(topic: str, hint: str) -> None:
     listed = {"name": "orders", "topic_id": "x", "partitions": 1, "config": {}}
-    response = httpx.Response(200, json={"topics": [listed]})
-    with tierlog.Client(transport=httpx.MockTransport(lambda _: response)) as client:
+    response = httpx2.Response(200, json={"topics": [listed]})
+    with tierlog.Client(transport=httpx2.MockTransport(lambda _: response)) as client:
         assert _near_topic(client, topic) == hint
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -67,11 +67,11 @@ def test_files_may_be_given_as_text(tmp_path):
     (tmp_path / "token").write_text(" abc\n")
     sent = []
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         sent.append(request.headers["authorization"])
-        return httpx.Response(200, json={"topics": []})
+        return httpx2.Response(200, json={"topics": []})
 
-    transport = httpx.MockTransport(respond)
+    transport = httpx2.MockTransport(respond)
     with tierlog.Client(token_file=str(tmp_path / "token"), transport=transport) as client:
         client.list_topics()
     assert sent == ["Bearer abc"]
@@ -85,11 +85,11 @@ def test_arguments_default_to_the_environment(kind, tmp_path, monkeypatch):
     def sent(**given):
         authorizations = []
 
-        def respond(request: httpx.Request) -> httpx.Response:
+        def respond(request: httpx2.Request) -> httpx2.Response:
             authorizations.append(request.headers.get("authorization"))
-            return httpx.Response(200, json={"topics": []})
+            return httpx2.Response(200, json={"topics": []})
 
-        client = kind(transport=httpx.MockTransport(respond), **given)
+        client = kind(transport=httpx2.MockTransport(respond), **given)
         if asyncio.iscoroutine(listing := client.list_topics()):
             asyncio.run(listing)
         return repr(client).split()[1][:-1], *authorizations
@@ -152,15 +152,15 @@ def test_no_command_reads_the_token_variables_itself(name):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_client_keeps_its_first_environment_even_after_a_fork(monkeypatch):
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if os.getpid() != parent_pid:
             os._exit(7 if request.headers.get("authorization") == "Bearer of-then" else 8)
-        return httpx.Response(200, json={"topics": []})
+        return httpx2.Response(200, json={"topics": []})
 
     parent_pid = os.getpid()
     monkeypatch.setenv("TIERLOG_SERVER", "broker:1")
     monkeypatch.setenv("TIERLOG_TOKEN", "of-then")
-    with tierlog.Client(transport=httpx.MockTransport(respond)) as client:
+    with tierlog.Client(transport=httpx2.MockTransport(respond)) as client:
         monkeypatch.delenv("TIERLOG_SERVER")
         monkeypatch.delenv("TIERLOG_TOKEN")
         assert repr(client) == "<tierlog.Client http://broker:1>"

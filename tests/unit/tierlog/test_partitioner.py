@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 
@@ -18,12 +18,12 @@ class GrowingBroker(TinyBroker):
     partitions = (0,)
     fault = (503, "starting")
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.method != "GET":
             return super().__call__(request)
         if self.partitions is None:
             return refused(*self.fault)
-        return httpx.Response(200, json=description(*self.partitions))
+        return httpx2.Response(200, json=description(*self.partitions))
 
 
 def test_records_with_a_key_share_its_partition_and_others_fill_batches():
@@ -72,7 +72,7 @@ def test_a_topic_with_fewer_partitions_is_described_again_once_one_is_unknown():
     broker = GrowingBroker()
     broker.partitions = (0, 1)
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if "/partitions/1/" in request.url.path and broker.partitions == (0,):
             return refused(404, "unknown-partition")
         return broker(request)
@@ -97,7 +97,7 @@ def test_a_deleted_topic_is_described_for_each_record_until_it_is_back():
     broker, deleted = GrowingBroker(), refused(404, "unknown-topic")
     broker.fault = (404, "unknown-topic")
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         is_append = request.url.path.endswith("/records")
         return deleted if is_append and broker.partitions is None else broker(request)
 

@@ -6,7 +6,7 @@ import threading
 import time
 from functools import partial
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -31,12 +31,12 @@ def test_a_full_buffer_blocks_send_until_its_timeout():
     release = threading.Event()
     broker = TinyBroker()
 
-    def slow(request: httpx.Request) -> httpx.Response:
+    def slow(request: httpx2.Request) -> httpx2.Response:
         if request.method == "POST" and request.url.path.endswith("/records"):
             release.wait(10)
         return broker(request)
 
-    with tierlog.Client(retries=QUICK, transport=httpx.MockTransport(slow)) as c:
+    with tierlog.Client(retries=QUICK, transport=httpx2.MockTransport(slow)) as c:
         producer = tierlog.client.Producer(
             c, Batching(linger_ms=0, buffer_bytes=20 * RECORD_OVERHEAD_BYTES), room_timeout_s=0.05
         )
@@ -163,7 +163,7 @@ def test_giving_up_on_one_record_does_not_affect_others():
         assert [first.result(0).offset, second.result(0).offset] == [0, 1]
 
     async def send() -> list[int]:
-        c = tierlog.AsyncClient(transport=httpx.MockTransport(TinyBroker()))
+        c = tierlog.AsyncClient(transport=httpx2.MockTransport(TinyBroker()))
         async with c, c.producer(Batching(linger_ms=60_000)) as producer:
             first, second = [await producer.send("t", value, partition=0) for value in "ab"]
             with pytest.raises(TimeoutError):
@@ -192,7 +192,7 @@ def test_batches_of_different_partitions_are_in_flight_together_if_allowed(batch
     broker, in_flight, most = TinyBroker(), set(), []
     together = threading.Event()
 
-    def slow(request: httpx.Request) -> httpx.Response:
+    def slow(request: httpx2.Request) -> httpx2.Response:
         if not request.url.path.endswith("/records"):
             return broker(request)
         partition = request.url.path.split("/")[5]

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
 
-import httpx
+import httpx2
 import pytest
 
 from tests.fakes.tiny_broker import TinyBroker, client
@@ -23,7 +23,7 @@ from tierlog.client.producer import Producer
 def test_flush_and_close_return_while_others_send(end):
     broker, ended = TinyBroker(), threading.Event()
 
-    def busy(request: httpx.Request) -> httpx.Response:
+    def busy(request: httpx2.Request) -> httpx2.Response:
         if not ended.is_set():
             with suppress(RuntimeError):  # closed
                 sent.append(producer.send("t", f"{len(sent)}", partition=0))

@@ -2,7 +2,7 @@
 
 import threading
 
-import httpx
+import httpx2
 import pytest
 
 import tierlog
@@ -49,7 +49,7 @@ def test_a_batch_is_retried_until_its_delivery_timeout(attempt_s):
     """By time, not by attempts: with a frozen broker an attempt takes long."""
     broker, now_s, all_sent = TinyBroker(None, *["lost"] * 1000), [0.0], threading.Event()
 
-    def timed(request: httpx.Request) -> httpx.Response:
+    def timed(request: httpx2.Request) -> httpx2.Response:
         if broker.faults[0]:
             assert all_sent.wait(60), "all records have the same age"
             now_s[0] += attempt_s
@@ -57,7 +57,7 @@ def test_a_batch_is_retried_until_its_delivery_timeout(attempt_s):
 
     policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
     batching = Batching(batch_bytes=100, delivery_timeout_s=120)
-    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+    with tierlog.Client(retries=policy, transport=httpx2.MockTransport(timed)) as c:
         producer = Producer(c, batching, clock=lambda: int(now_s[0] * 1000))
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(6)]
         all_sent.set()
@@ -83,12 +83,12 @@ def test_one_delivery_timeout_bounds_all_requests_for_a_batch(faults):
     broker, now_s = TinyBroker(None, *faults, *["lost"] * 1000), [0.0]
     broker.identity_faults = SLOW[:]
 
-    def timed(request: httpx.Request) -> httpx.Response:
+    def timed(request: httpx2.Request) -> httpx2.Response:
         now_s[0] += 10
         return broker(request)
 
     policy = RetryPolicy(attempts=3, first_pause_s=0.0, clock=lambda: now_s[0])
-    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+    with tierlog.Client(retries=policy, transport=httpx2.MockTransport(timed)) as c:
         batching = Batching(linger_ms=60_000, delivery_timeout_s=120)
         producer = Producer(c, batching, clock=lambda: int(now_s[0] * 1000))
         for values in ("a", "b", "cd"):
@@ -104,12 +104,12 @@ def test_a_batch_aged_by_a_slow_broker_is_still_sent():
     now_s, slow = [0.0], refused(429, "throttled")
     broker = TinyBroker(None, slow, slow, None, slow, slow)
 
-    def timed(request: httpx.Request) -> httpx.Response:
+    def timed(request: httpx2.Request) -> httpx2.Response:
         now_s[0] += 200
         return broker(request)
 
     policy = RetryPolicy(attempts=3, first_pause_s=0.0)
-    with tierlog.Client(retries=policy, transport=httpx.MockTransport(timed)) as c:
+    with tierlog.Client(retries=policy, transport=httpx2.MockTransport(timed)) as c:
         producer = Producer(c, Batching(batch_bytes=100), clock=lambda: int(now_s[0] * 1000))
         sent = [producer.send("t", bytes(100), partition=0) for _ in range(3)]
         producer.close()
@@ -135,9 +135,9 @@ def test_a_batch_too_large_for_its_topic_is_split():
     too_large = {"code": "record-too-large", "limit_bytes": 500, "size_bytes": 1500}
     broker = TinyBroker()
 
-    def limited(request: httpx.Request) -> httpx.Response:
+    def limited(request: httpx2.Request) -> httpx2.Response:
         if len(request.content) > 500:
-            return httpx.Response(413, json={**too_large, "size_bytes": len(request.content)})
+            return httpx2.Response(413, json={**too_large, "size_bytes": len(request.content)})
         return broker(request)
 
     with client(limited) as c, c.producer() as producer:
@@ -181,10 +181,10 @@ def test_a_sequence_whose_retry_is_refused_is_not_reused(fault, refusal):
 
 
 def test_a_batch_that_was_never_sent_fails_with_broker_unreachable():
-    def no_producer_ids(request: httpx.Request) -> httpx.Response:
+    def no_producer_ids(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/producers":
-            raise httpx.ReadError("gone", request=request)
-        return httpx.Response(200, json=description())
+            raise httpx2.ReadError("gone", request=request)
+        return httpx2.Response(200, json=description())
 
     with client(no_producer_ids) as c, c.producer() as producer:
         sent = producer.send("t", "a")
@@ -202,12 +202,12 @@ def test_a_batch_interrupted_by_a_shutdown_is_retried():
 def test_a_batch_in_flight_keeps_its_producer_id_when_another_partition_takes_a_new_one():
     broker, lost, release = TinyBroker(*["lost"] * 3), [], threading.Event()
 
-    def slow(request: httpx.Request) -> httpx.Response:
+    def slow(request: httpx2.Request) -> httpx2.Response:
         if "partitions/1" not in request.url.path or lost:
             return broker(request)
         lost.append(broker.append(1, request.content))
         assert release.wait(10)
-        raise httpx.ReadError("gone", request=request)
+        raise httpx2.ReadError("gone", request=request)
 
     with client(slow) as c, c.producer(Batching(max_in_flight=2)) as producer:
         failed, kept = [producer.send("t", "a", partition=partition) for partition in (0, 1)]

@@ -2,7 +2,7 @@
 
 import sys
 
-import httpx
+import httpx2
 import pytest
 from rich.console import Console
 
@@ -84,13 +84,13 @@ def test_a_page_of_another_server_is_refused():
 def test_each_load_is_written_before_the_next_sample(tmp_path, monkeypatch):
     out, lines = tmp_path / "out", []
 
-    def metrics(_request: httpx.Request) -> httpx.Response:
+    def metrics(_request: httpx2.Request) -> httpx2.Response:
         lines.append(out.read_text().count("\n"))
-        return httpx.Response(200, text=NOW)
+        return httpx2.Response(200, text=NOW)
 
     with (
         out.open("w") as stdout,
-        Client(transport=httpx.MockTransport(metrics)) as client,
+        Client(transport=httpx2.MockTransport(metrics)) as client,
         monkeypatch.context() as patch,
     ):
         patch.setattr(sys, "stdout", stdout)
@@ -101,11 +101,11 @@ def test_each_load_is_written_before_the_next_sample(tmp_path, monkeypatch):
 def test_top_waits_for_a_restarting_broker():
     pages = [BEFORE, None, NOW]
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if (text := pages.pop(0)) is None:
-            raise httpx.ConnectError("refused", request=request)
-        return httpx.Response(200, text=text)
+            raise httpx2.ConnectError("refused", request=request)
+        return httpx2.Response(200, text=text)
 
-    with Client(retries=NO_RETRIES, transport=httpx.MockTransport(respond)) as client:
+    with Client(retries=NO_RETRIES, transport=httpx2.MockTransport(respond)) as client:
         (load,) = _loads(client, every=0.0, looks=1)
     assert load.topics
