@@ -19,7 +19,7 @@ from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_indexes import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, live_size_bytes
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, first_at, live_size_bytes
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
@@ -185,6 +185,13 @@ class ColdReads:
     def load_newest(self) -> Manifest | None:
         """The manifest in force, loaded from the bucket but not recorded; None if there is none."""
         return self._manifests.load(at_least=self.bucket_state.version)
+
+    def uploaded_crc32c(self, base_offset: int, size_bytes: int) -> int | None:
+        """The checksum of the object of such a segment; None without one in the manifest itself."""
+        entry = first_at(self.manifest.segments, base_offset) if self.manifest else None
+        if entry is None or (entry.base_offset, entry.size_bytes) != (base_offset, size_bytes):
+            return None
+        return entry.log_crc32c
 
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_below(self._manifests, manifest, manifest.end_offset) if manifest else None

@@ -16,7 +16,7 @@ from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.disk import Disk
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.log_state import no_producer_snapshot
+from tierlog.hot_tier.log_state import no_producer_snapshot, not_uploaded
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.manifest.state import EpochStart
@@ -114,6 +114,7 @@ class LogSpec:
             disk=self.disk,
             open_files=self.open_files,
             fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,
+            uploaded_crc32c=cold.uploaded_crc32c if cold else not_uploaded,
         )
 
 

@@ -72,7 +72,7 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
     except (CorruptDataError, FileNotFoundError):
         return False
     segment.end = SegmentEnd(segment.end.size_bytes, facts.next_offset)
-    segment.largest = facts.largest
+    segment.largest, segment.unchecked_below = facts.largest, facts.next_offset
     state.active = open_active(
         state,
         segment,

@@ -36,7 +36,9 @@ from tierlog.hot_tier.log_state import (
     FetchProducerSnapshot,
     LogState,
     Offsets,
+    UploadedCrc32c,
     no_producer_snapshot,
+    not_uploaded,
 )
 from tierlog.hot_tier.open_files import NonBlockingFiles, OpenFiles
 from tierlog.hot_tier.producer_snapshots import write_snapshot
@@ -98,11 +100,12 @@ class PartitionLog:
         open_files: OpenFiles | None = None,
         monotonic_clock: Clock = monotonic_ms,
         fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot,
+        uploaded_crc32c: UploadedCrc32c = not_uploaded,
     ) -> PartitionLog:
         """Open the log in `folder`, recovering it after an unclean stop, or create it.
 
         `open_files` may be shared by many logs. `fetch_producer_snapshot` is called if the folder
-        has no valid snapshot for the start of the log.
+        has no valid snapshot for the start of the log; `uploaded_crc32c` when a segment is checked.
 
         Raises CorruptDataError, ConfigurationError (another topic's folder, or one that is not
         writable), DiskFull, LogOfflineError (the disk failed).
@@ -117,6 +120,7 @@ class PartitionLog:
             disk=disk,
             files=open_files or OpenFiles(),
             fetch_producer_snapshot=fetch_producer_snapshot,
+            uploaded_crc32c=uploaded_crc32c,
         )
         state.files.invalidate_folder(folder)  # they may be of an earlier log there
         with ExitStack() as on_failure:

@@ -95,6 +95,7 @@ def _list_segments(state: LogState, folder: LogFolder) -> None:
         following = bases[number + 1] if number + 1 < len(bases) else base_offset
         end = SegmentEnd(folder.log_sizes[base_offset], following)
         segment = Segment(state.folder, base_offset, end)
+        segment.unchecked_below = following
         segment.has_transactions = base_offset in folder.transaction_indexes
         items.append(segment)
     state.segments = Segments.of(tuple(items))

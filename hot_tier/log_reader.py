@@ -2,8 +2,7 @@
 
 * A read starts with the batch that contains its offset and ends with a whole batch below
   `end_offset`.
-* A batch that is larger than any fetch is verified first: its length, which no checksum covers, may
-  be corrupt and claim all the rest of a segment.
+* Bytes that this process found on disk are checked before they are first read (`border_check`).
 * A corrupt index is rebuilt once and the look-up retried; a corrupt batch is an error.
 * If a file was deleted during a read, OffsetTrimmed is raised: the other tier may have it. If it is
   missing but was not deleted, CorruptDataError is raised; batches before it are returned first.
@@ -18,7 +17,8 @@ from itertools import accumulate
 from typing import TypeVar
 
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
-from tierlog.hot_tier.batch_walk import check_large_batch, checked_batches
+from tierlog.hot_tier.batch_walk import checked_batches
+from tierlog.hot_tier.border_check import check_before_read
 from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
 from tierlog.hot_tier.index_rebuild import rebuild_for_reading
 from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
@@ -40,7 +40,6 @@ from tierlog.record_format.index_layouts import AbortedTxn
 T = TypeVar("T")
 
 MAX_SLICES = 64
-UNVERIFIED_MAX_BYTES = 64 << 20
 
 
 def read(
@@ -103,16 +102,14 @@ def _read_segment(
     """The segment's slice and the offset after it; None if it has none."""
 
     def look_up() -> tuple[FileSlice, int] | None:
-        lookup = SegmentLookup(segment, files)
+        blocking = files is state.files
+        damage = check_before_read(state, segment, from_offset=offset, blocking=blocking)
+        lookup = SegmentLookup(segment, files, damage.part_at(offset) if damage else None)
         first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
             return None
-        if first.size_bytes > UNVERIFIED_MAX_BYTES:
-            if files is not state.files:
-                raise BlockingIOError(errno.EAGAIN, "a large batch has to be verified")
-            check_large_batch(lookup.log, first, end=first.end_position)
         end = None
-        if segment is state.active.segment:
+        if segment is state.active.segment and damage is None:
             end = _flushed_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
         if end is None:
             end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
@@ -236,11 +233,16 @@ def _find_in_segment(
     state: LogState, segment: Segment, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
     def look_up() -> tuple[int, int] | None:
-        lookup = SegmentLookup(segment, state.files)
+        offset = max(start_offset, segment.base_offset)
+        damage = check_before_read(state, segment, from_offset=offset)
+        part = damage.part_at(offset) if damage else None
+        lookup = SegmentLookup(segment, state.files, part)
         for header in lookup.batches_from_time(timestamp, start_offset=start_offset):
             found = _find_in_batch(state, segment, header, timestamp, start_offset)
             if found:
                 return found
+        if damage and part is not damage.parts[-1]:
+            raise damage.error()
         return None
 
     return with_index_rebuild(state, segment, look_up)

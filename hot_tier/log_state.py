@@ -37,6 +37,17 @@ def no_producer_snapshot(_offset: int) -> bytes | None:
     return None
 
 
+UploadedCrc32c = Callable[[int, int], int | None]
+"""The checksum, in the other tier, of the `.log` with that base offset and size; None if there is
+none. Never waits for the store.
+"""
+
+
+def not_uploaded(_base_offset: int, _size_bytes: int) -> int | None:
+    """For a log without another tier."""
+    return None
+
+
 class Segments(NamedTuple):
     """The segments of a log by base offset; the last one is active. Immutable."""
 
@@ -111,11 +122,13 @@ class LogState:
         disk: Disk,
         files: OpenFiles,
         fetch_producer_snapshot: FetchProducerSnapshot,
+        uploaded_crc32c: UploadedCrc32c,
     ) -> None:
         self.folder, self.name, self.topic_id = folder, name, topic_id
         self.config, self.clock, self.monotonic_clock = config, clock, monotonic_clock
         self.disk, self.files = disk, files
         self.fetch_producer_snapshot = fetch_producer_snapshot
+        self.uploaded_crc32c = uploaded_crc32c
         self.lock = threading.RLock()
         self.segments = Segments((), ())
         self.active: ActiveSegment
@@ -129,6 +142,7 @@ class LogState:
         self.offline: str | None = None
         self.swap_sequence = 0  # see `seqlock`
         self.unmirrored = False  # see `segment_swap`
+        self.check_lock = threading.Lock()  # see `border_check`
         self.rewrite_lock = threading.Lock()  # see `cleaned_segment`
         self.closing = False  # nothing new may start
         self.closed = False  # files are closed, and their names may belong to another log

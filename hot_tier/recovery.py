@@ -13,13 +13,13 @@ from typing import Final
 
 from tierlog.host.disk import write_all
 from tierlog.hot_tier.batch_walk import CheckedBatch
+from tierlog.hot_tier.border_check import BatchesInOrder, PlacedRun
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_builder import IndexBuilder
 from tierlog.hot_tier.index_rebuild import write_indexes
 from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.hot_tier.log_state import LogState, Segments
 from tierlog.hot_tier.producer_snapshots import load_newest, write_snapshot
-from tierlog.hot_tier.recovery_walk import BatchesInOrder, PlacedRun
 from tierlog.hot_tier.replay import DeferredProducers, apply_batch, replay
 from tierlog.hot_tier.roll import open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
@@ -149,7 +149,9 @@ class Recovery:
         position, next_offset, reason = 0, segment.base_offset, ""
         log = segment.log_reader(state.files)
         try:
-            for piece in BatchesInOrder(segment, log, limit=limit):
+            for piece in BatchesInOrder(
+                segment, log, size_bytes=segment.end.size_bytes, limit=limit
+            ):
                 if isinstance(piece, PlacedRun):
                     self._add_run(builder, piece)
                     position, next_offset = piece.end_position, piece.run.next_offset
@@ -175,7 +177,7 @@ class Recovery:
         write_entries(segment, aborted, disk=state.disk)
         if limit is not None and not reason:
             builder.add_time_entry()
-        segment.largest = builder.largest
+        segment.largest, segment.unchecked_below = builder.largest, segment.base_offset
         return builder, bool(reason)
 
     def _add_run(self, builder: IndexBuilder, placed: PlacedRun) -> None:

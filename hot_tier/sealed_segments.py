@@ -1,7 +1,8 @@
 """A log's sealed segments: reading their files, and replacing them.
 
-* Callers hold `lock` while they read files by the paths from `files` (an upload, a repair), and
-  around each replacement. The log's own lock is taken inside it, never the other way round.
+* Callers hold `lock` while they read files by the paths from `prepare_upload` (an upload, a
+  repair), and around each replacement. The log's own lock is taken inside it, never the other way
+  round.
 * Look-ups take no lock: they are retried if a swap overlapped them (`seqlock`).
 * The bucket is updated some time after a replacement. Until then (`mirrored`) it may hold the old
   segments.
@@ -12,13 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
+from tierlog.hot_tier.border_check import check_whole, crc32c_of_segment
 from tierlog.hot_tier.cleanable import Cleanable, find_cleanable
 from tierlog.hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
-from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, UNMIRRORED
+from tierlog.hot_tier.file_names import LOG, UNMIRRORED
 from tierlog.hot_tier.index_rebuild import rebuild_indexes
-from tierlog.hot_tier.log_reader import file_of, largest_timestamp, log_reader_of
+from tierlog.hot_tier.log_reader import file_of, largest_timestamp
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.prepend import prepend_segment
 from tierlog.hot_tier.producer_snapshots import ensure_snapshot
@@ -26,14 +27,11 @@ from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.salvage import Salvage
 from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.segment_gaps import Gap, gap_after
-from tierlog.hot_tier.segment_views import OpenedSegment, SegmentFiles
+from tierlog.hot_tier.segment_views import OpenedSegment, SegmentFiles, segment_paths
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch_compaction import KeyTable
 from tierlog.record_format.checkpoint_files import EpochEntry
-from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
-
-READ_BYTES: Final = 1 << 20
 
 
 class SealedSegments:
@@ -69,21 +67,16 @@ class SealedSegments:
         return read_consistently(self._state, lambda: self._crc32c(self._find(base_offset)))
 
     def _crc32c(self, segment: Segment) -> int:
-        if segment.crc32c is None:
-            log = log_reader_of(self._state, segment)
-            value = 0
-            with eio_as(CorruptBatch, file=log.name):
-                for position in range(0, segment.end.size_bytes, READ_BYTES):
-                    size = min(READ_BYTES, segment.end.size_bytes - position)
-                    value = crc32c_of(log.read(size, position), value)
-            segment.crc32c = value
-        return segment.crc32c
+        file_of(self._state, segment)
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            return crc32c_of_segment(self._state, segment)
 
     def open(self, base_offset: int) -> OpenedSegment:
         """A segment's bytes, with the file open. Raises as `crc32c`."""
         return read_consistently(self._state, lambda: self._open(self._find(base_offset)))
 
     def _open(self, segment: Segment) -> OpenedSegment:
+        self._check(segment)
         crc = self._crc32c(segment)
         return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
 
@@ -104,24 +97,27 @@ class SealedSegments:
         except UnknownSegment:
             return None
         file = self._state.files.get(segment.name(LOG))
-        if file is None or segment.crc32c is None:
+        is_checked = segment.unchecked_below == segment.base_offset and segment.damage is None
+        if file is None or segment.crc32c is None or not is_checked:
             return None
         return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
 
-    def files(self, base_offset: int) -> SegmentFiles:
-        """The files of a flushed segment for an upload, to be read by path under `lock`.
+    def prepare_upload(self, base_offset: int) -> SegmentFiles:
+        """The files of a flushed segment, to be read by path under `lock`: its batches checked, its
+        indexes and snapshot rebuilt if they do not match.
 
-        Raises UnknownSegment if it is not sealed and flushed, or was deleted; LogOfflineError if
-        the log was closed.
+        Raises CorruptDataError, UnknownSegment if it is not sealed and flushed, or was deleted;
+        LogOfflineError if the log was closed.
         """
-        return read_consistently(self._state, lambda: self._files(base_offset))
+        return read_consistently(self._state, lambda: self._prepare_upload(base_offset))
 
-    def _files(self, base_offset: int) -> SegmentFiles:
+    def _prepare_upload(self, base_offset: int) -> SegmentFiles:
         state = self._state
         state.check_not_closed()
         segment = self._find(base_offset)
         if segment.end.next_offset > state.flushed.offset:
             raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
+        self._check(segment)
         try:
             self._check_indexes(segment)
             snapshot = ensure_snapshot(state, segment.end.next_offset)
@@ -129,18 +125,13 @@ class SealedSegments:
             state.check_not_closed()
             self._find(base_offset)  # raises if it was deleted meanwhile
             raise
-        return SegmentFiles(
-            base_offset=base_offset,
-            last_offset=segment.end.next_offset - 1,
-            size_bytes=segment.end.size_bytes,
-            record_count=segment.record_count,
-            min_timestamp=segment.min_timestamp,
-            log=segment.path(LOG),
-            index=segment.path(OFFSET_INDEX),
-            timeindex=segment.path(TIME_INDEX),
-            txnindex=segment.path(TRANSACTION_INDEX) if segment.has_transactions else None,
-            snapshot=snapshot,
-        )
+        return segment_paths(segment, snapshot=snapshot)
+
+    def _check(self, segment: Segment) -> None:
+        """Raises CorruptBatch, and as `file_of`."""
+        file_of(self._state, segment)
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            check_whole(self._state, segment)
 
     def _check_indexes(self, segment: Segment) -> None:
         """Make sure that everything uploaded matches the log; a bad index is rebuilt first."""

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -49,6 +50,34 @@ class LargestTimestamp(NamedTuple):
     offset: int
 
 
+class Part(NamedTuple):
+    """Consecutive sound batches: positions [start, end.size_bytes) of a file, and their offsets
+    [start_offset, end.next_offset).
+    """
+
+    start: int
+    start_offset: int
+    end: SegmentEnd
+
+
+class Damage(NamedTuple):
+    """What does not check in a segment: `first` says where and why. `parts` are sound."""
+
+    first: CorruptBatch
+    parts: tuple[Part, ...]
+
+    def part_at(self, offset: int) -> Part:
+        """Raises CorruptBatch if the offset is in no part."""
+        for part in self.parts:
+            if part.start_offset <= offset < part.end.next_offset:
+                return part
+        raise self.error()
+
+    def error(self) -> CorruptBatch:
+        """A copy to raise: each raise attaches the caller's traceback."""
+        return copy.copy(self.first)
+
+
 class Segment:
     """Metadata of a segment. `offsets` and `times` are set while it is active."""
 
@@ -56,6 +85,7 @@ class Segment:
         "_folder_name",
         "base_offset",
         "crc32c",
+        "damage",
         "end",
         "first_append_ms",
         "folder",
@@ -65,6 +95,7 @@ class Segment:
         "offsets",
         "record_count",
         "times",
+        "unchecked_below",
     )
 
     def __init__(self, folder: Path, base_offset: int, end: SegmentEnd) -> None:
@@ -78,6 +109,8 @@ class Segment:
         self.has_transactions = False  # whether there is a .txnindex
         self.offsets: IndexColumns | None = None
         self.times: IndexColumns | None = None
+        self.unchecked_below = base_offset  # what this process found on disk; see `border_check`
+        self.damage: Damage | None = None
 
     def __repr__(self) -> str:
         return f"Segment({self.path(LOG)}, {self.end})"

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, check_in_order, headers_from
+from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_columns import Entry, IndexColumns
 from tierlog.hot_tier.index_lookup import floor_entry, in_memory
 from tierlog.hot_tier.open_files import Files
-from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Segment, SegmentEnd
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 
@@ -25,26 +25,25 @@ from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 class SegmentLookup:
     """One short-lived look-up; holds the log file open. Raises FileNotFoundError when created."""
 
-    __slots__ = ("_columns", "_files", "_segment", "log")
+    __slots__ = ("_columns", "_end", "_files", "_segment", "_start", "log")
 
-    def __init__(self, segment: Segment, files: Files) -> None:
+    def __init__(self, segment: Segment, files: Files, part: Part | None = None) -> None:
+        """`part`: the sound part of a damaged segment to which the look-up is confined."""
         self._segment, self._files = segment, files
+        self._start, self._end = (part.start, part.end) if part else (0, segment.end)
         self.log = segment.log_reader(files)
         self._columns: IndexColumns | None = None  # the offset index, if it is in memory
 
     def find_offset(self, offset: int) -> BatchHeader | None:
-        """The first batch that ends at or after `offset`; None past the end.
-
-        Raises CorruptBatch if it may be one whose base offset does not fit its neighbours.
-        """
+        """The first batch that ends at or after `offset`; None past the end."""
         segment = self._segment
-        size_bytes, next_offset = segment.end
+        size_bytes, next_offset = self._end
         if offset >= next_offset:
             return None
         entry, following = self._entries_around(segment.relative(offset))
         first_bytes = ONE_HEADER_BYTES
         # The active index may have entries past the end that was read above.
-        if entry is not None and following is not None and following[1] < size_bytes:
+        if entry is not None and following and self._start <= following[1] < size_bytes:
             between = following[1] - entry[1]
             if between > WINDOW_BYTES:
                 # Large batches have an entry each: try the next one before scanning.
@@ -54,36 +53,7 @@ class SegmentLookup:
             else:
                 first_bytes = between + HEADER_SIZE  # this read covers the batch
         headers = self._headers_from(entry, end=size_bytes, first_bytes=first_bytes)
-        return self._first_from(headers, offset, end_offset=next_offset)
-
-    def _first_from(
-        self, headers: Iterator[BatchHeader], offset: int, *, end_offset: int
-    ) -> BatchHeader | None:
-        """No checksum covers a base offset: a batch whose own is out of order is not taken for that
-        of `offset`, and is an error if it hides the one that is.
-        """
-        expected, misplaced = self._segment.base_offset, None
-        for header in headers:
-            last_offset = header.last_offset
-            if header.base_offset < expected or last_offset >= end_offset:
-                misplaced = misplaced or (header, expected)
-                continue
-            if last_offset >= offset:
-                if misplaced is None or header.base_offset <= offset:
-                    return header
-                break
-            expected = last_offset + 1
-        if misplaced is not None:
-            self._raise_out_of_order(*misplaced, end_offset=end_offset)
-        return None
-
-    def _raise_out_of_order(
-        self, header: BatchHeader, next_offset: int, *, end_offset: int
-    ) -> None:
-        try:
-            check_in_order(header, next_offset=next_offset, end_offset=end_offset)
-        except CorruptBatch as bad:
-            raise bad.with_location(file=self.log.name) from None
+        return next((header for header in headers if header.last_offset >= offset), None)
 
     def _entries_around(self, target: int) -> tuple[Entry | None, Entry | None]:
         """The entry at or below a relative offset, and the one after it if the index is in memory
@@ -100,7 +70,7 @@ class SegmentLookup:
 
         The first batch is included whatever its size.
         """
-        size_bytes, next_offset = self._segment.end
+        size_bytes, next_offset = self._end
         stop = first.position + max_bytes
         if stop >= size_bytes and end_offset >= next_offset:
             return SegmentEnd(size_bytes, next_offset)
@@ -108,27 +78,22 @@ class SegmentLookup:
         position = end.size_bytes
         if position >= min(stop, size_bytes):
             return end
-        near = self._near_end(stop=stop, end_offset=end_offset)
+        near = self._near_end(stop=min(stop, size_bytes - 1), end_offset=end_offset)
         if near is not None and near[1] > position:
             # All before it is within both limits; with large batches it is often the end itself.
             found = self._indexed_header(near, end=size_bytes)
             if _exceeds(found, stop=stop, end_offset=end_offset):
                 return SegmentEnd(found.position, found.base_offset)
             end = SegmentEnd(found.position + found.size_bytes, found.next_offset)
-        expected = end.next_offset
         for header in headers_from(self.log, end.size_bytes, end=size_bytes):
-            # A base offset that is out of order, which no checksum covers, is not an end.
-            in_order = expected <= header.base_offset and header.last_offset < next_offset
             if _exceeds(header, stop=stop, end_offset=end_offset):
-                return SegmentEnd(header.position, header.base_offset if in_order else expected)
-            if in_order:
-                expected = header.next_offset
+                return SegmentEnd(header.position, header.base_offset)
         return SegmentEnd(size_bytes, next_offset)
 
     def _near_end(self, *, stop: int, end_offset: int) -> Entry | None:
         """An index entry close to the nearer limit, before which everything is within both."""
         segment = self._segment
-        next_offset = segment.end.next_offset
+        next_offset = self._end.next_offset
         near = self._floor_offset(column=1, target=min(stop, MAX_SEGMENT_BYTES))
         if near is not None and end_offset < next_offset:
             by_offset = self._floor_offset(column=0, target=segment.relative(end_offset - 1))
@@ -144,10 +109,9 @@ class SegmentLookup:
             column=0, target=segment.relative(max(offset, segment.base_offset))
         )
         indexed = LargestTimestamp(entry[0], segment.base_offset + entry[1]) if entry else None
-        size_bytes, next_offset = segment.end
-        if indexed and indexed.offset >= next_offset:
+        if indexed and indexed.offset >= segment.end.next_offset:
             _check_time_entry(segment, indexed, None)
-        for header in self._headers_from(near, end=size_bytes):
+        for header in self._headers_from(near, end=self._end.size_bytes):
             if indexed and header.base_offset <= indexed.offset <= header.last_offset:
                 _check_time_entry(segment, indexed, header)
             if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
@@ -155,7 +119,7 @@ class SegmentLookup:
 
     def last_headers(self) -> Iterator[BatchHeader]:
         """The headers from the last offset index entry on."""
-        size_bytes, next_offset = self._segment.end
+        size_bytes, next_offset = self._end
         last = self._floor_offset(column=0, target=self._segment.relative(next_offset))
         return self._headers_from(last, end=size_bytes)
 
@@ -166,8 +130,10 @@ class SegmentLookup:
 
         Raises CorruptIndex if the batch at the indexed position does not end at the indexed offset.
         """
-        if entry is None:
-            return headers_from(self.log, 0, end=end)
+        if entry is None or entry[1] < self._start:
+            return headers_from(self.log, self._start, end=end)
+        if entry[1] >= end < self._segment.end.size_bytes:
+            return iter(())  # damage is in between
         headers = headers_from(self.log, entry[1], end=end, first_bytes=first_bytes)
         try:
             first = next(headers)

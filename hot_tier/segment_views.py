@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.batch_walk import checked_batches
-from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX, path_of
 from tierlog.hot_tier.log_reader import largest_timestamp, log_reader_of
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.open_files import FileReader
@@ -84,6 +84,22 @@ class SegmentFiles:
     timeindex: Path
     txnindex: Path | None
     snapshot: Path
+
+
+def segment_paths(segment: Segment, *, snapshot: Path) -> SegmentFiles:
+    """Only names the files, and looks at none."""
+    return SegmentFiles(
+        base_offset=segment.base_offset,
+        last_offset=segment.end.next_offset - 1,
+        size_bytes=segment.end.size_bytes,
+        record_count=segment.record_count,
+        min_timestamp=segment.min_timestamp,
+        log=segment.path(LOG),
+        index=segment.path(OFFSET_INDEX),
+        timeindex=segment.path(TIME_INDEX),
+        txnindex=segment.path(TRANSACTION_INDEX) if segment.has_transactions else None,
+        snapshot=snapshot,
+    )
 
 
 def views_of(state: LogState) -> list[SegmentView]:

@@ -326,7 +326,7 @@ class Copier:
         self._holes.check(partition, pending[0])
         with partition.log.sealed.lock:
             try:
-                entry = cold.offload(partition.log.sealed.files(pending[0]))
+                entry = cold.offload(partition.log.sealed.prepare_upload(pending[0]))
             except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
                 if pending[0] not in partition.log.base_offsets:
                     return True  # compaction or retention removed it just now

@@ -56,7 +56,7 @@ def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> N
 
 
 def _maybe_replace(partition: Partition, view: SegmentView) -> None:
-    cold, files = partition.cold, partition.log.sealed.files(view.base_offset)
+    cold, files = partition.cold, partition.log.sealed.prepare_upload(view.base_offset)
     assert cold is not None
     if files.last_offset >= cold.end_offset:
         return

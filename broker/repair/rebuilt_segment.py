@@ -64,7 +64,7 @@ def rebuilt_segment(
         opened = _opened(scratch, log, entry, clock)
         try:
             opened.roll()
-            yield RebuiltSegment(opened.sealed.files(entry.base_offset), opened.epochs)
+            yield RebuiltSegment(opened.sealed.prepare_upload(entry.base_offset), opened.epochs)
         finally:
             opened.close()
     finally:

@@ -378,7 +378,7 @@ def test_an_unreadable_file_is_rebuilt(
         (offset, NOW_MS + offset) for offset in range(0, 120, 2)
     ]
     for view in log.segments()[:-1]:
-        files = log.sealed.files(view.base_offset)
+        files = log.sealed.prepare_upload(view.base_offset)
         assert all(path.read_bytes() is not None for path in (files.index, files.timeindex))
         assert files.snapshot.read_bytes()
 
@@ -551,7 +551,7 @@ def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
         (folder / name).write_bytes(damage) if damage is not None else (folder / name).unlink()
     log = open_log(config=CONFIG, clean=clean, recovery_point=bases[which])
     for base_offset in bases[:-1]:
-        snapshot = log.sealed.files(base_offset).snapshot
+        snapshot = log.sealed.prepare_upload(base_offset).snapshot
         assert snapshot.read_bytes() == good[snapshot.name]
     (repeat,) = log.append([idempotent(make_batch, produced, 39)])
     assert repeat.duplicate
@@ -563,7 +563,7 @@ def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
 def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chunk_bytes):
     # Alternating producers, one with a newer epoch, plain batches and transactions in between: some
     # are recovered as runs, in chunks of any size, others batch by batch.
-    monkeypatch.setattr("tierlog.hot_tier.recovery_walk.CHECK_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tierlog.hot_tier.border_check.CHECK_CHUNK_BYTES", chunk_bytes)
     dice, sequences = random.Random(3), dict.fromkeys(range(6), 0)
     log = open_log(config={"segment.bytes": 1 << 20})
     for turn in range(300):

@@ -407,7 +407,7 @@ def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(harness, call)
                 old.log.roll()
             case "snapshot":
                 (folder / f"{2:020d}.snapshot").unlink()
-                old.log.sealed.files(0)
+                old.log.sealed.prepare_upload(0)
     left = sorted(path.name for path in folder.iterdir())
     assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
     harness.restart()

@@ -28,12 +28,12 @@ def produce(harness):
 
 def offload_next(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.offload(partition.log.sealed.files(partition.cold.end_offset))
+    partition.cold.offload(partition.log.sealed.prepare_upload(partition.cold.end_offset))
 
 
 def replace_first(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.files(0))
+    partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.prepare_upload(0))
 
 
 def repair_first(harness):

@@ -72,7 +72,7 @@ def losing_responses(harness, call):
 
 
 def files_of(partition, view):
-    return partition.log.sealed.files(view.base_offset)
+    return partition.log.sealed.prepare_upload(view.base_offset)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

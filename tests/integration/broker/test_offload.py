@@ -189,7 +189,7 @@ def test_a_commit_stored_with_wrong_bytes_does_not_count(harness, copier_of):
     partition.claim()
     harness.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
     with pytest.raises(CorruptManifest):
-        partition.cold.offload(partition.log.sealed.files(0))
+        partition.cold.offload(partition.log.sealed.prepare_upload(0))
     assert partition.cold.end_offset == removable_end(partition) == 0
 
 

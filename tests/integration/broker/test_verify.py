@@ -332,7 +332,7 @@ def test_a_local_segment_with_a_bad_sector_is_named(filled, monkeypatch):
     log = filled.broker.partition("t", 0).log
     bad = log.segments()[0]
     with monkeypatch.context() as disk:
-        log.sealed.files(bad.base_offset)  # opened before the sector fails
+        log.sealed.prepare_upload(bad.base_offset)  # opened before the sector fails
         cannot_read(disk, bad.path, kept=filled.root / "kept")
         report = filled.broker.verify("t", deep=True)
         filled.broker.background.holes.check_next(filled.broker.partition("t", 0))

@@ -3,7 +3,7 @@ import pytest
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import first_offset
-from tierlog.hot_tier import log_reader
+from tierlog.hot_tier import border_check
 from tierlog.hot_tier.append import Append
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import (
@@ -272,7 +272,7 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
         assert first_offset(log.read(number, max_bytes=1)) == number
     for number in range(100):
         assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
-    log.sealed.files(0)
+    log.sealed.prepare_upload(0)
     assert path.read_bytes() == good
 
 
@@ -300,7 +300,7 @@ def test_a_corrupt_index_of_the_active_segment_is_rebuilt_on_use(
     path.write_bytes(b"".join(bad))
     log = open_log(config=config)
     assert log.recovery.clean
-    for end in (log.roll, lambda: log.sealed.files(0), lambda: None):
+    for end in (log.roll, lambda: log.sealed.prepare_upload(0), lambda: None):
         for number in range(100):
             assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
             assert first_offset(log.read(number, max_bytes=1)) == number
@@ -324,10 +324,10 @@ def test_a_time_index_that_lost_its_last_entries_is_rebuilt_on_use(
         assert log.recovery.clean
         assert [segment.max_timestamp for segment in log.segments()] == [NOW_MS + 19, -1]
         assert log.offset_for_timestamp(NOW_MS + 19) == (19, NOW_MS + 19)
-        log.sealed.files(0)
+        log.sealed.prepare_upload(0)
         assert path.read_bytes() == good
         path.write_bytes(good[: 12 * left])  # since the largest timestamp was looked up
-        log.sealed.files(0)
+        log.sealed.prepare_upload(0)
         assert path.read_bytes() == good
         log.close()
 
@@ -346,7 +346,7 @@ def test_no_index_is_rebuilt_from_batches_out_of_order(
     flip(log_file, third.position + byte)
     index.unlink()
     log = open_log(recovery_point=end)
-    for use in (lambda: log.offset_for_timestamp(NOW_MS + 5), lambda: log.sealed.files(0)):
+    for use in (lambda: log.offset_for_timestamp(NOW_MS + 5), lambda: log.sealed.prepare_upload(0)):
         with pytest.raises(CorruptBatch) as refusal:
             use()
         assert (refusal.value.position, refusal.value.offset) == (third.position, 3)
@@ -355,51 +355,91 @@ def test_no_index_is_rebuilt_from_batches_out_of_order(
 
 
 @pytest.mark.parametrize("interval", [4096, 1 << 20])
-@pytest.mark.parametrize("byte", [0, 6])
-def test_a_batch_whose_base_offset_is_corrupt_is_neither_skipped_nor_mistaken(
+@pytest.mark.parametrize("byte", [0, 6, 10, 30, 70])
+def test_a_corrupt_batch_of_a_segment_found_on_disk_is_neither_skipped_nor_mistaken(
     open_log, append_values, tmp_path, byte, interval
 ):
-    """It becomes very large, or one that is below: 44."""
+    """Its base offset becomes very large, or one that is below: 44; or its length, or a byte under
+    its checksum is wrong.
+    """
     log = open_log(config={"index.interval.bytes": interval})
     for _ in range(120):
-        append_values(log, b"1", b"2", b"3")
+        append_values(log, b"1", b"2", b"3", timestamps=[NOW_MS + log.log_end_offset] * 3)
     log.roll()
+    log.close()
     log_file = tmp_path / "t-0" / f"{0:020d}.log"
     headers = list(iter_headers(log_file.read_bytes()))
     corrupt = headers[100]
     assert corrupt.base_offset == 300
     flip(log_file, corrupt.position + byte)
+    log = open_log(config={"index.interval.bytes": interval}, recovery_point=360)
     for start in range(360):
         if start in range(300, 303):
-            with pytest.raises(CorruptDataError):
+            with pytest.raises(CorruptDataError) as refusal:
                 log.read(start, max_bytes=1)
+            assert (refusal.value.position, refusal.value.offset) == (corrupt.position, 300)
         else:
             read = log.read(start, max_bytes=1)
             assert (first_offset(read), read.next_offset) == (start // 3 * 3, start // 3 * 3 + 3)
     for last in range(96, 106):
         read = log.read(270, max_bytes=headers[last].end_position - headers[90].position)
-        # A very large one ends every read; within one, the client refuses it.
-        assert read.next_offset == min(3 * (last + 1), 360 if byte else 300)
+        assert read.next_offset == min(3 * (last + 1), 300)
+    assert log.read(303, max_bytes=1 << 20).next_offset == 360
+    if byte >= 30:  # the segment's largest timestamp can be told
+        assert log.offset_for_timestamp(NOW_MS + 297) == (297, NOW_MS + 297)
+    with pytest.raises(CorruptDataError):
+        log.offset_for_timestamp(NOW_MS + 330)
+    for use in (log.sealed.open, log.sealed.prepare_upload):
+        with pytest.raises(CorruptBatch):
+            use(0)
 
 
-def test_a_batch_larger_than_any_fetch_is_verified_before_it_is_returned(
-    open_log, append_values, tmp_path, monkeypatch
+def test_a_segment_is_checked_once_in_a_thread_before_its_first_read(
+    open_log, append_values, monkeypatch
 ):
-    """Its length may have become one that claims all the rest of the segment."""
-    monkeypatch.setattr(log_reader, "UNVERIFIED_MAX_BYTES", 300)
     log = open_log()
-    for value in (b"a", b"b" * 300, b"c"):
-        append_values(log, value)
+    for end in (log.roll, log.roll, log.close):
+        append_values(log, b"1" * 200, b"2" * 200)
+        end()
+    checked = []
+    find_damage = border_check.find_damage
+    monkeypatch.setattr(
+        border_check,
+        "find_damage",
+        lambda state, segment: checked.append(segment.base_offset) or find_damage(state, segment),
+    )
+    log = open_log(recovery_point=6)
+    assert [view.base_offset for view in log.segments()] == [0, 2, 4]
+    append_values(log, b"new")
     log.flush()
-    log_file = tmp_path / "t-0" / f"{0:020d}.log"
-    first, large, _ = iter_headers(log_file.read_bytes())
-    assert log.read(1, max_bytes=1).slices[0].size_bytes == large.size_bytes
-    with pytest.raises(BlockingIOError):
-        log.read(1, max_bytes=1, blocking=False)
-    flip(log_file, 10)  # the first batch claims 256 bytes of the next
-    with pytest.raises(CorruptBatch, match="checksum") as refusal:
-        log.read(0, max_bytes=1)
-    assert (refusal.value.file, refusal.value.position) == (str(log_file), first.position)
+    assert first_offset(log.read(6, max_bytes=1, blocking=False)) == 6
+    assert not checked
+    for base_offset in (2, 0, 4):
+        with pytest.raises(BlockingIOError):
+            log.read(base_offset, max_bytes=1, blocking=False)
+        for _ in range(2):
+            log.read(base_offset, max_bytes=1)
+            log.read(base_offset, max_bytes=1, blocking=False)
+    log.roll()
+    log.read(4, max_bytes=1 << 20)
+    assert checked == [2, 0, 4]
+    log.close()
+
+
+def test_what_this_process_wrote_or_recovered_is_not_checked_again(
+    open_log, append_values, records_of, monkeypatch
+):
+    monkeypatch.setattr(border_check, "find_damage", lambda *_: pytest.fail("checked again"))
+    log = open_log()
+    for _ in range(2):
+        append_values(log, b"v")
+        log.roll()
+    log.flush()
+    assert len(records_of(log)) == 2
+    log.close()
+    log = open_log(clean=False)
+    assert len(records_of(log)) == 2
+    log.sealed.prepare_upload(0)
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -421,7 +461,7 @@ def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
         lambda: log.segment_stats(0),
         lambda: log.sealed.crc32c(0),
         lambda: log.sealed.open(0),
-        lambda: log.sealed.files(0),
+        lambda: log.sealed.prepare_upload(0),
     ):
         with pytest.raises(CorruptBatch, match="cannot be read") as refusal:
             use()

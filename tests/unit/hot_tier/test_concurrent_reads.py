@@ -126,7 +126,7 @@ def test_an_upload_rebuilds_no_index_while_a_reader_may(open_log, append_values)
     log.roll()
     log._state.disk, disk.lock = disk, log._state.lock
     log.segments()[0].path.with_suffix(".index").unlink()
-    log.sealed.files(0)
+    log.sealed.prepare_upload(0)
     assert disk.was_free == [False, False]  # both indexes
 
 
@@ -175,7 +175,7 @@ def test_appends_do_not_wait_for_the_rebuild_of_an_index(open_log, append_values
     assert len(rebuilt) > len(good)
     index.unlink()
     files.then = lambda: found_free.append(is_free(log._state.lock))
-    log.sealed.files(0)
+    log.sealed.prepare_upload(0)
     assert found_free == [True, True]
     assert index.read_bytes() == rebuilt
 

@@ -311,9 +311,9 @@ def test_a_lost_index_that_cannot_be_written_anew_fails_no_read(
         assert log.offset_for_timestamp(NOW_MS + offset) == (offset, NOW_MS + offset)
     assert not log.offline
     with pytest.raises(OSError, match=os.strerror(number)):
-        log.sealed.files(0)  # an upload needs the file
+        log.sealed.prepare_upload(0)  # an upload needs the file
     disk.heal()
-    log.sealed.files(0)
+    log.sealed.prepare_upload(0)
     assert index.read_bytes() == good
 
 

@@ -260,7 +260,7 @@ def test_sealed_means_flushed(open_log, append_values):
         append_values(log, b"v" * 100)
     assert not any(view.sealed for view in log.segments())
     with pytest.raises(UnknownSegment, match="not flushed"):
-        log.sealed.files(0)
+        log.sealed.prepare_upload(0)
     log.flush()
     assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]
 
@@ -270,7 +270,7 @@ def test_the_files_of_a_sealed_segment_include_the_snapshot_at_its_end(open_log,
     for _ in range(20):
         append_values(log, b"v" * 100)
     log.flush()
-    files = log.sealed.files(0)
+    files = log.sealed.prepare_upload(0)
     following = log.segments()[1].base_offset
     assert files.last_offset == following - 1
     assert files.snapshot.name == f"{following:020d}.snapshot"
@@ -278,17 +278,17 @@ def test_the_files_of_a_sealed_segment_include_the_snapshot_at_its_end(open_log,
     assert files.txnindex is None
     for base_offset in (1, log.active_base_offset):
         with pytest.raises(UnknownSegment):
-            log.sealed.files(base_offset)
+            log.sealed.prepare_upload(base_offset)
 
 
 def test_a_missing_snapshot_is_rebuilt_whatever_else_is_in_the_folder(open_log, append_values):
     log = open_log()
     append_values(log, b"v", producer_id=5, producer_epoch=0, base_sequence=0)
     log.roll()
-    good = log.sealed.files(0).snapshot.read_bytes()
-    log.sealed.files(0).snapshot.unlink()
+    good = log.sealed.prepare_upload(0).snapshot.read_bytes()
+    log.sealed.prepare_upload(0).snapshot.unlink()
     (log.folder / "before-the-move.snapshot").write_bytes(b"somebody's")
-    assert log.sealed.files(0).snapshot.read_bytes() == good
+    assert log.sealed.prepare_upload(0).snapshot.read_bytes() == good
 
 
 def test_a_roll_on_a_full_disk_leaves_the_segment_unchanged(

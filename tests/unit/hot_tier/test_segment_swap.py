@@ -187,4 +187,4 @@ def test_a_segment_deleted_while_its_indexes_are_checked_is_unknown(log, monkeyp
 
     monkeypatch.setattr(Segment, "check_index_files", deleted_first)
     with pytest.raises(UnknownSegment):
-        log.sealed.files(5)
+        log.sealed.prepare_upload(5)
