@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3
@@ -35,6 +36,7 @@ from urllib3.exceptions import HTTPError
 from tierlog.object_store.s3_connection import ConnectFailed, S3Options
 from tierlog.object_store.s3_ranged_get import Operation
 from tierlog.object_store.s3_responses import CONNECT_FAILED, ErrorResponse
+from tierlog.object_store.workarounds import keep_from_following_redirects
 from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -74,16 +76,8 @@ def make_client(options: S3Options) -> S3Client:
     client = session.client(
         "s3", endpoint_url=options.endpoint, config=config, verify=options.ca_bundle
     )
-    client.meta.events.register("before-call.s3.HeadBucket", _disable_redirects)
+    keep_from_following_redirects(client)
     return client
-
-
-def _disable_redirects(params: Any, **_: Any) -> None:
-    """Keep boto3 from following redirects of HeadBucket, by which it looks up the bucket's region
-    after a redirect. With an endpoint that redirects every request (to HTTPS) it would recurse
-    until the stack overflows.
-    """
-    params["context"]["s3_redirect"]["redirected"] = True
 
 
 def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
@@ -157,13 +151,20 @@ def error_response_of(error: Exception) -> ErrorResponse:
         return ErrorResponse(0, "NoCredentials")
     if isinstance(error, _CONNECT_FAILURES):
         return ErrorResponse(0, CONNECT_FAILED, str(error))
-    if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if isinstance(error, SSLError) and _is_untrusted(error):
         return ErrorResponse(0, "misconfigured", f"its certificate is not trusted: {error}")
     if isinstance(error, BlockingIOError | TimeoutError):  # of plain sockets, and of TLS
         return ErrorResponse(0, "connection-broken", "the response timed out")
     if isinstance(error, HTTPClientError | HTTPError | OSError | ResponseParserError):
         return ErrorResponse(0, "connection-broken", str(error))
     return ErrorResponse(0, "misconfigured", str(error))
+
+
+def _is_untrusted(error: SSLError) -> bool:
+    wrapped = error.kwargs.get("error")  # urllib3's, which wraps the one of `ssl`
+    return any(
+        isinstance(inner, SSLCertVerificationError) for inner in getattr(wrapped, "args", ())
+    )
 
 
 def _client_error_response(response: Any) -> ErrorResponse:
