@@ -1,7 +1,9 @@
 """Adopts partition folders that Kafka left in a data folder as topics.
 
 * Kafka's internal folders are ignored: its internal topics, and folders that are being deleted or
-  moved (`-delete`, `-future`, `-stray`). So are folders of diverged records.
+  moved (`-delete`, `-future`, `-stray`).
+* Older trees set diverged records aside under a name that a topic's folder can have. They would be
+  taken for a topic: they move to where take-overs put them now.
 * A log starts at its first segment if Kafka's checkpoint has an older start, as it does where older
   segments were moved to Kafka's remote storage (KIP-405): nothing else can be served.
 * A gap that Kafka's cleaner left above the recovery point would be taken for a lost tail. If
@@ -16,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -24,16 +27,19 @@ import structlog
 
 from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
-    DIVERGED,
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
     TopicPartition,
+    diverged_folder,
     new_id,
     topic_id_of,
+    with_suffix,
 )
 from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
+from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.medium import make_folders
 from tierlog.hot_tier.log_folder import first_base_offset
 from tierlog.hot_tier.segment_gaps import first_gap
 from tierlog.record_format.errors import ConfigurationError, CorruptDataError, CorruptManifest
@@ -42,6 +48,9 @@ from tierlog.record_format.topic_rules import MAX_PARTITIONS
 log = structlog.get_logger(__name__)
 
 _PARTITION_FOLDER: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,9})\Z")
+_OLD_DIVERGED: Final = re.compile(
+    r"(?P<topic>(?P<partition_folder>.*-\d{1,9})\.diverged)-(?P<epoch>\d+)\Z"
+)
 _KAFKAS_OWN: Final = frozenset(
     {"__cluster_metadata", "__transaction_state", "__remote_log_metadata", "__share_group_state"}
 )
@@ -56,6 +65,7 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
     CorruptManifest if the registry was lost.
     """
     _refuse_lost_registry(folder)
+    _move_diverged(folder, registry)
     found = _found(folder, {one.name for one in (*registry.live(), *registry.deleted())})
     unclean = _unclean(folder, found)
     records = [
@@ -83,12 +93,31 @@ def _refuse_lost_registry(folder: DataFolder) -> None:
         )
 
 
+def _move_diverged(folder: DataFolder, registry: TopicRegistry) -> None:
+    """Only topics that are created here can have such names: then they are listed. Before there is
+    a list, all folders are Kafka's.
+    """
+    if not TOPICS.path(folder.path).exists():
+        return
+    topics = {one.name for one in (*registry.live(), *registry.deleted())}
+    for path in sorted(folder.path.iterdir()):
+        match = _OLD_DIVERGED.match(path.name)
+        if match is None or match["topic"] in topics or not path.is_dir():
+            continue
+        beside = diverged_folder(folder.path) / match["partition_folder"]
+        targets = (with_suffix(beside, f"-{number}") for number in count(int(match["epoch"])))
+        target = next(one for one in targets if not one.exists())
+        make_folders(target.parent)
+        path.rename(target)
+        for parent in (target.parent, folder.path):
+            REAL_DISK.sync_folder(parent)
+        log.info("diverged records moved", old_folder=str(path), folder=str(target))
+
+
 def _found(folder: DataFolder, known: set[str]) -> Found:
     found: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.path.iterdir()):
         match = _PARTITION_FOLDER.match(path.name)
-        if DIVERGED.search(path.name):
-            continue
         if match and path.is_dir() and match["topic"] not in known | _KAFKAS_OWN:
             number = int(match["partition"])
             if number >= MAX_PARTITIONS:

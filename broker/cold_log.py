@@ -73,6 +73,10 @@ class ColdLog(ColdReads):
         """Whether something is being uploaded, or the manifest changed."""
         return bool(self._uploading) or self.ownership.is_busy
 
+    def has_manifest(self) -> bool:
+        """Whether the bucket has any, even one that this folder knows to be out of date."""
+        return self._manifests.load() is not None
+
     # --- writing ----------------------------------------------------------------------------------
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:

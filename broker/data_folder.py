@@ -22,6 +22,7 @@
     <data>/tierlog/scratch/                     emptied at each start
     <data>/tierlog/cache/                       chunks of cold segments
     <data>/tierlog/damaged/                     files that repairs set aside
+    <data>/tierlog/diverged/                    records that take-overs set aside
 
 * Files that Kafka has too are byte for byte Kafka's; our own are below `tierlog/`.
 * Whatever a later step relies on is fsynced before that step, and so is its directory entry.
@@ -34,7 +35,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -62,9 +62,6 @@ COMPACTION_REACHED = "tierlog/compaction-reached"
 RESTORING = "tierlog/restoring"
 
 NAME_BYTES_MAX: Final = 255  # of a file, on the usual file systems
-
-# Set aside by a take-over: `<topic>-<partition>.diverged-<epoch>`, with Kafka's files.
-DIVERGED: Final = re.compile(r"-\d{1,9}\.diverged-\d+\Z")
 
 TopicPartition = tuple[str, int]
 TopicIdPartition = tuple[str, int]
@@ -102,6 +99,11 @@ def parse_topic_id_partition(name: str) -> TopicIdPartition:
 def with_suffix(folder: Path, suffix: str) -> Path:
     """The folder's path with the suffix. A name that would be too long loses its start."""
     return folder.with_name((folder.name + suffix)[-NAME_BYTES_MAX:])
+
+
+def diverged_folder(data_dir: Path) -> Path:
+    """No topic's folder can be here; in the data folder any name with a number may be one."""
+    return data_dir / "tierlog" / "diverged"
 
 
 class DataFolder:
@@ -162,7 +164,7 @@ class DataFolder:
 
     def diverged(self) -> list[Path]:
         """Folders of diverged records that take-overs set aside; never served or deleted."""
-        return sorted(path for path in self.path.iterdir() if DIVERGED.search(path.name))
+        return sorted(path for path in diverged_folder(self.path).glob("*") if path.is_dir())
 
     def mark_clean_shutdown(self) -> None:
         """Record that every log is closed and the checkpoints are current. Raises OSError."""

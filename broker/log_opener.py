@@ -44,6 +44,7 @@ from tierlog.record_format.errors import (
     CorruptBatch,
     CorruptDataError,
     LogOfflineError,
+    MissingObject,
     StoreUnavailable,
     TierlogError,
 )
@@ -263,7 +264,12 @@ class LogOpener:
             flushed_end=spec.checkpoint,
             reopen=spec.reopen,
         )
-        take_over.reload()
+        try:
+            take_over.reload()
+        except MissingObject:
+            if pending is not None or cold.has_manifest():
+                raise
+            return None  # nothing is left, as after a deletion of the topic: nobody owns it
         if pending is None:
             if not (take_over.is_foreign or take_over.is_of_a_copy):
                 return None

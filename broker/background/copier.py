@@ -284,7 +284,7 @@ class Copier:
 
     def _try_turn(
         self, partition: Partition, offload: _Offload
-    ) -> tuple[Outcome, Exception | None]:
+    ) -> tuple[Outcome, BaseException | None]:
         try:
             with self._failures.noting("offload", partition):
                 more = self._copy_next(partition, offload)
@@ -293,7 +293,7 @@ class Copier:
                 return Outcome.DONE, None
             is_outage = isinstance(error, _STORE_ERRORS) and self._is_store_down(partition)
             return Outcome.STORE_DOWN if is_outage else outcome_of(error), error
-        except Exception as bug:
+        except BaseException as bug:  # whatever it is: it must not stay queued for ever
             log.exception("offload failed: a bug", partition=str(partition))
             return Outcome.FAILED, bug
         return Outcome.MORE if more else Outcome.DONE, None
@@ -404,7 +404,7 @@ def _pending(partition: Partition) -> list[int]:
     ]
 
 
-def _log_failure(partition: Partition, failure: Exception, *, retry_in_s: float) -> None:
+def _log_failure(partition: Partition, failure: BaseException, *, retry_in_s: float) -> None:
     fatal = isinstance(failure, FencedError | LogOfflineError)
     log.warning(
         "offload stopped" if fatal else "offload failed, will retry",

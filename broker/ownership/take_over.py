@@ -25,12 +25,14 @@ from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.data_folder import (
     DataFolder,
     Document,
+    diverged_folder,
     parse_topic_id_partition,
     topic_id_of,
     with_suffix,
 )
 from tierlog.broker.ownership.take_over_plan import LocalLog, history_of, plan_take_over
 from tierlog.host.durable_file import REAL_DISK
+from tierlog.host.medium import make_folders
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.state import EpochStart, Manifest
@@ -214,6 +216,7 @@ class TakeOver:
         """Move the records from `offset` on out of the partition; the rest's recovery point."""
         recovery_point = closed_log.split_at(folder, offset)
         target = _folder_for(folder, epoch)
+        make_folders(target.parent)
         closed_log.move_segments(folder, offset, target)
         log.warning(
             "diverged records set aside: another owner had taken this partition over",
@@ -272,7 +275,8 @@ def _folder_for(folder: Path, epoch: int) -> Path:
     records set aside under it, which are never overwritten.
     """
     own = topic_id_of([folder])
-    paths = (with_suffix(folder, f".diverged-{number}") for number in count(epoch))
+    beside = diverged_folder(folder.parent) / folder.name
+    paths = (with_suffix(beside, f"-{number}") for number in count(epoch))
     return next(path for path in paths if _may_hold(path, own))
 
 

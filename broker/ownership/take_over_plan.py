@@ -2,7 +2,7 @@
 
 | the local log                                   | action                                         |
 |-------------------------------------------------|------------------------------------------------|
-| holds records past the point where the          | they move to `<partition>.diverged-<epoch>/`:  |
+| holds records past the point where the          | they move to `tierlog/diverged/`:              |
 | histories diverge, or within a manifest gap     | never served, uploaded or deleted; reported    |
 | ends below the manifest's end                   | restarts at the manifest's end                 |
 | extends past the manifest's end                 | is split into segments there                   |

@@ -108,7 +108,9 @@ class Owner(BrokerHarness):
 
     def set_apart(self) -> set[tuple[int, bytes | None]]:
         found: set[tuple[int, bytes | None]] = set()
-        return found.union(*(in_files(path).items() for path in self.folder.glob("t-0.diverged-*")))
+        return found.union(
+            *(in_files(path).items() for path in self.folder.glob("tierlog/diverged/t-0-*"))
+        )
 
     def die(self) -> None:
         """End without reaching the bucket; a folder copied before is as after a crash."""

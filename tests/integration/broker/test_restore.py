@@ -228,7 +228,7 @@ def test_the_former_owner_can_take_over_again_with_its_tail_set_aside(lost, tmp_
     new.broker.close()
     lost.broker = lost.open(take_over=True)
     assert [one.offset for one in lost.records("t")] == [*range(80), 80 + GAP]
-    (folder,) = (lost.root / "data").glob("t-0.diverged-*")
+    (folder,) = (lost.root / "data" / "tierlog" / "diverged").glob("t-0-*")
     assert list(folder.glob("*80.log"))
 
 

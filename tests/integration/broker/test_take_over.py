@@ -106,7 +106,7 @@ def assert_continues_above_the_gap(harness, *, kept, set_aside=0):
 
 
 def diverged_folders(harness):
-    return sorted((harness.root / "data").glob("*.diverged-*"))
+    return sorted((harness.root / "data" / "tierlog" / "diverged").glob("*"))
 
 
 def values_in(folder):
@@ -187,8 +187,8 @@ def test_earlier_diverged_folders_are_not_overwritten(diverged, metadata):
     harness, _ = diverged
     data, earlier = harness.root / "data", []
     for epoch in range(4):
-        folder = data / f"t-0.diverged-{epoch}"
-        folder.mkdir()
+        folder = data / "tierlog" / "diverged" / f"t-0-{epoch}"
+        folder.mkdir(parents=True)
         (folder / "partition.metadata").write_bytes(metadata)
         earlier += [folder / path.name for path in (data / "t-0").glob("*.log")]
     for path in earlier:
@@ -514,3 +514,59 @@ def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(diverge
     harness.broker = harness.open(take_over=True)
     records = harness.records("t")
     assert records[100].value.startswith(b"original"), "the planted bug shows the wrong history"
+
+
+def test_a_topic_may_have_a_name_that_older_trees_gave_to_diverged_records(harness):
+    harness.broker.create_topic("x-0.diverged", partitions=4)
+    harness.produce("x-0.diverged", [b"v"], partition=3)
+    harness.restart()
+    assert harness.broker.readiness().degraded == []
+    assert harness.broker.storage_report().diverged == []
+    assert [one.value for one in harness.records("x-0.diverged", partition=3)] == [b"v"]
+
+
+@pytest.mark.parametrize("name", ["t-0.diverged-1", "deleted-2.diverged-7"])
+def test_diverged_records_that_an_older_tree_set_aside_move_and_are_reported(diverged, name):
+    harness, _ = diverged
+    harness.broker = harness.open(take_over=True)
+    harness.broker.close()
+    (folder,) = diverged_folders(harness)
+    values = values_in(folder)
+    folder.rename(harness.root / "data" / name)
+    for _ in range(2):
+        harness.broker = harness.open()
+        (moved,) = diverged_folders(harness)
+        assert (moved.name, values_in(moved)) == (name.replace(".diverged", ""), values)
+        assert str(moved) in "".join(harness.broker.readiness().degraded)
+        assert [one.name for one in harness.broker.list_topics()] == ["t"]
+        harness.broker.close()
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_no_reason_to_be_unready(harness, tmp_path):
+    """The operator deletes it here too, or repairs it."""
+    harness.broker.create_topic("t", config=CONFIG)
+    harness.fill(100)
+    harness.offload()
+    harness.broker.close()
+    copy = BrokerHarness(harness.copy_to(tmp_path / "copy"))
+    copy.claim()
+    copy.broker.delete_topic("t")
+    copy.broker.background.deletions.run_round()
+    copy.broker.close()
+    harness.broker = harness.open(take_over=True)
+    assert harness.broker.readiness().reasons == []
+    assert len(harness.records("t")) == 100
+    harness.broker.delete_topic("t")
+    harness.wait_for(lambda: harness.broker.readiness() == ([], []))
+
+
+def test_a_manifest_that_went_back_is_not_taken_over(diverged):
+    """Somebody put an older copy of the bucket in its place."""
+    harness, _ = diverged
+    harness.broker = harness.open()
+    harness.broker.close()
+    versions = sorted((harness.root / "bucket").glob("topics/t/*/0/manifest/*.json"))
+    for path in versions[1:]:
+        path.unlink()
+    harness.broker = harness.open(take_over=True)
+    assert harness.broker.readiness().reasons

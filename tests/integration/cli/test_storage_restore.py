@@ -270,7 +270,7 @@ def test_a_paused_broker_is_fenced_after_a_takeover(root):
     assert gaps(offline, root) == [[3, 3 + GAP], [4 + GAP, 4 + 6 * GAP]]
     with Served(root, "data", "--take-over") as run:
         assert run.ok("consume", "t") == b"one\ntwo\nthree\nfour\n"
-        (tail,) = (root / "data").glob("t-0.diverged-*/*.log")
+        (tail,) = (root / "data" / "tierlog" / "diverged").glob("t-0-*/*.log")
         run.ok("topic", "create", "set-apart")
         run.ok("produce", "set-apart", tail, "--format", "batches", "--partition", "0")
         assert run.ok("consume", "set-apart").startswith(b"diverged\n")
