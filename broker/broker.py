@@ -35,7 +35,7 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
 from tierlog.host.clock import boottime_ms, wall_clock_ms
-from tierlog.host.disk import Disk
+from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import CommitTimes
@@ -348,7 +348,11 @@ class Broker:
         live_names = {record.name for record in self.registry.live()}
         self._topics.compaction_offsets.reconcile_at_start(self.partitions(), live_names)
         self.groups.truncations.reconcile_at_start(self.partitions(), self.registry.ids())
-        self.checkpoints.save()
+        try:
+            self.checkpoints.save()
+        except OSError as error:  # those of before stay true
+            if self._opener.has_taken_over or not is_disk_full(error):
+                raise
         self._opener.forget_take_overs()
 
 

@@ -97,6 +97,11 @@ class LiveTopics:
             mine = {number: next(opened) for number in record.partition_numbers()}
             self._topics[record.name] = Topic(record, mine)
 
+    def allocate_waiting_epochs(self) -> None:
+        """What a start on a full disk could not do. Raises OSError."""
+        with self._lock:
+            self._opener.allocate_waiting_epochs()
+
     def close(self) -> bool:
         """Refuse changes from now on. Returns whether this was the first call."""
         with self._lock:

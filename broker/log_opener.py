@@ -29,7 +29,7 @@ from tierlog.broker.ownership.take_over import ATTEMPTS, PendingTakeOver, Pendin
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.host.disk import Disk
+from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.threads import Threads
 from tierlog.hot_tier import closed_log
@@ -43,6 +43,7 @@ from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
     CorruptDataError,
+    DiskFull,
     LogOfflineError,
     MissingObject,
     StoreUnavailable,
@@ -73,7 +74,8 @@ class LogOpener:
         self._disk = disk
         self._folder, self._settings, self._bucket = folder, settings, bucket
         self._executor, self._clock = executor, clock
-        self._check_room = check_room
+        self._check_reserve = check_room
+        self._without_epoch: list[OpenedLog] = []
         self._files = OpenFiles()
         self.epochs = AllocatedEpochs(folder)
         self.commit_times = CommitTimes()
@@ -81,6 +83,10 @@ class LogOpener:
         self._timer = FlushTimer()  # last: it starts a thread
         self._committed_take_overs: list[str] = []
         self.has_opened_logs = False
+
+    @property
+    def has_taken_over(self) -> bool:
+        return bool(self._committed_take_overs)
 
     def forget_take_overs(self) -> None:
         """Drop the completed take-overs, once the checkpoints describe the logs as they now are."""
@@ -106,11 +112,34 @@ class LogOpener:
         opened = self._open_in_parallel(wanted)
         sound = [one for one in opened if isinstance(one, OpenedLog)]
         with _abandoned_on_failure(sound):
-            self.epochs.allocate(sound)
+            self._allocate_epochs(sound, at_start=all(one.at_start for one in wanted))
             self._commit_take_overs([one for one in sound if one.take_over is not None])
         return [
             one if isinstance(one, DamagedPartition) else self._partition(one) for one in opened
         ]
+
+    def _allocate_epochs(self, opened: list[OpenedLog], *, at_start: bool) -> None:
+        """At a start on a full disk the logs are served for reading until there is room."""
+        try:
+            self.epochs.allocate(opened)
+        except OSError as error:
+            takes_over = any(one.take_over is not None for one in opened)
+            if takes_over or not (at_start and is_disk_full(error)):
+                raise
+            log.error("no room to record epochs: writes are refused", error=str(error))
+            self._without_epoch = opened
+
+    def allocate_waiting_epochs(self) -> None:
+        """Try again once there may be room. Raises OSError."""
+        if self._without_epoch:
+            self.epochs.allocate(self._without_epoch)
+            self._without_epoch = []
+
+    def _check_room(self) -> None:
+        """Raises DiskFull."""
+        self._check_reserve()
+        if self._without_epoch:
+            raise DiskFull("there is no room to record the epoch of new records", retry_after_s=2)
 
     def _open_in_parallel(self, wanted: Sequence[Wanted]) -> list[OpenedLog | DamagedPartition]:
         count = max(1, min(OPEN_THREADS, len(wanted)))

@@ -197,7 +197,11 @@ class StoreStatus:
             create_cluster(self.store, cluster)
         if known is None or known.traits is not traits:
             # Last: from here on, a store without `cluster.json` is not a new one.
-            self._save_probe(traits)
+            try:
+                self._save_probe(traits)
+            except OSError as error:  # of a full disk; then the next start probes again
+                if not was_used:
+                    raise StoreUnavailable(f"its probe cannot be recorded: {error}") from error
         if self._refused is not None:
             log.info("store accepted", store=self.store.url)
         self.traits, self._refused = traits, None

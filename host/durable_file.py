@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tierlog.host.disk import Disk, write_all
+from tierlog.host.disk import Disk, is_disk_full, write_all
 from tierlog.record_format.errors import CorruptDataError, eio_as
 
 REAL_DISK = Disk()
@@ -58,17 +58,39 @@ def write_atomically(path: Path, data: bytes, *, disk: Disk = REAL_DISK, sync: b
     folder.
     """
     temporary = path.with_name(path.name + ".tmp")
-    fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        write_all(disk, fd, [data], 0)
-        if sync:
-            disk.sync_bytes(fd)
+        fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(disk, fd, [data], 0)
+            if sync:
+                disk.sync_bytes(fd)
+        finally:
+            os.close(fd)
     except OSError as error:
         error.filename = str(path)  # calls on descriptors do not set it
+        if is_disk_full(error) and _has_already(path, data, disk=disk, sync=sync):
+            return
         raise
+    disk.rename(temporary, path)
+
+
+def _has_already(path: Path, data: bytes, *, disk: Disk, sync: bool) -> bool:
+    """Whether the file has these bytes, perhaps followed by preallocated space: a start after a
+    crash writes most files as they are, which needs no room.
+    """
+    try:
+        fd = disk.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        if os.pread(fd, len(data), 0) != data:
+            return False
+        disk.truncate(fd, len(data))
+        if sync:
+            disk.sync_bytes(fd)
     finally:
         os.close(fd)
-    disk.rename(temporary, path)
+    return True
 
 
 def read_whole(path: Path, corrupt: type[CorruptDataError]) -> bytes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -224,6 +225,8 @@ class BackgroundTasks:
 
     def _check_reserve(self) -> None:
         self._reserve.check((self._shrink_cache, self.janitor.relieve_disk))
+        with suppress(OSError):  # there is still no room
+            self._topics.allocate_waiting_epochs()
 
     def _shrink_cache(self, missing_bytes: int) -> bool:
         return self._bucket is not None and self._bucket.cache.shrink(missing_bytes) > 0

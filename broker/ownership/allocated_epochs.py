@@ -10,7 +10,7 @@ Thread-safe: a repair may open a log at any time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from tierlog.broker.cold_log import ColdLog
@@ -37,8 +37,10 @@ class AllocatedEpochs:
         """Prepare the claim of a log that is open already, under the epoch that it has."""
         cold.ownership.prepare(self._folder.owner, self.of(name), take_over=False)
 
-    def allocate(self, opened: Iterable[OpenedLog]) -> None:
-        """Start the next epoch of each log and prepare its claim; durable when this returns."""
+    def allocate(self, opened: Sequence[OpenedLog]) -> None:
+        """Start the next epoch of each log and prepare its claim; durable when this returns. May be
+        repeated after an error. Raises OSError.
+        """
         owner = self._folder.owner
         with self._lock:
             epochs = dict(self._epochs)
@@ -51,10 +53,11 @@ class AllocatedEpochs:
                 # through a claim whose process died before it was recorded here.
                 epochs[one.name] = (*one.kept_epochs(history), start)[-MAX_EPOCHS:]
                 one.log.bump_epoch(start.epoch)
+            self._save(epochs)
+            for one in opened:
                 if one.cold is not None:
                     is_take_over = one.take_over is not None
                     one.cold.ownership.prepare(owner, epochs[one.name], take_over=is_take_over)
-            self._save(epochs)
 
     def forget_all_but(self, topic_ids: Collection[str]) -> None:
         """Forget topics that no longer exist, here or in the bucket."""

@@ -26,6 +26,7 @@ from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import Claim
 from tierlog.record_format.errors import (
     CorruptDataError,
+    DiskFull,
     FencedError,
     ManifestConflict,
     UnknownTopic,
@@ -94,7 +95,8 @@ class Ownership:
 
     @property
     def _prepared(self) -> Claim:
-        assert self._claim is not None, "prepare() was not called"
+        if self._claim is None:
+            raise DiskFull(f"{self}: no epoch to claim it under: there is no room to record one")
         return self._claim
 
     @property

@@ -2,19 +2,20 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.small_disk import no_room
+from tests.fakes.small_disk import no_room, small_disk
 from tests.fakes.waiting import PATIENCE_S
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.broker import Broker
@@ -28,6 +29,7 @@ from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.topic_objects import Cluster, TopicObjects, create_cluster
 from tierlog.object_store.memory import MemoryStore
+from tierlog.object_store.open import open_store
 from tierlog.record_format import sealed_json
 from tierlog.record_format.errors import (
     ConfigurationError,
@@ -232,16 +234,46 @@ def test_a_full_disk_loses_nothing_and_is_not_reported_as_a_bug(harness, monkeyp
         harness.broker.partition("t", 0).log.trim(1)  # so that there is something to save
         harness.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
         harness.broker.close()
-        with pytest.raises(ConfigurationError, match=r"t-0: No space left .* free space"):
-            harness.open()
-    assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} == {
+        harness.broker = harness.open()  # no read needs room
+        assert len(harness.records("t")) == 20
+        with pytest.raises(DiskFull, match="no room to record the epoch"):
+            harness.produce("t", [b"refused"])
+        before = harness.broker.partition("t", 0).offsets()
+        with pytest.raises(DiskFull):
+            harness.broker.partition("t", 0).claim()
+    assert {log["event"] for log in logs if log["log_level"] in ("warning", "error")} >= {
         "background task failed, will retry",
         "log not closed cleanly",
         "clean shutdown not recorded",
+        "no room to record epochs: writes are refused",
     }
-    harness.broker = harness.open()
-    assert len(harness.records("t")) == 20
-    assert harness.produce("t", [b"accepted"]).base_offset == 20
+
+    def is_accepted():
+        with suppress(DiskFull):
+            return harness.produce("t", [b"accepted"]).base_offset == 20
+
+    harness.wait_for(is_accepted)
+    assert harness.broker.partition("t", 0).offsets().leader_epoch > before.leader_epoch
+    harness.offload()
+    harness.restart()
+    assert len(harness.records("t")) == 21
+
+
+def test_a_disk_without_a_free_byte_stops_no_start_after_a_crash(harness, tmp_path):
+    harness.broker.create_topic("t", config={"segment.bytes": 1 << 16, "retention.ms": -1})
+    values = harness.fill(2000)
+    with small_disk(tmp_path / "disk", size_bytes=40 << 20) as disk:
+        crashed = shutil.copytree(harness.root / "data", disk.path / "data")
+        owner = crashed / "tierlog" / "owner"  # not a copy, but the folder of the owner
+        stat = crashed.stat()
+        owner.write_text(f"{owner.read_text().split()[0]} {stat.st_dev}:{stat.st_ino}")
+        disk.fill()
+        settings = replace(harness.broker.settings, data_dir=crashed)
+        harness.broker.close()
+        store = open_store(f"file://{harness.root / 'bucket'}")
+        harness.broker = Broker.open(settings, store=store)
+        assert [record.value for record in harness.records("t")] == values
+        harness.broker.close()
 
 
 def test_a_stop_succeeds_even_if_it_cannot_be_recorded(tmp_path):
