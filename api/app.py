@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 
 from tierlog.api.console.pages import Console
-from tierlog.api.http.calls import Call, CallTable
+from tierlog.api.http.calls import CallTable
 from tierlog.api.http.context import Context
+from tierlog.api.http.control_routes import ControlRoute
 from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.docs import openapi
 from tierlog.api.http.docs.page import DOCS_CALLS, document_call
@@ -45,33 +45,14 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,  # served by our own dispatch, like everything
+        openapi_url=None,  # served with an ETag, and to whoever may read
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.router.routes.extend(CallRoute(call) for call in CALLS)
+    for call in CALLS:
+        if call.endpoint is not None:
+            app.router.routes.append(ControlRoute(call, call.endpoint))
     generate = app.openapi
     app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]
     return app
-
-
-class CallRoute(APIRoute):
-    """A call as a route of FastAPI, from which it generates its document."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__(
-            call.path,
-            _endpoint,
-            methods={call.method},
-            status_code=call.status,
-            response_class=Response,
-            name=call.handler.__name__,
-            operation_id=call.handler.__name__,
-            summary=call.summary,
-            tags=[call.tag],
-        )
-
-
-async def _endpoint(request: Request) -> Response:
-    raise AssertionError(f"{request.url.path}: `dispatch` serves all requests")

@@ -1,7 +1,8 @@
 """The HTTP API.
 
 Read `routes` first, the table of all calls, then `dispatch`, which every request goes through; then
-`produce`, `fetch` or `admin`, whose packages say in which order to read them.
+`produce` and `fetch`, whose packages say in which order to read them, or `control_routes` and
+`admin`, the calls that carry no records and are FastAPI's.
 
 * `exchange` is one request, `request` parses it, and `access` decides who may call.
 * `responses` has what handlers return, `problems` the table of errors, and `unsent_responses`

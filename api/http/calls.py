@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from fastapi import Response as FastApiResponse
+
 from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import OPEN_PATHS
 from tierlog.api.http.context import Context
@@ -20,6 +22,7 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.request.media_types import JSON
 from tierlog.api.http.responses import AnyResponse
 
+Endpoint = Callable[..., Awaitable[FastApiResponse]]
 Handler = Callable[[Context, Exchange], Awaitable[AnyResponse]]
 TryHandler = Callable[[Context, Exchange], AnyResponse | None]
 
@@ -51,13 +54,17 @@ class OtherResponse:
 class Call:
     """`query`: a struct of the parameters. `problems`: codes it may return besides the common ones.
 
+    Either `endpoint`, a handler with FastAPI's dependencies, or `handler`, which is called without
+    them: of calls that carry records, and of static files and the console.
+
     `try_handler` is called before `handler`, on the event loop, and returns the response if that is
     possible without waiting, otherwise None. `only_reads`: a POST that changes nothing.
     """
 
     method: str
     path: str
-    handler: Handler
+    endpoint: Endpoint | None = None
+    handler: Handler | None = None
     try_handler: TryHandler | None = None
     summary: str
     tag: str
@@ -71,6 +78,12 @@ class Call:
     other_responses: Mapping[int, OtherResponse] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     only_reads: bool = False
+
+    @property
+    def name(self) -> str:
+        handler = self.endpoint or self.handler
+        assert handler is not None, "a call has one of both"
+        return handler.__name__
 
     @property
     def writes(self) -> bool:

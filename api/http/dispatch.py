@@ -1,8 +1,8 @@
 """The ASGI application: every request is dispatched here, and every response is sent from here.
 
-* Calls are routed here instead of by FastAPI, whose routing and dependency injection cost several
-  times as much as a small fetch. FastAPI has routes for the same calls, from which it makes the
-  OpenAPI document; a path without a call is not found.
+* Every path is looked up here, as it was sent. Calls that carry no records then go through FastAPI;
+  those that carry records do not: its dependency injection costs several times as much as a small
+  fetch.
 * Whatever a handler raises becomes a problem document, here and nowhere else.
 * Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
 * Authentication, routing and handlers that need not wait run without a task. If the protocol can
@@ -23,12 +23,14 @@ from math import inf
 from typing import Any, Final
 
 import structlog
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi import Response as FastApiResponse
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from tierlog.api.http.calls import Call, CallTable
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_requests import check_request
+from tierlog.api.http.control_routes import CALL, EXCHANGE
 from tierlog.api.http.exchange import Exchange, Receive, Send
 from tierlog.api.http.http_errors import AbortedByShutdown, MethodNotAllowed, NotFound
 from tierlog.api.http.responses import (
@@ -89,6 +91,7 @@ class TierlogApp(FastAPI):
 
     def __init__(self, context: Context, table: CallTable, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.add_exception_handler(TierlogError, self._refuse)
         self.context, self.table = context, table
         self._ids = RequestIds()
         self._descriptors_logged_s = -inf
@@ -192,7 +195,10 @@ class TierlogApp(FastAPI):
         try:
             if response is None:
                 assert call is not None, "a path without a call has its response already"
-                response = await call.handler(self.context, exchange)
+                if call.handler is not None:
+                    response = await call.handler(self.context, exchange)
+                else:
+                    response = await self._through_fastapi(exchange, call)
             return await self.context.unsent.admit(exchange, response)
         except ClientDisconnected:
             raise
@@ -203,6 +209,31 @@ class TierlogApp(FastAPI):
             return self._problem(exchange, call, late)
         except Exception as error:  # noqa: BLE001
             return self._problem(exchange, call, error)
+
+    async def _through_fastapi(self, exchange: Exchange, call: Call) -> Response:
+        """The response of FastAPI: its middleware, dependencies, route and exception handlers. It
+        is collected, since all responses in memory are bounded where they are sent.
+        """
+        messages: list[Any] = []
+
+        async def collect(message: Any) -> None:
+            messages.append(message)
+
+        exchange.scope[EXCHANGE], exchange.scope[CALL] = exchange, call
+        try:
+            await super().__call__(exchange.scope, exchange.receive, collect)
+        finally:
+            del exchange.scope[EXCHANGE]  # it refers to the scope
+        head, *parts = messages
+        headers = [line for line in head["headers"] if line[0] != b"content-length"]
+        return Response(head["status"], headers, b"".join([one.get("body", b"") for one in parts]))
+
+    async def _refuse(self, request: Request, error: Exception) -> FastApiResponse:
+        """FastAPI's exception handler."""
+        scope = request.scope
+        status, headers, body = self._problem(scope[EXCHANGE], scope[CALL], error)
+        shown = {name.decode(): value.decode("latin-1") for name, value in headers}
+        return FastApiResponse(body, status, shown)
 
     async def _send(self, exchange: Exchange, response: AnyResponse) -> None:
         """An error after the head was sent can only abort the connection: logged, then raised."""

@@ -96,7 +96,7 @@ _TOPIC_CALLS: Final = (
     _topic_call(
         method="POST",
         path="/v1/topics",
-        handler=topics.create_topic,
+        endpoint=topics.create_topic,
         summary="Create a topic",
         body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
         status=201,
@@ -107,7 +107,7 @@ _TOPIC_CALLS: Final = (
     _topic_call(
         method="GET",
         path="/v1/topics",
-        handler=topics.list_topics,
+        endpoint=topics.list_topics,
         summary="List topics by name",
         query=topics.ListTopicsQuery,
         response={JSON: Body(schema=schemas.TopicList)},
@@ -115,7 +115,7 @@ _TOPIC_CALLS: Final = (
     _topic_call(
         method="GET",
         path=_TOPIC,
-        handler=topics.get_topic,
+        endpoint=topics.get_topic,
         summary="Describe a topic and its partitions",
         response={JSON: Body(schema=TopicState)},
         problems=NO_TOPIC,
@@ -123,7 +123,7 @@ _TOPIC_CALLS: Final = (
     _topic_call(
         method="PATCH",
         path=_TOPIC,
-        handler=topics.alter_topic,
+        endpoint=topics.alter_topic,
         summary="Change the configuration or add partitions",
         body={
             JSON: Body(
@@ -143,7 +143,7 @@ _TOPIC_CALLS: Final = (
     _topic_call(
         method="DELETE",
         path=_TOPIC,
-        handler=topics.delete_topic,
+        endpoint=topics.delete_topic,
         summary="Delete a topic, its files and its objects",
         status=204,
         problems=(*NO_TOPIC, "leadership-lost", "disk-full"),
@@ -282,7 +282,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="GET",
         path=_PARTITION + "/offsets",
-        handler=partitions.get_offsets,
+        endpoint=partitions.get_offsets,
         summary="The partition's offsets, or the offset at a time",
         query=partitions.OffsetsQuery,
         response={JSON: Body(schema=(schemas.OffsetsState, schemas.OffsetAtTime))},
@@ -291,7 +291,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="GET",
         path=_PARTITION + "/segments",
-        handler=partitions.list_segments,
+        endpoint=partitions.list_segments,
         summary="The segments of both tiers, oldest first",
         query=partitions.PageQuery,
         response={JSON: Body(schema=schemas.SegmentList)},
@@ -324,7 +324,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="GET",
         path=_PARTITION + "/manifest",
-        handler=partitions.get_manifest,
+        endpoint=partitions.get_manifest,
         summary="The current manifest, or an older version",
         query=partitions.ManifestQuery,
         response={JSON: Body(schema=schemas.ManifestState)},
@@ -333,7 +333,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="POST",
         path=_PARTITION + "/trim",
-        handler=partitions.trim,
+        endpoint=partitions.trim,
         summary="Move the log start (Kafka's DeleteRecords)",
         body={JSON: Body(schema=partitions.Trim, example={"before_offset": 1000})},
         response={JSON: Body(schema=schemas.Trimmed)},
@@ -342,7 +342,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="POST",
         path=_TOPIC + "/offload",
-        handler=operations.offload,
+        endpoint=operations.offload,
         summary="Roll the active segments and upload all rolled segments",
         query=operations.OffloadQuery,
         response={JSON: Body(schema=Offloaded)},
@@ -351,7 +351,7 @@ _LOG_CALLS: Final = (
     _log_call(
         method="POST",
         path=_TOPIC + "/verify",
-        handler=operations.verify,
+        endpoint=operations.verify,
         summary="Check both tiers of a topic against the manifest",
         description=(
             "The response lists the problems, each with its object or file. Only one verification "
@@ -368,7 +368,7 @@ _GROUP_CALLS: Final = (
     _group_call(
         method="PUT",
         path=_GROUP + "/offsets",
-        handler=groups.commit_offsets,
+        endpoint=groups.commit_offsets,
         summary="Commit the offsets that a group reads next",
         description="The commit is durable when the call returns. Partitions that are not listed "
         "keep their offsets. With `topic_id` (as in `Log-Topic-Id`) a commit is refused if the "
@@ -385,7 +385,7 @@ _GROUP_CALLS: Final = (
     _group_call(
         method="GET",
         path=_GROUP,
-        handler=groups.get_group,
+        endpoint=groups.get_group,
         summary="A group's offsets and lag",
         response={JSON: Body(schema=schemas.GroupState)},
         problems=("unknown-group", *REBUILDING),
@@ -393,7 +393,7 @@ _GROUP_CALLS: Final = (
     _group_call(
         method="DELETE",
         path=_GROUP,
-        handler=groups.delete_group,
+        endpoint=groups.delete_group,
         summary="Delete a group's offsets",
         status=204,
         problems=("unknown-group", *REBUILDING_TO_WRITE),
@@ -401,7 +401,7 @@ _GROUP_CALLS: Final = (
     _group_call(
         method="GET",
         path="/v1/groups",
-        handler=groups.list_groups,
+        endpoint=groups.list_groups,
         summary="List groups by name",
         response={JSON: Body(schema=schemas.GroupList)},
         problems=REBUILDING,
@@ -412,14 +412,14 @@ _OPERATIONS_CALLS: Final = (
     _operator_call(
         method="GET",
         path="/healthz",
-        handler=operations.healthz,
+        endpoint=operations.healthz,
         summary="The process is alive",
         response={JSON: Body(schema=schemas.Alive)},
     ),
     _operator_call(
         method="GET",
         path="/readyz",
-        handler=operations.readyz,
+        endpoint=operations.readyz,
         summary="Every partition is served",
         response={JSON: Body(schema=schemas.Ready)},
         other_responses={
@@ -432,14 +432,14 @@ _OPERATIONS_CALLS: Final = (
     _operator_call(
         method="GET",
         path="/metrics",
-        handler=operations.metrics,
+        endpoint=operations.metrics,
         summary="Prometheus metrics",
         response={CONTENT_TYPE.partition(";")[0]: Body(schema={"type": "string"})},
     ),
     _operator_call(
         method="GET",
         path="/v1/storage",
-        handler=operations.storage,
+        endpoint=operations.storage,
         summary="Bytes and segments by tier, offload lag, cache, requests to the store",
         response={JSON: Body(schema=StorageReport)},
     ),

@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
+from fastapi import Depends, Response
 from msgspec import Meta
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import json_body
-from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.control_routes import JsonResponse, TheContext, TheGrant, body_as
 from tierlog.api.http.schemas import GroupList, GroupState, GroupSummary
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.broker.groups.groups import OffsetState
@@ -36,33 +35,43 @@ class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
     offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
 
 
-async def commit_offsets(context: Context, exchange: Exchange) -> Response:
-    group = _group(exchange)
-    body = await json_body(context, exchange, OffsetsToCommit)
+async def _checked(group: str) -> str:
+    check_group_name(group)
+    return group
+
+
+GroupName = Annotated[str, Depends(_checked)]
+
+
+async def commit_offsets(
+    context: TheContext,
+    grant: TheGrant,
+    group: GroupName,
+    body: Annotated[OffsetsToCommit, body_as(OffsetsToCommit)],
+) -> Response:
     if (count := len(body.offsets)) > context.settings.records_max:
         limit = context.settings.records_max
         strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")
     for entry in body.offsets:
-        exchange.grant.check_topic(entry.topic)
+        grant.check_topic(entry.topic)
     offsets = [
         NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in body.offsets
     ]
     await context.write(context.broker.groups.commit, group, offsets)
-    return Response(204, [])
+    return Response(status_code=204)
 
 
-async def get_group(context: Context, exchange: Exchange) -> Response:
-    group = _group(exchange)
+async def get_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:
     offsets = await context.read(context.broker.groups.group, group)
-    visible = _visible(offsets, exchange.grant)
+    visible = _visible(offsets, grant)
     if offsets and not visible:
         raise _unknown(group)
-    return json_response(GroupState(group, visible))
+    return JsonResponse(GroupState(group, visible))
 
 
-async def list_groups(context: Context, exchange: Exchange) -> Response:
-    return json_response(await context.read(_summaries, context, exchange.grant))
+async def list_groups(context: TheContext, grant: TheGrant) -> Response:
+    return JsonResponse(await context.read(_summaries, context, grant))
 
 
 def _summaries(context: Context, grant: Grant) -> GroupList:
@@ -76,9 +85,7 @@ def _summaries(context: Context, grant: Grant) -> GroupList:
     return GroupList(shown)
 
 
-async def delete_group(context: Context, exchange: Exchange) -> Response:
-    group, grant = _group(exchange), exchange.grant
-
+async def delete_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:
     def check(topics: set[str]) -> None:
         if not any(map(grant.sees_topic, topics)):
             raise _unknown(group)
@@ -86,13 +93,7 @@ async def delete_group(context: Context, exchange: Exchange) -> Response:
             grant.check_topic(topic)
 
     await context.write(context.broker.groups.delete, group, check=check)
-    return Response(204, [])
-
-
-def _group(exchange: Exchange) -> str:
-    name = exchange.params["group"]
-    check_group_name(name)
-    return name
+    return Response(status_code=204)
 
 
 def _unknown(group: str) -> UnknownGroup:

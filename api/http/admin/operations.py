@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from fastapi import Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from tierlog.api.http.access.scopes import NOBODY
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import no_body
-from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.control_routes import (
+    JsonResponse,
+    TheContext,
+    TheExchange,
+    TheGrant,
+    WithoutBody,
+    query_as,
+)
 from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.local_paths import short_path
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.request import media_types
-from tierlog.api.http.responses import NO_STORE, Response, json_response
 from tierlog.api.http.schemas import Alive, Ready
 from tierlog.record_format.findings import Problem
 
@@ -29,48 +37,54 @@ class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
     deep: bool = False
 
 
-async def healthz(_: Context, __: Exchange) -> Response:
-    return json_response(Alive())
+async def healthz() -> Response:
+    return JsonResponse(Alive())
 
 
-async def readyz(context: Context, exchange: Exchange) -> Response:
+async def readyz(context: TheContext, grant: TheGrant) -> Response:
     reasons, degraded = context.broker.readiness()
     ready = Ready(
         not reasons,
         [context.shorten_paths(one) for one in reasons],
         [context.shorten_paths(one) for one in degraded],
     )
-    if exchange.grant is NOBODY or exchange.grant.topics:  # the reasons name any topic
+    if grant is NOBODY or grant.topics:  # the reasons name any topic
         ready = Ready(ready.ready, [], [])
-    return json_response(ready, status=200 if ready.ready else 503)
+    return JsonResponse(ready, status=200 if ready.ready else 503)
 
 
-async def metrics(context: Context, exchange: Exchange) -> Response:
+async def metrics(context: TheContext, exchange: TheExchange) -> Response:
     media_types.preferred(
         exchange.header(b"accept"), offered=("text/plain", "application/openmetrics-text")
     )
     body = await context.read(context.metrics.text)
-    return Response(200, [(b"content-type", CONTENT_TYPE.encode()), NO_STORE], body)
+    return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 
-async def storage(context: Context, _: Exchange) -> Response:
-    return json_response(await context.read(context.broker.storage_report))
+async def storage(context: TheContext) -> Response:
+    return JsonResponse(await context.read(context.broker.storage_report))
 
 
-async def offload(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(OffloadQuery)
-    await no_body(context, exchange)
+async def offload(
+    context: TheContext,
+    topic: str,
+    query: Annotated[OffloadQuery, query_as(OffloadQuery)],
+    _: Annotated[None, WithoutBody],
+) -> Response:
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.write_cold(context.broker.offload, exchange.topic, wait_ms=wait_ms)
-    return json_response(progress)
+    progress = await context.write_cold(context.broker.offload, topic, wait_ms=wait_ms)
+    return JsonResponse(progress)
 
 
-async def verify(context: Context, exchange: Exchange) -> Response:
+async def verify(
+    context: TheContext,
+    topic: str,
+    query: Annotated[VerifyQuery, query_as(VerifyQuery)],
+    _: Annotated[None, WithoutBody],
+) -> Response:
     """The problems found are the response, not an error."""
-    query = exchange.query(VerifyQuery)
-    await no_body(context, exchange)
-    report = await context.write_cold(context.broker.verify, exchange.topic, deep=query.deep)
-    return json_response(
+    report = await context.write_cold(context.broker.verify, topic, deep=query.deep)
+    return JsonResponse(
         replace(report, problems=[_shown_problem(context, one) for one in report.problems])
     )
 

@@ -7,13 +7,17 @@ from itertools import islice
 from typing import Annotated, Final, TypeVar
 
 import msgspec
+from fastapi import Response
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import json_body
-from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.control_routes import (
+    JsonResponse,
+    TheContext,
+    ThePartition,
+    body_as,
+    query_as,
+)
 from tierlog.api.http.fetch.positions import find_time, parse_timestamp
-from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import (
     EpochState,
     GapState,
@@ -57,22 +61,26 @@ class Trim(msgspec.Struct, forbid_unknown_fields=True):
     before_offset: FromOffset
 
 
-async def get_offsets(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(OffsetsQuery)
-    partition = context.broker.partition(exchange.topic, exchange.partition)
+async def get_offsets(
+    context: TheContext,
+    query: Annotated[OffsetsQuery, query_as(OffsetsQuery)],
+    partition: ThePartition,
+) -> Response:
     partition.check_leadership()  # once taken over, this log is out of date
     if isinstance(query.timestamp, UnsetType):
-        return json_response(OffsetsState(**partition.offsets()._asdict()))
+        return JsonResponse(OffsetsState(**partition.offsets()._asdict()))
     timestamp = parse_timestamp(query.timestamp, loc="timestamp")
     found = await find_time(context, partition, timestamp)
-    return json_response(OffsetAtTime(*(found or (None, None))))
+    return JsonResponse(OffsetAtTime(*(found or (None, None))))
 
 
-async def list_segments(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(PageQuery)
-    partition = context.broker.partition(exchange.topic, exchange.partition)
+async def list_segments(
+    context: TheContext,
+    query: Annotated[PageQuery, query_as(PageQuery)],
+    partition: ThePartition,
+) -> Response:
     partition.check_leadership()  # the new owner's segments are others
-    return json_response(await context.read_cold(_segment_page, partition, query))
+    return JsonResponse(await context.read_cold(_segment_page, partition, query))
 
 
 def _segment_page(partition: Partition, query: PageQuery) -> SegmentList:
@@ -86,11 +94,13 @@ def first_page(segments: Iterable[Segment], limit: int) -> tuple[list[Segment], 
     return found[:limit], found[limit].base_offset if len(found) > limit else None
 
 
-async def get_manifest(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(ManifestQuery)
-    partition = context.broker.partition(exchange.topic, exchange.partition)
+async def get_manifest(
+    context: TheContext,
+    query: Annotated[ManifestQuery, query_as(ManifestQuery)],
+    partition: ThePartition,
+) -> Response:
     partition.check_leadership()  # the manifest known here is no longer in force
-    return json_response(await context.read_cold(_manifest_page, partition, query))
+    return JsonResponse(await context.read_cold(_manifest_page, partition, query))
 
 
 def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
@@ -145,13 +155,13 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
     )
 
 
-async def trim(context: Context, exchange: Exchange) -> Response:
-    partition = context.broker.partition(exchange.topic, exchange.partition)
-    if context.broker.topic(exchange.topic).record.internal:  # as Kafka's DeleteRecords
-        raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot trim it")
-    body = await json_body(context, exchange, Trim)
+async def trim(
+    context: TheContext, topic: str, partition: ThePartition, body: Annotated[Trim, body_as(Trim)]
+) -> Response:
+    if context.broker.topic(topic).record.internal:  # as Kafka's DeleteRecords
+        raise Forbidden(f"{topic} is internal: HTTP clients cannot trim it")
     log_start = await context.write_cold(
-        context.broker.trim, exchange.topic, partition.number, body.before_offset
+        context.broker.trim, topic, partition.number, body.before_offset
     )
     context.watermarks.wake_all(partition)  # a long poll may be waiting at a trimmed offset
-    return json_response(Trimmed(log_start))
+    return JsonResponse(Trimmed(log_start))

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
+from fastapi import Depends, Response
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import json_body
-from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.control_routes import (
+    JsonResponse,
+    TheContext,
+    TheGrant,
+    body_as,
+    query_as,
+)
 from tierlog.api.http.schemas import TopicList
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import TopicState
@@ -41,9 +46,10 @@ class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     internal: bool = False
 
 
-async def create_topic(context: Context, exchange: Exchange) -> Response:
-    body = await json_body(context, exchange, CreateTopic)
-    exchange.grant.check_topic(body.name)
+async def create_topic(
+    context: TheContext, grant: TheGrant, body: Annotated[CreateTopic, body_as(CreateTopic)]
+) -> Response:
+    grant.check_topic(body.name)
     if body.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
         raise Forbidden(f"{body.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
     created = await context.write(
@@ -52,39 +58,48 @@ async def create_topic(context: Context, exchange: Exchange) -> Response:
         partitions=body.partitions,
         config=body.config,
     )
-    location = (b"location", f"/v1/topics/{created.name}".encode())
-    return json_response(_shown(context, created), status=201, headers=[location])
+    location = {"location": f"/v1/topics/{created.name}"}
+    return JsonResponse(_shown(context, created), status=201, headers=location)
 
 
-async def list_topics(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(ListTopicsQuery)
+async def list_topics(
+    context: TheContext,
+    grant: TheGrant,
+    query: Annotated[ListTopicsQuery, query_as(ListTopicsQuery)],
+) -> Response:
     topics = await context.read(  # there may be many
         context.broker.list_topics, prefix=query.prefix, internal=query.internal
     )
-    return json_response(TopicList([one for one in topics if exchange.grant.sees_topic(one.name)]))
+    return JsonResponse(TopicList([one for one in topics if grant.sees_topic(one.name)]))
 
 
-async def get_topic(context: Context, exchange: Exchange) -> Response:
-    described = await context.read(context.broker.topic(exchange.topic).describe)
-    return json_response(_shown(context, described))
+async def get_topic(context: TheContext, topic: str) -> Response:
+    described = await context.read(context.broker.topic(topic).describe)
+    return JsonResponse(_shown(context, described))
 
 
-async def alter_topic(context: Context, exchange: Exchange) -> Response:
-    context.broker.topic(exchange.topic)  # UnknownTopic precedes errors of the body
-    body = await json_body(context, exchange, AlterTopic)
-    if exchange.topic == CONSUMER_OFFSETS:
+async def _known_topic(context: TheContext, topic: str) -> str:
+    return context.broker.topic(topic).record.name
+
+
+async def alter_topic(
+    context: TheContext,
+    topic: Annotated[str, Depends(_known_topic)],  # UnknownTopic precedes errors of the body
+    body: Annotated[AlterTopic, body_as(AlterTopic)],
+) -> Response:
+    if topic == CONSUMER_OFFSETS:
         _check_keeps_offsets(body)
     if body.config is UNSET and body.partitions is UNSET:
         strict_json.refuse_field("", "nothing to change: give config or partitions")
     altered = await context.write(
         context.broker.alter_topic,
-        exchange.topic,
+        topic,
         config=None if isinstance(body.config, UnsetType) else body.config,
         partitions=None if isinstance(body.partitions, UnsetType) else body.partitions,
     )
     if body.partitions is not UNSET:
-        _wake_tails(context, exchange.topic)
-    return json_response(_shown(context, altered))
+        _wake_tails(context, topic)
+    return JsonResponse(_shown(context, altered))
 
 
 def _wake_tails(context: Context, name: str) -> None:
@@ -109,11 +124,11 @@ def _check_keeps_offsets(body: AlterTopic) -> None:
             raise Forbidden(f"{CONSUMER_OFFSETS}: {key} has to be -1, or offsets would expire")
 
 
-async def delete_topic(context: Context, exchange: Exchange) -> Response:
-    if context.broker.topic(exchange.topic).record.internal:
-        raise Forbidden(f"{exchange.topic} is internal: HTTP clients cannot delete it")
-    await context.write(context.broker.delete_topic, exchange.topic)
-    return Response(204, [])
+async def delete_topic(context: TheContext, topic: str) -> Response:
+    if context.broker.topic(topic).record.internal:
+        raise Forbidden(f"{topic} is internal: HTTP clients cannot delete it")
+    await context.write(context.broker.delete_topic, topic)
+    return Response(status_code=204)
 
 
 def _shown(context: Context, topic: TopicState) -> TopicState:

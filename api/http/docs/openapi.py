@@ -153,11 +153,12 @@ class Schemas:
 
 
 def complete(document: Json, calls: Iterable[Call]) -> Json:
-    """Complete FastAPI's document. FastAPI itself would remove nulls from examples."""
+    """Complete FastAPI's document, which lacks the calls that pass by it, and would lose nulls."""
     calls = tuple(calls)
     schemas = Schemas(calls)
     for call in calls:
-        document["paths"][call.path][call.method.lower()].update(operation(call, schemas))
+        path = document["paths"].setdefault(call.path, {})
+        path.setdefault(call.method.lower(), {}).update(operation(call, schemas))
     document["components"] = {
         "schemas": schemas.components,
         "securitySchemes": SECURITY_SCHEMES,
@@ -182,6 +183,9 @@ def _structs(schema: Any) -> tuple[type[Any], ...]:
 def operation(call: Call, schemas: Schemas) -> Json:
     """The parts of an operation that FastAPI's document lacks."""
     described: Json = {
+        "tags": [call.tag],
+        "summary": call.summary,
+        "operationId": call.name,
         "description": call.description or call.summary,
         "parameters": [
             *_path_parameters(call),
