@@ -41,7 +41,7 @@ from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.medium import make_folders
 from tierlog.hot_tier.log_folder import first_base_offset
-from tierlog.hot_tier.segment_gaps import first_gap
+from tierlog.hot_tier.sealed_segments import first_gap
 from tierlog.record_format.errors import ConfigurationError, CorruptDataError, CorruptManifest
 from tierlog.record_format.topic_rules import MAX_PARTITIONS
 

@@ -32,7 +32,7 @@ from tierlog.cold_tier.segment_uploader import (
 )
 from tierlog.host.clock import boottime_ms
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest.codec import PageCache
 from tierlog.manifest.keys import PartitionKeys, topic_folder
 from tierlog.manifest.store import ManifestStore, StoreOptions

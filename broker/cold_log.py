@@ -25,7 +25,7 @@ from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest import transitions
 from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy

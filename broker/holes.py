@@ -28,7 +28,7 @@ import structlog
 from tierlog.broker.checkpoints import CompactionOffsets
 from tierlog.broker.partition import Partition
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.segment_gaps import Gap
+from tierlog.hot_tier.sealed_segments import Gap
 from tierlog.manifest.invariants import uncovered
 from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment

@@ -18,7 +18,7 @@ import msgspec
 from tierlog.broker.partition import Partition
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.segment_views import OpenedSegment, SegmentView
+from tierlog.hot_tier.sealed_segments import OpenedSegment, SegmentView
 from tierlog.manifest.state import OffsetGap
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tierlog.broker.partition import Partition
+from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.hot_tier.segment import modified_ms
-from tierlog.hot_tier.segment_views import SegmentView
 
 
 class TierSizes(NamedTuple):

@@ -1,10 +1,37 @@
-"""The input and the result of an append."""
+"""Several appends in one write.
+
+* Each append is checked against the log as it will be after the ones before it: expected offset,
+  producer sequences, the need to roll.
+* Offsets and the leader epoch are stamped into the producers' bytes in place; nothing is copied.
+* Memory changes only after the write. If the write fails, all its appends fail, and so does every
+  outcome that depended on them: duplicates of them, and sequences or expected offsets that were
+  rejected because of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.producer_state import (
+    Producer,
+    ProducerBatch,
+    after_batch,
+    check_sequence,
+    find_duplicate_request,
+    offset_count,
+)
+from tierlog.hot_tier.roll import disk_error, roll
+from tierlog.record_format.batch import BatchHeader, stamp, stamp_log_append_time
+from tierlog.record_format.errors import (
+    InvalidRecord,
+    OffsetMismatch,
+    OutOfOrderSequence,
+    ProducerFenced,
+    TierlogError,
+)
 from tierlog.record_format.produced import ProducedBatches
 
 
@@ -34,3 +61,186 @@ class AppendResult(NamedTuple):
     log_append_time: int | None
     duplicate: bool
     log_start_offset: int
+
+
+Outcome = AppendResult | TierlogError
+
+
+def append_all(state: LogState, appends: Sequence[Append]) -> list[Outcome]:
+    """Append in order; one outcome per append. Called under the log's lock."""
+    group = _Group(state)
+    for append in appends:
+        group.take(append)
+    group.write()
+    return group.outcomes
+
+
+class _Group:
+    """The appends of one call."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._now_ms = state.monotonic_clock()
+        self._log_append_time = state.clock() if state.config.log_append_time else None
+        self._pending = state.active.begin_write()
+        self._unwritten: list[int] = []  # outcomes that depend on the pending write, by index
+        self._producers: dict[int, Producer] = {}  # as they will be after the write
+        self.outcomes: list[Outcome] = []
+
+    def take(self, append: Append) -> None:
+        try:
+            self._state.check_open()
+            self.outcomes.append(self._planned(append))
+        except (OffsetMismatch, OutOfOrderSequence, ProducerFenced) as refusal:
+            self._unwritten.append(len(self.outcomes))
+            self.outcomes.append(refusal)
+        except TierlogError as refusal:
+            self.outcomes.append(refusal)
+
+    def _planned(self, append: Append) -> AppendResult:
+        batches, expected_offset = append
+        headers = batches.headers
+        if not headers:
+            raise InvalidRecord("the request has no records")
+        if len(headers) > 1 or headers[0].producer_id >= 0:
+            duplicate = self._check_producers(headers)
+            if duplicate:
+                return self._duplicate(duplicate)
+        base_offset = self._pending.end.next_offset
+        if expected_offset not in (None, base_offset):
+            raise OffsetMismatch(expected_offset=expected_offset or 0, log_end_offset=base_offset)
+        self._roll_if_due(batches)
+        self._begin_epoch(base_offset)
+        self._pending.add(
+            batches.body, self._stamp(batches), min_timestamps=self._min_timestamps(batches)
+        )
+        self._unwritten.append(len(self.outcomes))
+        last_offset = self._pending.end.next_offset - 1
+        return AppendResult(
+            base_offset, last_offset, self._log_append_time, False, self._state.log_start_offset
+        )
+
+    def _duplicate(self, earlier: ProducerBatch) -> AppendResult:
+        if earlier.last_offset >= self._state.log_end_offset:  # the original is not written yet
+            self._unwritten.append(len(self.outcomes))
+        return AppendResult(
+            earlier.first_offset,
+            earlier.last_offset,
+            None if self._log_append_time is None else earlier.timestamp,
+            duplicate=True,
+            log_start_offset=self._state.log_start_offset,
+        )
+
+    def _begin_epoch(self, start_offset: int) -> None:
+        """The epoch checkpoint is on the medium before the first record of an epoch."""
+        try:
+            self._state.epochs.assign(self._state.leader_epoch, start_offset)
+        except OSError as error:
+            raise disk_error(self._state, error) from error
+
+    def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
+        """The earlier append of the same batches, if any. Raises ProducerFenced,
+        OutOfOrderSequence.
+        """
+        if len(headers) > 1 and (
+            run := find_duplicate_request(self._producer(headers[-1].producer_id), headers)
+        ):
+            return run
+        first, last, copies = None, None, 0
+        seen: dict[int, Producer] = {}
+        for header in headers:
+            if header.producer_id < 0:
+                continue
+            known = seen.get(header.producer_id) or self._producer(header.producer_id)
+            last = check_sequence(known, header)
+            if last:
+                first, copies = first or last, copies + 1
+            else:
+                seen[header.producer_id] = after_batch(known, header)
+        if not first or not last or copies < len(headers):
+            if copies:
+                raise OutOfOrderSequence("some batches of the request were already appended")
+            return None
+        return last._replace(offset_delta=last.last_offset - first.first_offset)
+
+    def _producer(self, producer_id: int) -> Producer | None:
+        return self._producers.get(producer_id) or self._state.producers.get(producer_id)
+
+    def _roll_if_due(self, batches: ProducedBatches) -> None:
+        body, headers = batches.body, batches.headers
+        must_roll = self._pending.must_roll(
+            size_bytes=len(body),
+            max_timestamp=self._max_timestamp(headers),
+            last_offset=self._pending.end.next_offset + offset_count(headers) - 1,
+            now_ms=self._now_ms,
+        )
+        if must_roll:
+            failure = self.write()
+            try:
+                if failure:
+                    raise failure
+                roll(self._state)
+            finally:  # the plan was written or failed; never reuse it
+                self._pending = self._state.active.begin_write()
+
+    def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
+        if self._log_append_time is not None:
+            return self._log_append_time
+        if len(headers) == 1:
+            return headers[0].max_timestamp
+        return max(header.max_timestamp for header in headers)
+
+    def _stamp(self, batches: ProducedBatches) -> list[BatchHeader]:
+        """Assign offsets, epoch and, with LogAppendTime, the timestamp, in the bytes and in the
+        headers.
+        """
+        body, leader_epoch = batches.body, self._state.leader_epoch
+        offset, stamped = self._pending.end.next_offset, []
+        for header in batches.headers:
+            stamp(body, header.position, base_offset=offset, leader_epoch=leader_epoch)
+            if self._log_append_time is not None:
+                header = stamp_log_append_time(body, header, timestamp=self._log_append_time)
+            header = header.assigned(offset, leader_epoch=leader_epoch)
+            if header.producer_id >= 0:
+                known = self._producer(header.producer_id)
+                entry = after_batch(known, header)
+                self._producers[header.producer_id] = entry
+            stamped.append(header)
+            offset = header.next_offset
+        return stamped
+
+    def _min_timestamps(self, batches: ProducedBatches) -> Sequence[int | None]:
+        if self._log_append_time is not None:
+            return [self._log_append_time] * len(batches.headers)
+        return batches.min_timestamps
+
+    def write(self) -> TierlogError | None:
+        """Write what is pending; if that fails, the error becomes the outcome of its appends.
+
+        Nothing may be added to this plan afterwards.
+        """
+        failure = self._write_pending() if self._pending.buffers else None
+        if failure:
+            for number in self._unwritten:
+                self.outcomes[number] = failure
+        self._unwritten.clear()
+        self._producers.clear()
+        return failure
+
+    def _write_pending(self) -> TierlogError | None:
+        try:
+            self._state.active.write(self._pending, now_ms=self._now_ms)
+        except OSError as error:
+            return self._on_write_failure(error)
+        for producer in self._producers.values():
+            self._state.producers.put(producer)
+        return None
+
+    def _on_write_failure(self, error: OSError) -> TierlogError:
+        failure = disk_error(self._state, error)
+        if self._state.offline is None:
+            try:
+                self._state.active.drop_tail()
+            except OSError as worse:
+                failure = self._state.go_offline(worse)
+        return failure

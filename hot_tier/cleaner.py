@@ -1,5 +1,9 @@
 """One round of compaction, which keeps the last record of each key (Kafka's Cleaner).
 
+* `find_cleanable`: clean is everything below the checkpoint, where the last round ended. Dirty is
+  everything from there to the first offset that must not be cleaned yet: the active segment, open
+  transactions, unflushed records, and records younger than `min.compaction.lag.ms`. The dirty part
+  ends at a segment boundary; a round reads all of it.
 * First the keys of the dirty part are put into a table; if it fills up, the round ends there and
   the next one continues. Then every segment up to there is rewritten, in groups, without superseded
   records; each new segment replaces its group at once.
@@ -7,34 +11,33 @@
   advances only when all groups were replaced.
 * If nothing of a segment would remain, the header of its last batch does, so no segment is empty. A
   single segment in which nothing changes is left alone.
-* Every batch is verified before it is used: its checksum, and its base offset, which no checksum
-  covers but which decides which record of a key is the last. A corrupt batch ends the round with
-  its file and position.
+* Records of aborted transactions go. A marker stays until nothing is left of its transaction; an
+  aborted transaction of which something is left goes into the new transaction index.
+* Every batch is verified before it is used: its checksum, and its base offset, which decides which
+  record of a key is the last. A corrupt batch ends the round with its file and position.
 * Reads and appends continue; only the swap holds the log's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from tierlog.hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
-from tierlog.hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from tierlog.hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
-from tierlog.hot_tier.cleaned_transactions import CleanedTransactions
-from tierlog.hot_tier.file_names import LOG
-from tierlog.hot_tier.log_reader import aborted_transactions, with_index_rebuild
+from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.log_reader import aborted_transactions, largest_timestamp, with_index_rebuild
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.producer_state import Producer
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.roll import disk_error
-from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, age_timestamp
 from tierlog.hot_tier.segment_lookup import SegmentLookup
-from tierlog.hot_tier.segment_swap import swap
+from tierlog.hot_tier.segment_swap import CleanedSegment, new_cleaned_segment, swap
 from tierlog.hot_tier.seqlock import read_consistently
-from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.batch_compaction import (
     BatchRetention,
     BatchRetentionResult,
@@ -44,7 +47,8 @@ from tierlog.record_format.batch_compaction import (
     compact_batch,
     emptied,
 )
-from tierlog.record_format.decode import expand
+from tierlog.record_format.control import ABORT, COMMIT, control_type
+from tierlog.record_format.decode import decode_batch, expand
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -53,6 +57,173 @@ from tierlog.record_format.errors import (
     eio_as,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
+
+
+class CleanedTransactions:
+    def __init__(self) -> None:
+        self._upcoming: list[tuple[int, AbortedTxn]] = []  # a heap by first offset
+        self._known: set[AbortedTxn] = set()
+        self._aborted: dict[int, AbortedTxn] = {}
+        self._seen_aborted: set[int] = set()  # aborted, with at least one batch seen
+        self._committed: set[int] = set()
+        self.kept: list[AbortedTxn] = []
+
+    def add_aborted(self, aborted: Iterable[AbortedTxn]) -> None:
+        """Add aborted transactions of the batches to come; repeated ones are ignored."""
+        for transaction in aborted:
+            if transaction not in self._known:
+                self._known.add(transaction)
+                heapq.heappush(self._upcoming, (transaction.first_offset, transaction))
+
+    def can_discard(self, buf: Buffer, header: BatchHeader) -> bool:
+        """Whether the batch's records are no longer needed."""
+        while self._upcoming and self._upcoming[0][0] <= header.last_offset:
+            transaction = heapq.heappop(self._upcoming)[1]
+            self._aborted.setdefault(transaction.producer_id, transaction)
+        if header.is_control:
+            return self._can_discard_marker(buf, header)
+        if not header.is_transactional:
+            return False
+        if header.producer_id in self._aborted:
+            self._seen_aborted.add(header.producer_id)
+            return True
+        self._committed.add(header.producer_id)
+        return False
+
+    def _can_discard_marker(self, buf: Buffer, header: BatchHeader) -> bool:
+        records = decode_batch(buf, header)
+        if not records:
+            return True  # an earlier round emptied it
+        kind, producer_id = control_type(records[0].key), header.producer_id
+        if kind == ABORT:
+            transaction = self._aborted.pop(producer_id, None)
+            if transaction is None or producer_id not in self._seen_aborted:
+                return True
+            self._seen_aborted.discard(producer_id)
+            self.kept.append(transaction)
+            return False
+        if kind == COMMIT:
+            has_records = producer_id in self._committed
+            self._committed.discard(producer_id)
+            return not has_records
+        return False
+
+
+class Cleanable(NamedTuple):
+    """[first_dirty_offset, end_offset) is dirty and may be cleaned now."""
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    dirty_bytes: int
+    oldest_dirty_ms: int | None
+
+    @property
+    def dirty_ratio(self) -> float:
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+    def is_due(self, *, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -> bool:
+        """Whether the dirty ratio calls for a round, or `max.compaction.lag.ms` is over."""
+        oldest = self.oldest_dirty_ms
+        overdue = oldest is not None and oldest < now_ms - max_lag_ms
+        # > as in Kafka: with a ratio of 0, nothing is due while nothing is dirty
+        return self.dirty_bytes > 0 and (overdue or self.dirty_ratio > min_dirty_ratio)
+
+
+def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> Cleanable:
+    """`checkpoint`: where the last round ended; None if there was none.
+
+    A checkpoint outside this log is ignored: cleaning again does no harm.
+    """
+    items = state.segments.items
+    start = state.local_log_start_offset
+    first_dirty = checkpoint if checkpoint is not None else start
+    if not start <= first_dirty <= items[-1].base_offset:
+        first_dirty = start
+    sealed = items[:-1]
+    dirty = [segment for segment in sealed if segment.end.next_offset > first_dirty]
+    ready = _ready(state, dirty, now_ms=now_ms)
+    clean_bytes = sum(
+        segment.end.size_bytes for segment in sealed if segment.end.next_offset <= first_dirty
+    )
+    return Cleanable(
+        first_dirty_offset=first_dirty,
+        end_offset=ready[-1].end.next_offset if ready else first_dirty,
+        clean_bytes=clean_bytes,
+        dirty_bytes=sum(segment.end.size_bytes for segment in ready),
+        oldest_dirty_ms=_oldest_ms(state, ready),
+    )
+
+
+def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Segment]:
+    unstable = state.producers.first_unstable_offset()
+    stable = state.flushed.offset if unstable is None else min(unstable, state.flushed.offset)
+    lag_ms = state.config.min_compaction_lag_ms
+    ready: list[Segment] = []
+    for segment in dirty:
+        too_young = lag_ms > 0 and _newest_ms(state, segment) > now_ms - lag_ms
+        if too_young or segment.end.next_offset > stable:
+            break
+        ready.append(segment)
+    return ready
+
+
+def _newest_ms(state: LogState, segment: Segment) -> int:
+    largest = largest_timestamp(state, segment)
+    return age_timestamp(largest, folder=segment.folder, base_offset=segment.base_offset)
+
+
+def _oldest_ms(state: LogState, ready: Sequence[Segment]) -> int | None:
+    """The smallest first timestamp of the segments; only needed if a maximum lag is set."""
+    if state.config.max_compaction_lag_ms == 2**63 - 1:
+        return None
+    firsts = (_first_timestamp(state, segment) for segment in ready)
+    return min((first for first in firsts if first is not None and first > 0), default=None)
+
+
+def _first_timestamp(state: LogState, segment: Segment) -> int | None:
+    return with_index_rebuild(state, segment, lambda: segment.first_timestamp(state.files))
+
+
+class GroupLimits(NamedTuple):
+    segment_bytes: int
+    index_bytes: int
+    borders: frozenset[int]  # offsets that no group may span
+
+
+def group_segments(segments: Sequence[Segment], limits: GroupLimits) -> list[tuple[Segment, ...]]:
+    """Consecutive segments that are merged into one each, within the limits of a segment's size, an
+    index's size, and 31 bits of relative offset.
+    """
+    groups: list[list[Segment]] = []
+    sizes = (0, 0, 0)
+    for segment in segments:
+        more = _sizes_of(segment)
+        together = tuple(a + b for a, b in zip(sizes, more, strict=True))
+        fits = (
+            together[0] <= limits.segment_bytes
+            and max(together[1:]) <= limits.index_bytes
+            and segment.base_offset not in limits.borders
+        )
+        if groups and fits and segment.end.next_offset - 1 - groups[-1][0].base_offset < 2**31:
+            groups[-1].append(segment)
+            sizes = together  # type: ignore[assignment]
+        else:
+            groups.append([segment])
+            sizes = more
+    return [tuple(group) for group in groups]
+
+
+def _sizes_of(segment: Segment) -> tuple[int, int, int]:
+    return (segment.end.size_bytes, _size_of(segment, OFFSET_INDEX), _size_of(segment, TIME_INDEX))
+
+
+def _size_of(segment: Segment, suffix: str) -> int:
+    try:
+        return segment.path(suffix).stat().st_size
+    except FileNotFoundError:
+        return 0  # it will be rebuilt
 
 
 class CleanedRound(NamedTuple):

@@ -1,5 +1,5 @@
 """File operations on a log that nobody has open: splitting it in two, as a take-over does with
-records that diverged from the bucket.
+records that diverged from the bucket; looking at what recovery would do.
 
 * The log must be opened with recovery afterwards, which rebuilds indexes, epochs and producers from
   the segments that are left.
@@ -7,15 +7,23 @@ records that diverged from the bucket.
   after a crash. `finish_interrupted_split` completes a split before the log is opened.
 * `split_at` deletes only indexes, which are rebuilt. `replace_with_empty` is for logs whose records
   are in the other tier.
+* `OverlayDisk` writes to a folder of symbolic links that is opened like the log, and leaves the
+  original files unchanged. Links are renamed and unlinked like files; a file that is written in
+  place is copied first. A `.log` is never copied: writes to it and truncations are dropped, because
+  nobody reads a log past the end that its owner knows. Nothing is synced.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK, copy_durably, write_durably
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
@@ -31,9 +39,10 @@ from tierlog.hot_tier.file_names import (
     path_of,
     segment_files,
 )
+from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.hot_tier.open_files import FileReader, Pread
 from tierlog.hot_tier.salvage import LostRange, SalvageScan
-from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
@@ -201,3 +210,59 @@ def _cut(folder: Path, base_offset: int, position: int) -> None:
     finally:
         os.close(fd)
     REAL_DISK.sync_folder(folder)
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Create the folder `target` with a link to each file of `source`."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".tmp":  # overwritten or removed by the open
+            (target / path.name).symlink_to(path.resolve())
+
+
+@contextmanager
+def with_swaps_finished(folder: Path) -> Iterator[Path]:
+    """An overlay of a closed log's folder as the next open would leave it, with an interrupted swap
+    finished. Raises OSError.
+    """
+    with tempfile.TemporaryDirectory(prefix="tierlog-log-") as made:
+        place = Path(made) / folder.name
+        link_files(folder, place)
+        LogFolder.open(place, disk=OverlayDisk())
+        yield place
+
+
+class OverlayDisk(Disk):
+    """Copies a link's target before the first write in place; see the module."""
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and path.is_symlink():
+            if path.suffix == LOG:
+                return super().open(path, os.O_RDONLY)
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(data)
+        return super().open(path, flags)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        if _is_read_only(fd):
+            return sum(map(len, buffers))
+        return super().write_at(fd, buffers, position)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        if not _is_read_only(fd):
+            super().truncate(fd, size_bytes)
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        if not _is_read_only(fd):
+            super().reserve(fd, size_bytes)
+
+    def sync_bytes(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        pass
+
+
+def _is_read_only(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

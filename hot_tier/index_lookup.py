@@ -1,7 +1,7 @@
 """Look-ups in the index of a segment: in memory while the segment is active, else in its file.
 
 * A look-up in a file reads only the block that contains the entry, until the index is used often
-  enough for `index_cache` to keep it.
+  enough for `indexes` to keep it.
 * A file is read, never mapped: an error of the disk must not become a signal.
 """
 
@@ -11,7 +11,7 @@ import os
 from struct import Struct
 
 from tierlog.hot_tier.file_names import OFFSET_INDEX
-from tierlog.hot_tier.index_columns import Entry, IndexColumns
+from tierlog.hot_tier.indexes import Entry, IndexColumns
 from tierlog.hot_tier.open_files import FileReader, Files
 from tierlog.hot_tier.segment import Segment
 from tierlog.record_format.errors import CorruptIndex, eio_as

@@ -24,8 +24,8 @@ from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.file_slice import TierRead
 from tierlog.hot_tier import log_reader
-from tierlog.hot_tier.append import Append
-from tierlog.hot_tier.appender import Outcome, append_all
+from tierlog.hot_tier.append import Append, Outcome, append_all
+from tierlog.hot_tier.derived_files import write_snapshot
 from tierlog.hot_tier.file_names import LOG
 from tierlog.hot_tier.flusher import Flusher
 from tierlog.hot_tier.log_config import LogConfig
@@ -41,12 +41,16 @@ from tierlog.hot_tier.log_state import (
     not_uploaded,
 )
 from tierlog.hot_tier.open_files import NonBlockingFiles, OpenFiles
-from tierlog.hot_tier.producer_snapshots import write_snapshot
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
 from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
-from tierlog.hot_tier.sealed_segments import SealedSegments
-from tierlog.hot_tier.segment_views import SegmentStats, SegmentView, stats_of, views_of
+from tierlog.hot_tier.sealed_segments import (
+    SealedSegments,
+    SegmentStats,
+    SegmentView,
+    stats_of,
+    views_of,
+)
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.errors import ConfigurationError

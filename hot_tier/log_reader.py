@@ -19,13 +19,12 @@ from typing import TypeVar
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.hot_tier.batch_walk import checked_batches
 from tierlog.hot_tier.border_check import check_before_read
+from tierlog.hot_tier.derived_files import read_entries, rebuild_for_reading
 from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
-from tierlog.hot_tier.index_rebuild import rebuild_for_reading
 from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
 from tierlog.hot_tier.open_files import FileReader, Files
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
-from tierlog.hot_tier.transaction_index import read_entries
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import (

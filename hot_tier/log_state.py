@@ -143,7 +143,7 @@ class LogState:
         self.swap_sequence = 0  # see `seqlock`
         self.unmirrored = False  # see `segment_swap`
         self.check_lock = threading.Lock()  # see `border_check`
-        self.rewrite_lock = threading.Lock()  # see `cleaned_segment`
+        self.rewrite_lock = threading.Lock()  # see `segment_swap`
         self.closing = False  # nothing new may start
         self.closed = False  # files are closed, and their names may belong to another log
         self.max_timestamps_so_far: MaxTimestamps | None = None

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.page_cache import pread_nowait
-from tierlog.hot_tier.index_cache import IndexCache
+from tierlog.hot_tier.indexes import IndexCache
 
 KEPT_OPEN_MAX = 64
 

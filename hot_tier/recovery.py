@@ -14,17 +14,22 @@ from typing import Final
 from tierlog.host.disk import write_all
 from tierlog.hot_tier.batch_walk import CheckedBatch
 from tierlog.hot_tier.border_check import BatchesInOrder, PlacedRun
+from tierlog.hot_tier.derived_files import (
+    DeferredProducers,
+    apply_batch,
+    load_newest,
+    replay,
+    write_entries,
+    write_indexes,
+    write_snapshot,
+)
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
-from tierlog.hot_tier.index_builder import IndexBuilder
-from tierlog.hot_tier.index_rebuild import write_indexes
+from tierlog.hot_tier.indexes import IndexBuilder
 from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.hot_tier.log_state import LogState, Segments
-from tierlog.hot_tier.producer_snapshots import load_newest, write_snapshot
-from tierlog.hot_tier.replay import DeferredProducers, apply_batch, replay
 from tierlog.hot_tier.roll import open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.torn_tail import BadBytes, CutFiles, NextSegment, Place
-from tierlog.hot_tier.transaction_index import write_entries
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, AbortedTxn

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.derived_files import load_newest, write_snapshot
 from tierlog.hot_tier.file_names import (
     LOG,
     OFFSET_INDEX,
@@ -19,10 +20,9 @@ from tierlog.hot_tier.file_names import (
     TIME_INDEX,
     path_of,
 )
-from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.log_state import Flushed, LogState, Segments
-from tierlog.hot_tier.producer_snapshots import load_newest, write_snapshot
-from tierlog.hot_tier.segment import LargestTimestamp, Segment, SegmentEnd, modified_ms
+from tierlog.hot_tier.segment import Segment, SegmentEnd, modified_ms
 from tierlog.record_format.batch import NO_TIMESTAMP
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY

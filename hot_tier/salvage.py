@@ -20,16 +20,15 @@ from typing import NamedTuple
 
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
-from tierlog.hot_tier.cleaned_segment import CleanedSegment, new_cleaned_segment
+from tierlog.hot_tier.derived_files import read_entries
 from tierlog.hot_tier.file_names import LOG
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import Segment
-from tierlog.hot_tier.segment_swap import swap
+from tierlog.hot_tier.segment_swap import CleanedSegment, new_cleaned_segment, swap
 from tierlog.hot_tier.torn_tail import batch_places
-from tierlog.hot_tier.transaction_index import read_entries
 from tierlog.record_format.batch import HEADER_SIZE, parse_header
 from tierlog.record_format.batch_compaction import Compacted, empty_batch
 from tierlog.record_format.errors import CorruptBatch, UnknownSegment

@@ -1,4 +1,5 @@
-"""A log's sealed segments: reading their files, and replacing them.
+"""A log's segments as others see them: what is known about each, reading the files of sealed ones,
+and replacing them.
 
 * Callers hold `lock` while they read files by the paths from `prepare_upload` (an upload, a
   repair), and around each replacement. The log's own lock is taken inside it, never the other way
@@ -6,6 +7,11 @@
 * Look-ups take no lock: they are retried if a swap overlapped them (`seqlock`).
 * The bucket is updated some time after a replacement. Until then (`mirrored`) it may hold the old
   segments.
+* Statistics that were not counted while appending (for segments found on disk) are counted on
+  request by reading the segment, and kept.
+* A gap between two segments: a crash can keep a later file and lose the end of an earlier one, and
+  files can be lost; compaction leaves the same picture. The folder alone does not tell which; the
+  recovery point does, or whether the log was ever compacted.
 """
 
 from __future__ import annotations
@@ -13,25 +19,203 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
 
+from tierlog.host.file_slice import OpenFile
+from tierlog.hot_tier.batch_walk import checked_batches, headers_of
 from tierlog.hot_tier.border_check import check_whole, crc32c_of_segment
-from tierlog.hot_tier.cleanable import Cleanable, find_cleanable
-from tierlog.hot_tier.cleaner import CleanedRound, Cleaner, CleanerHooks
-from tierlog.hot_tier.file_names import LOG, UNMIRRORED
-from tierlog.hot_tier.index_rebuild import rebuild_indexes
-from tierlog.hot_tier.log_reader import file_of, largest_timestamp
+from tierlog.hot_tier.cleaner import Cleanable, CleanedRound, Cleaner, CleanerHooks, find_cleanable
+from tierlog.hot_tier.closed_log import base_offsets
+from tierlog.hot_tier.derived_files import ensure_snapshot, rebuild_indexes
+from tierlog.hot_tier.file_names import (
+    LOG,
+    UNMIRRORED,
+    path_of,
+)
+from tierlog.hot_tier.log_reader import (
+    file_of,
+    largest_timestamp,
+    log_reader_of,
+    with_index_rebuild,
+)
 from tierlog.hot_tier.log_state import LogState
-from tierlog.hot_tier.prepend import prepend_segment
-from tierlog.hot_tier.producer_snapshots import ensure_snapshot
+from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.salvage import Salvage
-from tierlog.hot_tier.segment import Segment
-from tierlog.hot_tier.segment_gaps import Gap, gap_after
-from tierlog.hot_tier.segment_views import OpenedSegment, SegmentFiles, segment_paths
+from tierlog.hot_tier.segment import Segment, SegmentFiles, segment_paths
+from tierlog.hot_tier.segment_lookup import SegmentLookup
+from tierlog.hot_tier.segment_swap import prepend_segment
 from tierlog.hot_tier.seqlock import read_consistently
+from tierlog.record_format.batch import NO_TIMESTAMP
 from tierlog.record_format.batch_compaction import KeyTable
 from tierlog.record_format.checkpoint_files import EpochEntry
-from tierlog.record_format.errors import CorruptBatch, CorruptIndex, UnknownSegment, eio_as
+from tierlog.record_format.decode import min_timestamp_of
+from tierlog.record_format.errors import (
+    CorruptBatch,
+    CorruptDataError,
+    CorruptIndex,
+    OffsetTrimmed,
+    UnknownSegment,
+    eio_as,
+)
+
+
+class SegmentView(NamedTuple):
+    """One local segment. None: unknown without reading it. `age_ms`: since its first record; also
+    None if it is empty, or was sealed before the log was opened.
+    """
+
+    base_offset: int
+    last_offset: int  # base - 1 if it is empty
+    size_bytes: int
+    record_count: int | None
+    min_timestamp: int | None
+    max_timestamp: int
+    active: bool
+    sealed: bool  # and flushed: it will never change
+    folder: Path
+    crc32c: int | None
+    age_ms: int | None
+
+    @property
+    def path(self) -> Path:
+        """The log; made on request, because it takes longer than the rest of the view."""
+        return path_of(self.folder, self.base_offset, LOG)
+
+
+class OpenedSegment(NamedTuple):
+    """A sealed segment's bytes: `crc32c` covers all `size_bytes` of `file`."""
+
+    size_bytes: int
+    crc32c: int
+    file: OpenFile
+
+
+class SegmentStats(NamedTuple):
+    """`min_timestamp` is that of the records; None for an empty segment."""
+
+    record_count: int
+    min_timestamp: int | None
+    max_timestamp: int
+
+
+def views_of(state: LogState) -> list[SegmentView]:
+    """All segments, oldest first."""
+    flushed, items = state.flushed.offset, state.segments.items
+    views = [_view(state, segment, active=False, flushed=flushed) for segment in items[:-1]]
+    return [*views, _view(state, items[-1], active=True, flushed=flushed)]
+
+
+def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> SegmentView:
+    size_bytes, next_offset = segment.end
+    first_ms = segment.first_append_ms
+    return SegmentView(
+        base_offset=segment.base_offset,
+        last_offset=next_offset - 1,
+        size_bytes=size_bytes,
+        record_count=segment.record_count,
+        min_timestamp=segment.min_timestamp,
+        max_timestamp=_largest_timestamp(state, segment),
+        active=active,
+        sealed=not active and next_offset <= flushed,
+        folder=segment.folder,
+        crc32c=segment.crc32c,
+        age_ms=None if first_ms is None else state.monotonic_clock() - first_ms,
+    )
+
+
+def _largest_timestamp(state: LogState, segment: Segment) -> int:
+    """-1 also if the segment is damaged or was just deleted: that must not keep anyone from listing
+    the others.
+    """
+    try:
+        return largest_timestamp(state, segment)
+    except (CorruptDataError, OffsetTrimmed):
+        return NO_TIMESTAMP
+
+
+def stats_of(state: LogState, base_offset: int) -> SegmentStats:
+    """Statistics of any local segment. Raises UnknownSegment or OffsetTrimmed (it was deleted),
+    CorruptDataError.
+    """
+    segments = state.segments
+    number = segments.number_of(base_offset)
+    if number < 0 or segments.bases[number] != base_offset:
+        raise UnknownSegment(f"{state.name} has no segment {base_offset}")
+    segment = segments.items[number]
+    count, smallest = segment.record_count, segment.min_timestamp
+    if count is None or (smallest is None and count):
+        size_bytes = segment.end.size_bytes
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            count, smallest = _count(log_reader_of(state, segment), size_bytes=size_bytes)
+        if number < len(segments.items) - 1:
+            segment.record_count, segment.min_timestamp = count, smallest
+    return SegmentStats(count, smallest, largest_timestamp(state, segment))
+
+
+def _count(log: FileReader, *, size_bytes: int) -> tuple[int, int | None]:
+    """(records, smallest timestamp) of all batches; None without a record. Raises CorruptBatch."""
+    count, smallest = 0, None
+    for checked in checked_batches(log, end=size_bytes):
+        count += checked.header.record_count
+        try:
+            of_batch = min_timestamp_of(checked.chunk, checked.header_in_chunk())
+        except CorruptBatch as bad:
+            raise checked.with_location(bad, file=log.name) from None
+        if of_batch is not None and (smallest is None or of_batch < smallest):
+            smallest = of_batch
+    return count, smallest
+
+
+class Gap(NamedTuple):
+    """A segment ends at `next_offset`, and the one after it begins at a higher `base_offset`."""
+
+    next_offset: int
+    base_offset: int
+
+
+def first_gap(folder: Path) -> Gap | None:
+    """The first gap between two segments; skips segments with corrupt bytes. Raises OSError."""
+    for base_offset, following in pairwise(base_offsets(folder)):
+        next_offset = _next_offset(folder, base_offset)
+        if next_offset is not None and next_offset < following:
+            return Gap(next_offset, following)
+    return None
+
+
+def gap_after(state: LogState, segment: Segment) -> Gap | None:
+    """The gap between the last batch of a sealed segment, found by the index, and the next segment.
+    None also if the bytes there are corrupt or unreadable.
+    """
+    following = segment.end.next_offset
+
+    def is_reached() -> bool:
+        return SegmentLookup(segment, state.files).find_offset(following - 1) is not None
+
+    try:
+        with eio_as(CorruptBatch, file=segment.name(LOG)):
+            if with_index_rebuild(state, segment, is_reached):
+                return None
+            headers = segment.headers(state.files)
+            next_offset = max(
+                (header.next_offset for header in headers), default=segment.base_offset
+            )
+    except CorruptBatch:
+        return None
+    return Gap(next_offset, following) if next_offset < following else None
+
+
+def _next_offset(folder: Path, base_offset: int) -> int | None:
+    """The offset after the segment's last batch; None if its bytes are corrupt."""
+    next_offset = base_offset
+    try:
+        for header in headers_of(path_of(folder, base_offset, LOG)):
+            next_offset = header.next_offset
+    except CorruptBatch:
+        return None
+    return next_offset
 
 
 class SealedSegments:
@@ -142,7 +326,7 @@ class SealedSegments:
         largest_timestamp(self._state, segment)  # compares it with the log
 
     def gap_after(self, base_offset: int) -> Gap | None:
-        """See `segment_gaps`. Raises UnknownSegment or OffsetTrimmed (it was deleted)."""
+        """See `sealed_segments`. Raises UnknownSegment or OffsetTrimmed (it was deleted)."""
         return read_consistently(
             self._state, lambda: gap_after(self._state, self._find(base_offset))
         )
@@ -173,7 +357,7 @@ class SealedSegments:
 
     def prepend(self, files: SegmentFiles, *, epochs: Sequence[EpochEntry], crc32c: int) -> bool:
         """Put a segment that was brought back from the other tier before the first one; see
-        `prepend`.
+        `segment_swap`.
         """
         return prepend_segment(self._state, files, epochs=epochs, crc32c=crc32c)
 

@@ -16,14 +16,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tierlog.host.durable_file import read_whole
 from tierlog.hot_tier.batch_walk import check_in_order, headers_from
-from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX, file_name, path_of
-from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.file_names import (
+    LOG,
+    OFFSET_INDEX,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    file_name,
+    path_of,
+)
+from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.open_files import FileReader, Files
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
@@ -41,13 +49,6 @@ class SegmentEnd(NamedTuple):
 
     size_bytes: int
     next_offset: int
-
-
-class LargestTimestamp(NamedTuple):
-    """The largest timestamp of a segment and the last offset of the batch that has it."""
-
-    timestamp: int
-    offset: int
 
 
 class Part(NamedTuple):
@@ -186,6 +187,41 @@ class Segment:
         last = times[-1].timestamp if times else NO_TIMESTAMP
         if self.largest is not None and self.largest.timestamp != last:
             raise CorruptIndex("lost its last entries", file=str(self.path(TIME_INDEX)))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The files of a sealed segment.
+
+    `snapshot` holds the producers at the end of the segment: the file at the next base offset.
+    """
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    record_count: int | None  # None: unknown without reading it
+    min_timestamp: int | None
+    log: Path
+    index: Path
+    timeindex: Path
+    txnindex: Path | None
+    snapshot: Path
+
+
+def segment_paths(segment: Segment, *, snapshot: Path) -> SegmentFiles:
+    """Only names the files, and looks at none."""
+    return SegmentFiles(
+        base_offset=segment.base_offset,
+        last_offset=segment.end.next_offset - 1,
+        size_bytes=segment.end.size_bytes,
+        record_count=segment.record_count,
+        min_timestamp=segment.min_timestamp,
+        log=segment.path(LOG),
+        index=segment.path(OFFSET_INDEX),
+        timeindex=segment.path(TIME_INDEX),
+        txnindex=segment.path(TRANSACTION_INDEX) if segment.has_transactions else None,
+        snapshot=snapshot,
+    )
 
 
 def age_timestamp(largest_timestamp: int, *, folder: Path, base_offset: int) -> int:

@@ -14,10 +14,10 @@ from itertools import chain
 
 from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
-from tierlog.hot_tier.index_columns import Entry, IndexColumns
 from tierlog.hot_tier.index_lookup import floor_entry, in_memory
+from tierlog.hot_tier.indexes import Entry, IndexColumns, LargestTimestamp
 from tierlog.hot_tier.open_files import Files
-from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, LargestTimestamp, Part, Segment, SegmentEnd
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 

@@ -36,8 +36,7 @@ from tierlog.broker.repair.rebuilt_segment import object_pieces, rebuilt_segment
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import TaskFailures
 from tierlog.host.retry import backoff_s
-from tierlog.hot_tier.cleanable import Cleanable
-from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.hot_tier.cleaner import Cleanable, CleanerHooks, Interrupted
 from tierlog.record_format.batch_compaction import KeyTable
 from tierlog.record_format.errors import CorruptDataError, TierlogError
 from tierlog.record_format.key_table import make_key_table

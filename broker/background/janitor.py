@@ -35,8 +35,8 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import PartitionTask, TaskFailures
 from tierlog.host.threads import Threads
+from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.hot_tier.segment import age_timestamp
-from tierlog.hot_tier.segment_views import SegmentView
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.manifest.state import live_size_bytes
 from tierlog.record_format.errors import (

@@ -23,7 +23,7 @@ from itertools import takewhile
 import structlog
 
 from tierlog.broker.partition import Partition
-from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry
 

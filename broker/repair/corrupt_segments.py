@@ -32,8 +32,7 @@ from tierlog.broker.repair.local_check import is_corrupt, is_lost
 from tierlog.broker.repair.local_repair import copy_segment, unused_path
 from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from tierlog.hot_tier.salvage import LostRange
-from tierlog.hot_tier.segment_gaps import Gap
-from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.manifest.state import first_at
 from tierlog.record_format.errors import UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry

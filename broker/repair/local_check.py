@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from tierlog.broker.holes import missing
 from tierlog.broker.partition import Partition
 from tierlog.cold_tier.segment_check import scan_segment
-from tierlog.hot_tier.segment_gaps import Gap
-from tierlog.hot_tier.segment_views import SegmentView
+from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.manifest.invariants import uncovered
 from tierlog.manifest.state import Manifest
 from tierlog.record_format.errors import CorruptDataError

@@ -1,7 +1,7 @@
 """Plans a repair of a stopped broker's data folder. Changes nothing on disk or in the bucket.
 
 * The overlay is a folder elsewhere with copies of the small files and links to those of one
-  topic's logs (`hot_tier.overlay`). The data folder itself stays locked meanwhile.
+  topic's logs (`hot_tier.closed_log`). The data folder itself stays locked meanwhile.
 * A broker without background work opens the overlay, and decides as it would on the folder.
 * The store is only read. An attempt to write to it ends the plan with an error that says so.
 """
@@ -27,7 +27,7 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import PROBE, ProbeResult
 from tierlog.broker.topic_registry import TopicRegistry
 from tierlog.host.clock import wall_clock_ms
-from tierlog.hot_tier.overlay import OverlayDisk, link_files
+from tierlog.hot_tier.closed_log import OverlayDisk, link_files
 from tierlog.object_store.probe import StoreTraits
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import ConfigurationError, ObjectExists

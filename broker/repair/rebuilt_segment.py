@@ -24,7 +24,7 @@ from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
-from tierlog.hot_tier.segment_views import SegmentFiles
+from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.crc32c import crc32c_of

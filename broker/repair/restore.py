@@ -53,8 +53,8 @@ from tierlog.broker.repair.restore_tail import OldFolder, Tail, TailTarget, take
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.host.durable_file import REAL_DISK, write_durably
 from tierlog.host.medium import make_folders
+from tierlog.hot_tier.closed_log import with_swaps_finished
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.overlay import with_swaps_finished
 from tierlog.manifest.keys import PartitionKeys, topic_versions
 from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions

@@ -17,9 +17,9 @@ from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.hot_tier.file_names import LEADER_EPOCHS
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import (
-    ConfigurationError,
     CorruptBatch,
     CorruptDataError,
+    CorruptSnapshot,
     LogOfflineError,
     OutOfOrderSequence,
 )
@@ -451,7 +451,7 @@ def test_a_crash_while_a_swap_is_finished_leaves_nothing_of_the_old_segments(
 
 
 def test_a_folder_of_another_topic_is_rejected(open_log, written):
-    with pytest.raises(ConfigurationError, match="belongs to topic id"):
+    with pytest.raises(CorruptSnapshot, match="has topic id"):
         open_log(config=CONFIG, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
 
 

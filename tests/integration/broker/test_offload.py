@@ -20,7 +20,7 @@ from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Copier
 from tierlog.broker.background.janitor import removable_end
 from tierlog.host.clock import wall_clock_ms
-from tierlog.hot_tier import roll, segment_views
+from tierlog.hot_tier import roll, sealed_segments
 from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.store import DAY_MS
@@ -225,7 +225,7 @@ def test_a_hanging_upload_does_not_block_other_partitions(harness, copier_of, mo
 def test_what_is_to_be_uploaded_is_found_without_the_disk(harness, copier_of, monkeypatch):
     """It is found under the lock that readiness needs."""
     copier = copier_of(2)
-    monkeypatch.setattr(segment_views, "largest_timestamp", no_room)
+    monkeypatch.setattr(sealed_segments, "_largest_timestamp", no_room)
     copier.run_round()
     assert copier.wait_until_done(harness.broker.partitions(), timeout_s=20)
 

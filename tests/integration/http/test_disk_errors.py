@@ -17,7 +17,7 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, Api, api_of, problem
 from tierlog.host import page_cache
 from tierlog.host.disk import Disk
-from tierlog.hot_tier import segment_views
+from tierlog.hot_tier import sealed_segments
 
 OCTETS = {"content-type": "application/octet-stream"}
 
@@ -89,7 +89,7 @@ def test_describing_a_topic_while_the_disk_hangs_delays_no_other_request(
         released.wait(20)
         return 0
 
-    monkeypatch.setattr(segment_views, "largest_timestamp", hanging)
+    monkeypatch.setattr(sealed_segments, "largest_timestamp", hanging)
     with ThreadPoolExecutor(1) as pool:
         description = pool.submit(api.get, f"/v1/topics/{topic}")
         assert waiting.wait(10)

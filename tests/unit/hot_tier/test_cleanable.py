@@ -11,8 +11,13 @@ from tests.fakes.clock import NOW_MS
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import batch, produced, unchecked
 from tierlog.hot_tier.append import Append
-from tierlog.hot_tier.cleanable import Cleanable, GroupLimits, group_segments
-from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.hot_tier.cleaner import (
+    Cleanable,
+    CleanerHooks,
+    GroupLimits,
+    Interrupted,
+    group_segments,
+)
 from tierlog.hot_tier.file_names import UNMIRRORED
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp

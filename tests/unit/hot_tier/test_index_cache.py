@@ -2,8 +2,7 @@ import pytest
 
 from tests.fakes.partition_logs import first_offset, try_read
 from tierlog.hot_tier.file_names import OFFSET_INDEX
-from tierlog.hot_tier.index_cache import ENTRY_BYTES, SMALL_BYTES, IndexCache
-from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.indexes import ENTRY_BYTES, SMALL_BYTES, IndexCache, IndexColumns
 from tierlog.hot_tier.open_files import NonBlockingFiles
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.record_format.index_layouts import OFFSET_ENTRY

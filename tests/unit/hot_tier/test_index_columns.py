@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from tierlog.hot_tier.index_columns import IndexColumns
+from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 LAYOUTS = pytest.mark.parametrize("layout", [OFFSET_ENTRY, TIME_ENTRY])

@@ -4,7 +4,7 @@ from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import unchecked
 from tierlog.hot_tier.append import Append
-from tierlog.hot_tier.producer_snapshots import snapshot_before
+from tierlog.hot_tier.derived_files import snapshot_before
 from tierlog.record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
 from tierlog.record_format.producer_snapshot import parse_snapshot
 
