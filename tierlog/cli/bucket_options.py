@@ -28,7 +28,7 @@ OfflineStoreOption = Annotated[
     typer.Option("--store", metavar="URL", help="Read this bucket directly, without a broker."),
 ]
 EndpointOption = Annotated[str | None, setting_option("s3.endpoint", metavar="URL")]
-RegionOption = Annotated[str | None, setting_option("s3.region", metavar="REGION")]
+RegionOption = Annotated[str | None, setting_option("s3.region", metavar="NAME")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

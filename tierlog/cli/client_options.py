@@ -73,7 +73,9 @@ TopicOrAll = Annotated[
 ]
 OutputOption = Annotated[
     Output,
-    typer.Option("--output", help="text, json, or auto: text on a terminal, JSON elsewhere."),
+    typer.Option(
+        "--output", metavar="FORM", help="text, json, or auto: text on a terminal, JSON elsewhere."
+    ),
 ]
 YesOption = Annotated[
     bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")

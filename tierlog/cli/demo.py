@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierlog.cli.output import format_size, format_time, print_table
+from tierlog.cli.output import format_size, format_time
+from tierlog.cli.table import print_table
 from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def dump(
         bool, typer.Option("--print-data-log", help="Also print keys and values, as text.")
     ] = False,
     output: Annotated[
-        Output, typer.Option(help="text, or json: one object per line.")
+        Output, typer.Option(metavar="FORM", help="text, or json: one object per line.")
     ] = Output.TEXT,
     s3_endpoint: EndpointOption = None,
     s3_region: RegionOption = None,

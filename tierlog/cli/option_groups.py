@@ -15,18 +15,30 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from tierlog.setting_table import TABLE
+from tierlog.setting_table import TABLE, Setting
 
 T = TypeVar("T")
 
 
 def setting_option(name: str, **more: Any) -> Any:
-    """The option of a command that has a flag of `serve`: with its name and variable, and, unless
-    `more` has another `help`, its explanation.
+    """The option of a command that has a flag of `serve`: with its name, variable and range, and,
+    unless `more` has another `help`, its explanation.
     """
     setting = next(one for one in TABLE if one.name == name)
-    given = {"envvar": setting.variable, "help": setting.doc} | more
-    return typer.Option(setting.flag_name, **given)
+    given: dict[str, Any] = {"envvar": setting.variable, "help": setting.doc}
+    return typer.Option(setting.flag_name, callback=_check_of(setting), **given | more)
+
+
+def _check_of(setting: Setting) -> Callable[[Any], Any]:
+    """Instead of typer's `min` and `max`, whose text takes the place of the names in help."""
+
+    def check(value: Any) -> Any:
+        least, most = setting.least, setting.most
+        if isinstance(value, int) and not least <= value <= most:
+            raise typer.BadParameter(f"must be between {least} and {most}, not {value}")
+        return value
+
+    return check
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

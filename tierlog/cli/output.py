@@ -5,21 +5,18 @@ If stdout is not a terminal, or with `--output json`, the output is one JSON doc
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from shutil import get_terminal_size
 from typing import Any, Final
 
 import msgspec
 
-from tierlog.cli.table import cell, fold, lay_out, printable
+from tierlog.cli.table import cell, print_table, printable
 
 FOUND_PROBLEMS: Final = 3  # exit code of a check that found problems
-WIDE: Final = 1 << 20  # columns, without a terminal: lines are not wrapped, so that grep works
 
 
 class Output(StrEnum):
@@ -76,20 +73,6 @@ def for_stdout() -> Callable[[bytes], bytes]:
 
 def _for_a_terminal(data: bytes) -> bytes:
     return printable(data.decode(errors="backslashreplace"), keep="\n\t").encode()
-
-
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = ""
-) -> None:
-    """Print a table that fits the terminal; into a pipe, lines are not wrapped."""
-    width = get_terminal_size((WIDE, 0)).columns if sys.stdout.isatty() else WIDE
-    layout = lay_out(columns, rows, width=width)
-    styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    bold = (lambda line: f"\x1b[1m{line}\x1b[0m") if styled else str
-    titles = [line for one in title.split("\n") for line in fold(one, width)] if title else []
-    below = fold(caption, width) if caption else []
-    lines = [*titles, *map(bold, layout.headings), *layout.rows, *below]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def print_members(members: Mapping[str, object], *, title: str = "") -> None:

@@ -16,7 +16,6 @@ import typer
 from tierlog.broker.settings import BrokerSettings
 from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.option_groups import setting_option
-from tierlog.setting_table import OFFSET_GAP_MAX, OFFSET_GAP_MIN
 
 if TYPE_CHECKING:
     from tierlog.broker.broker import Broker
@@ -48,21 +47,18 @@ SingleWriterOption = Annotated[
 
 GraceOption = Annotated[
     int,
-    setting_option(
-        "gc.grace.ms", min=0, metavar="MS", help="As for serve: what is younger is kept."
-    ),
+    setting_option("gc.grace.ms", metavar="MS", help="As for serve: what is younger is kept."),
 ]
 VersionsOption = Annotated[
-    int, setting_option("manifest.versions.min", min=1, metavar="N", help="As for serve.")
+    int,
+    setting_option("manifest.versions.min", metavar="N", help="As for serve.", show_envvar=False),
 ]
 GapOption = Annotated[
     int,
     setting_option(
         "restore.offset.gap",
-        min=OFFSET_GAP_MIN,
-        max=OFFSET_GAP_MAX,
         help="As for serve: offsets skipped by a take-over, so that none is assigned twice.",
-        metavar="COUNT",
+        metavar="N",
     ),
 ]
 

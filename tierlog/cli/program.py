@@ -15,9 +15,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
@@ -91,44 +90,24 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
 class Commands(TyperGroup):
     """The top-level group: imports only the command that is called."""
 
-    listing = False
-
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
+        """A placeholder with the summary: for help and completion."""
+        if (entry := COMMANDS.get(cmd_name)) is None:
             return None
-        if self.listing:
-            placeholder = TyperCommand(cmd_name, short_help=entry.summary, help=entry.summary)
-            placeholder.rich_help_panel = entry.panel
-            return placeholder
-        return load_command(cmd_name)
+        command = TyperCommand(cmd_name, short_help=entry.summary, help=entry.summary)
+        command.rich_help_panel = entry.panel
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raises a usage error: typer's own suggests only commands that are imported."""
+        """The command that is called. Raises a usage error with the nearest name."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = did_you_mean(args[0], COMMANDS)
             raise UsageError(f"no such command: {args[0]!r}{near}", ctx=ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with self._summaries_only():
-            _format_help(super().format_help, ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        with self._summaries_only():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _summaries_only(self) -> Iterator[None]:
-        """Meanwhile, commands are placeholders with their summaries."""
-        self.listing = True
-        try:
-            yield
-        finally:
-            self.listing = False
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(args[0]), rest
 
 
 def load_command(name: str) -> Any:
@@ -144,16 +123,16 @@ def _prepare_help(command: Any) -> None:
     """Unwrap the docstrings: the terminal wraps them to its own width."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
-    command.format_help = partial(_format_help, command.format_help)
+    _hide_types_of_flags(command.params)
     for part in getattr(command, "commands", {}).values():
         _prepare_help(part)
 
 
-def _format_help(format_help: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
-    from tierlog.cli import help_layout
-
-    help_layout.install()
-    format_help(ctx, formatter)
+def _hide_types_of_flags(parameters: Iterable[Any]) -> None:
+    """`--yes <bool>` would read as if a value were to follow."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
 
 
 app = typer.Typer(
@@ -252,6 +231,7 @@ def _ignore_errors_of_stderr() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     command = typer.main.get_command(app)
+    _hide_types_of_flags(command.params)
     try:
         code = command.main(arguments, prog_name="tierlog", standalone_mode=False)
         sys.stdout.flush()

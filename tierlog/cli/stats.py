@@ -9,8 +9,9 @@ import typer
 
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import takes
-from tierlog.cli.output import Output, format_size, format_time, note, print_json, print_table
+from tierlog.cli.output import Output, format_size, format_time, note, print_json
 from tierlog.cli.spark_options import SourceOptions, job, task_bar
+from tierlog.cli.table import print_table
 
 if TYPE_CHECKING:
     from tierlog.spark_reader.jobs.stats import HourStats

@@ -28,10 +28,10 @@ from tierlog.cli.output import (
     format_size,
     note,
     print_json,
-    print_table,
     progress_bar,
 )
 from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
+from tierlog.cli.table import print_table
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 

@@ -23,8 +23,8 @@ from tierlog.cli.output import (
     print_documents,
     print_json,
     print_members,
-    print_table,
 )
+from tierlog.cli.table import print_table
 
 if TYPE_CHECKING:
     from tierlog.client import Client

@@ -17,8 +17,9 @@ import typer
 from tierlog.cli.bucket_options import BucketOptions
 from tierlog.cli.client_options import OutputOption, TopicArgument
 from tierlog.cli.option_groups import setting_option, takes
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json
 from tierlog.cli.owner_options import OFFSET_GAP, DataDirOption, GapOption, OwnerOptions
+from tierlog.cli.table import print_table
 from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from tierlog.cli.client_options import (
     confirm,
 )
 from tierlog.cli.completion import complete_topic
-from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json
+from tierlog.cli.table import print_table
 from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
