@@ -108,6 +108,13 @@ _OPTIONS: Final[dict[str, Option]] = {
     "pin": Option(read.text, uses=BATCH_ONLY),
 }
 
+TABLE_HINT: Final = (
+    "; Spark hands over none of those of CREATE TABLE: name them in each query, as in "
+    "SELECT * FROM flights WITH ('server' = '…', 'subscribe' = 'flights'), or create a temporary "
+    "view instead"
+)
+"""For a read or write without any option."""
+
 NAMES: Final = frozenset(name.lower() for name in _OPTIONS)
 
 
@@ -172,7 +179,7 @@ def _choice(values: Mapping[str, Any]) -> TopicChoice:
     if len(given) != 1:
         hint = f", not {' and '.join(given)}" if given else ""
         if not values:
-            hint = "; Spark hands over none of a table: CREATE TEMPORARY VIEW instead"
+            hint = TABLE_HINT
         raise InvalidOption(
             f"give exactly one of the options subscribe, subscribePattern and assign{hint}"
         )

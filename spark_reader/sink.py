@@ -36,7 +36,7 @@ from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access, Connections
 from tierlog.spark_reader.option_table import TYPO_LIKENESS, Option, Use, read_options
 from tierlog.spark_reader.option_values import InvalidOption
-from tierlog.spark_reader.options import access_of
+from tierlog.spark_reader.options import TABLE_HINT, access_of
 from tierlog.spark_reader.sink_batches import (
     COLUMN_TYPES,
     Batch,
@@ -74,7 +74,10 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """Raises InvalidOption."""
     values = read_options(given, _OPTIONS, use=Use.WRITE)
     if "server" not in values:
-        raise InvalidOption("option server: required, since records are written to the broker")
+        hint = "" if values else TABLE_HINT
+        raise InvalidOption(
+            f"option server: required, since records are written to the broker{hint}"
+        )
     return WriteOptions(
         access=access_of(values),
         topic=values.get("topic"),

@@ -114,6 +114,21 @@ def test_reading_only_the_cold_tier_needs_no_broker(spark, tiers):
     assert dict(grouped.collect()) == ends
 
 
+def test_a_query_of_a_catalog_table_names_its_options_or_is_told_to(spark, tiers):
+    options = f"store '{tiers.store_url}', tier 'cold', subscribe 'flights'"
+    spark.sql(f"CREATE TABLE flights_table USING tierlog OPTIONS ({options})")
+    try:
+        with pytest.raises(Exception, match="none of those of CREATE TABLE: name them in each"):
+            spark.sql("SELECT count(*) FROM flights_table").collect()
+        with pytest.raises(Exception, match="none of those of CREATE TABLE: name them in each"):
+            spark.sql("INSERT INTO flights_table SELECT * FROM flights_table").collect()
+        given = f"'store' = '{tiers.store_url}', 'tier' = 'cold', 'subscribe' = 'flights'"
+        found = spark.sql(f"SELECT count(*) FROM flights_table WITH ({given})").collect()
+        assert found[0][0] == read(spark, tiers, server=None, tier="cold").count()
+    finally:
+        spark.sql("DROP TABLE flights_table")
+
+
 def test_an_invalid_option_is_named_and_secrets_are_never_shown(spark, tiers):
     secrets = {"token": "hunter2", "secretAccessKey": "hunter2", "accessKeyId": "hunter2"}
     frame = read(spark, tiers, **secrets)
