@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -49,10 +49,11 @@ from tierlog.record_format.batch import (
 )
 from tierlog.record_format.codecs import MAX_EXPANDED_BYTES, decompress
 from tierlog.record_format.crc32c import crc32c_of
+from tierlog.record_format.decode import walk_batch
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.record_walk import I64_MAX, I64_MIN, PROBLEM_TEXTS, Problem
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN
 from tierlog.record_format.row_filter import RowFilter
 
 BATCH_ROWS: Final = 16 * 1024
@@ -244,12 +245,7 @@ class ArrowDecoder:
                 self._header_room = columns.grow_headers()
                 outcome = self._call_kernel(group, columns, state)
             if outcome == kernel.BROKEN:
-                row = group.table[state[kernel.BATCH]]
-                text = PROBLEM_TEXTS[Problem(int(state[kernel.PROBLEM]))]
-                at = (
-                    f"record {state[kernel.RECORD]}, byte {state[kernel.PROBLEM_AT]} of the records"
-                )
-                raise _located(view, row, f"{at}: {text}")
+                _raise_problem(view, group, group.table[state[kernel.BATCH]])
             if state[kernel.ROWS]:
                 yield self._batch(columns, state)
 
@@ -288,6 +284,12 @@ def warm() -> None:
     smallest = encode_batch([b""], timestamps=[0])
     for columns in (COLUMNS, ("offset",)):
         list(ArrowDecoder(DecodeRequest("", 0, columns=columns)).decode(smallest))
+
+
+def _raise_problem(view: memoryview, group: _Group, row: Array) -> NoReturn:
+    records = group.source[row[kernel.START] : row[kernel.END]]
+    walk_batch(records.data, parse_header(view, int(row[kernel.POSITION])))
+    raise AssertionError("the kernel refused records that the walk takes")
 
 
 def _group(table: Array, parts: Sequence[Buffer], data: Array) -> _Group:

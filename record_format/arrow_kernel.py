@@ -2,11 +2,10 @@
 
 Rules that keep it honest:
 
-* No byte is read before its position is checked against the end of its record, and none is written
-  past what the caller allocated: rows and headers are checked against the arrays' sizes, and keys,
-  values and headers cannot exceed the source they are copied from.
-* Nothing is raised here. A problem is returned as a number in `state` (a `record_walk.Problem`).
-  This module refuses exactly what `record_walk` refuses; a test feeds both the same corrupt bytes.
+* Records are read and checked by `read_record`. Nothing is written past what the caller allocated:
+  rows and headers are checked against the arrays' sizes, and keys, values and headers cannot exceed
+  the source they are copied from.
+* Nothing is raised here. Of a batch that is `BROKEN`, the plain walk tells what is wrong.
 * A call can stop at any record, and the next one continues from `state`. That bounds the memory for
   a batch with millions of records.
 """
@@ -18,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from tierlog.record_format.batch import HEADER_SIZE
-from tierlog.record_format.compiled import compiled
-from tierlog.record_format.kernel_bytes import batch_header, copy_bytes, pointer_to, varint, varlong
-from tierlog.record_format.record_walk import Problem
+from tierlog.record_format.compiled import batch_header, compiled, copy_bytes, pointer_to, varint
+from tierlog.record_format.record_kernel import read_record
 
 # Columns of the header table, one row per batch; SIZE to COUNT are those of `batch_header`.
 POSITION: Final = 0
@@ -51,9 +49,7 @@ CONTENT_BYTES: Final = 9
 NULL_KEYS: Final = 10
 NULL_VALUES: Final = 11
 NULL_CONTENTS: Final = 12
-PROBLEM: Final = 13
-PROBLEM_AT: Final = 14
-STATE_SIZE: Final = 15
+STATE_SIZE: Final = 13
 
 WANT_KEY: Final = 1
 WANT_VALUE: Final = 2
@@ -148,9 +144,8 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
 ):
     """Decode from `state` on, until the end, rows or headers are full, or a problem is found.
 
-    One long function for speed. Unwanted headers are skipped unread; everything else in a record is
-    checked. `data` must be as large as the table says; `keys`, `values`, `names` and `contents`, if
-    wanted, as large as the rest of `data`.
+    One long function for speed. `data` must be as large as the table says; `keys`, `values`,
+    `names` and `contents`, if wanted, as large as the rest of `data`.
     """
     source = pointer_to(data)
     rows, headers = state[ROWS], state[HEADERS]
@@ -158,7 +153,6 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     name_bytes, content_bytes = state[NAME_BYTES], state[CONTENT_BYTES]
     batch, record, at, delta = state[BATCH], state[RECORD], state[AT], state[DELTA]
     outcome = DONE
-    problem = 0
     while batch < batches:
         row = table[batch]
         base_offset, base_time, max_time = row[BASE_OFFSET], row[BASE_TIME], row[MAX_TIME]
@@ -172,32 +166,11 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             if rows == offsets.shape[0]:
                 outcome = ROWS_FULL
                 break
-            start = at
-            size, at = varint(source, at, limit)
-            if at < 0:
-                problem = Problem.VARINT
-                break
-            if size <= 0 or size > limit - at:
-                problem = Problem.RECORD_LENGTH
-                break
-            end = at + size
-            at += 1
-            time_delta, at = varlong(source, at, end)
-            if at < 0:
-                problem = Problem.VARINT
-                break
-            time = base_time + time_delta
-            # The addition overflowed if both operands have one sign and the sum has the other.
-            if (base_time >= 0) == (time_delta >= 0) and (time >= 0) != (base_time >= 0):
-                problem = Problem.TIMESTAMP
-                break
             before = delta
-            delta, at = varint(source, at, end)
-            if at < 0:
-                problem = Problem.VARINT
-                break
-            if delta <= before or delta > last_delta:
-                problem = Problem.OFFSET_DELTA
+            found = read_record(source, at, limit, base_time, before, last_delta)
+            end, time, _, delta, key_at, key_size, value_at, value_size, part_at = found
+            if end < 0:
+                outcome = BROKEN
                 break
             if append_time:
                 time = max_time
@@ -210,53 +183,23 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                 record += 1
                 continue
 
-            size, at = varint(source, at, end)
-            if at < 0:
-                problem = Problem.VARINT
-                break
-            if size < -1 or size > end - at:
-                problem = Problem.KEY_LENGTH
-                break
-            key_at, key_size = at, size
-            at += max(size, 0)
-            size, at = varint(source, at, end)
-            if at < 0:
-                problem = Problem.VARINT
-                break
-            if size < -1 or size > end - at:
-                problem = Problem.VALUE_LENGTH
-                break
-            value_at, value_size = at, size
-            at += max(size, 0)
-
             if want & WANT_HEADERS:
-                size, at = varint(source, at, end)
-                if at < 0:
-                    problem = Problem.VARINT
-                    break
-                if size < 0 or size > (end - at) // 2:
-                    problem = Problem.HEADERS
-                    break
-                if headers + size > content_there.shape[0]:
-                    at, delta = start, before
+                count_of = np.int64(0)
+                if part_at >= 0:
+                    count_of, part_at = varint(source, part_at, end)
+                if headers + count_of > content_there.shape[0]:
+                    delta = before
                     outcome = HEADERS_FULL
                     break
-                for _ in range(size):
-                    part, at = varint(source, at, end)
-                    if at < 0 or part < 0 or part > end - at:
-                        problem = Problem.HEADERS
-                        break
-                    copy_bytes(pointer_to(names), name_bytes, source, at, part)
+                for _ in range(count_of):
+                    part, part_at = varint(source, part_at, end)
+                    copy_bytes(pointer_to(names), name_bytes, source, part_at, part)
                     name_bytes += part
-                    at += part
-                    part, at = varint(source, at, end)
-                    if at < 0 or part < -1 or part > end - at:
-                        problem = Problem.HEADERS
-                        break
+                    part, part_at = varint(source, part_at + part, end)
                     if part >= 0:
-                        copy_bytes(pointer_to(contents), content_bytes, source, at, part)
+                        copy_bytes(pointer_to(contents), content_bytes, source, part_at, part)
                         content_bytes += part
-                        at += part
+                        part_at += part
                         content_there[headers] = 1
                     else:
                         content_there[headers] = 0
@@ -264,15 +207,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
                     headers += 1
                     name_ends[headers] = name_bytes
                     content_ends[headers] = content_bytes
-                if problem:
-                    break
                 header_ends[rows + 1] = headers
-                if at != end:
-                    problem = Problem.RECORD_END
-                    break
-            elif at >= end or (data[at] == 0 and at + 1 != end):
-                problem = Problem.RECORD_END
-                break
             at = end
 
             if want & WANT_KEY:
@@ -294,15 +229,9 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
             kinds[rows] = append_time
             rows += 1
             record += 1
-        if problem:
-            state[PROBLEM_AT] = start - row[START]
-            outcome = BROKEN
-            break
         if outcome != DONE:
             break
         if not cut_short and at != limit:
-            state[PROBLEM_AT] = at - row[START]
-            problem = Problem.TRAILING
             outcome = BROKEN
             break
         batch += 1
@@ -311,5 +240,4 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     state[ROWS], state[HEADERS] = rows, headers
     state[KEY_BYTES], state[VALUE_BYTES] = key_bytes, value_bytes
     state[NAME_BYTES], state[CONTENT_BYTES] = name_bytes, content_bytes
-    state[PROBLEM] = problem
     return outcome

@@ -3,8 +3,8 @@
 Rules that keep it honest:
 
 * Only `native_keys` imports this module: numba takes a second to import.
-* `data` is never indexed past its end: each length is checked against its enclosing record first.
-* It mirrors `key_table.PlainKeyTable`; a test feeds both the same bytes.
+* Records are read and checked by `read_record`; `copy_records` only gets what was checked.
+* It mirrors `compaction.PlainKeyTable`; a test feeds both the same bytes.
 
 The table uses open addressing with linear probing, in two columns: 64 bits of the key's hash, and
 the offset relative to the start of the round, plus one (0 is a free slot). The hash is MurmurHash3
@@ -18,15 +18,9 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from tierlog.record_format.compiled import compiled
-from tierlog.record_format.kernel_bytes import (
-    BYTES,
-    READ_ONLY,
-    copy_bytes,
-    pointer_to,
-    varint,
-    varlong,
-)
+from tierlog.record_format.compiled import BYTES, READ_ONLY, compiled, copy_bytes, pointer_to
+from tierlog.record_format.record_kernel import read_record
+from tierlog.record_format.record_walk import I64_MAX
 
 OK: Final = 0
 CORRUPT: Final = 1
@@ -39,6 +33,7 @@ _PRINT_POINTER: Final = types.CPointer(types.uint64)
 _OFFSET_POINTER: Final = types.CPointer(types.uint32)
 _I64: Final = types.int64
 _U64: Final = types.uint64
+_BATCH: Final = types.UniTuple(_I64, 4)  # records, base offset, last offset delta, base timestamp
 
 _C1: Final = np.uint64(0x87C37B91114253D5)
 _C2: Final = np.uint64(0x4CF5AD432745937F)
@@ -107,42 +102,20 @@ def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
     return slot
 
 
-@compiled(types.UniTuple(_I64, 6)(BYTES, _I64, _I64))
-def _record(source, length, at):  # type: ignore[no-untyped-def]
-    """(end, timestamp delta, position, offset delta, key start, key size); end is -1 if invalid.
-
-    The position is that of the first byte after the timestamp delta. A null key has size -1.
-    """
-    bad = (-1, 0, 0, 0, 0, 0)
-    size, at = varint(source, at, length)
-    if at < 0 or size <= 0 or size > length - at:
-        return bad
-    end = at + size
-    timestamp_delta, behind = varlong(source, at + 1, length)
-    if behind < 0:
-        return bad
-    offset_delta, at = varint(source, behind, length)
-    if at < 0:
-        return bad
-    key_size, at = varint(source, at, length)
-    if at < 0 or key_size < -1 or key_size > end - at:
-        return bad
-    return end, timestamp_delta, behind, offset_delta, at, key_size
-
-
-@compiled(types.UniTuple(_I64, 2)(READ_ONLY, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
+@compiled(types.UniTuple(_I64, 2)(READ_ONLY, _BATCH, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
 def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    data, count, base_offset, start_offset, used, max_keys, seed, prints, offsets
+    data, batch, start_offset, used, max_keys, seed, prints, offsets
 ):
     """Add the keys of a batch's records from `start_offset` on; (status, slots now used)."""
     source, length = pointer_to(data), len(data)
     print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
-    at = 0
+    count, base_offset, last_delta, base_timestamp = batch
+    at, offset_delta = np.int64(0), np.int64(-1)
     for _ in range(count):
-        end, _delta, _behind, offset_delta, key_start, key_size = _record(source, length, at)
-        if end < 0:
+        found = read_record(source, at, length, base_timestamp, offset_delta, last_delta)
+        at, _, _, offset_delta, key_start, key_size = found[:6]
+        if at < 0:
             return CORRUPT, used
-        at = end
         offset = base_offset + offset_delta
         if key_size < 0 or offset < start_offset:
             continue
@@ -158,38 +131,25 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
 
 @compiled(
-    types.UniTuple(_I64, 5)(READ_ONLY, _I64, _I64, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
+    types.UniTuple(_I64, 5)(READ_ONLY, _BATCH, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
 )
 def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    data,
-    count,
-    base_offset,
-    start_offset,
-    latest_offset,
-    drop_tombstones,
-    seed,
-    prints,
-    offsets,
-    keep,
+    data, batch, start_offset, latest_offset, drop_tombstones, seed, prints, offsets, keep
 ):
     """Mark in `keep` which records stay; (status, how many, tombstones among them, their first and
-    greatest timestamp delta).
+    greatest timestamp).
     """
     source, length = pointer_to(data), len(data)
     print_pointer, offset_pointer = pointer_to(prints), pointer_to(offsets)
-    at = 0
-    kept = 0
-    tombstones = 0
-    first = 0
-    greatest = 0
+    count, base_offset, last_delta, base_timestamp = batch
+    at, offset_delta = np.int64(0), np.int64(-1)
+    kept, tombstones, first, greatest = 0, 0, 0, 0
     for number in range(count):
-        end, delta, _behind, offset_delta, key_start, key_size = _record(source, length, at)
-        if end < 0:
+        found = read_record(source, at, length, base_timestamp, offset_delta, last_delta)
+        at, timestamp, _, offset_delta, key_start, key_size, _, value_size = found[:8]
+        if at < 0:
             return CORRUPT, 0, 0, 0, 0
         offset = base_offset + offset_delta
-        value_size, behind = varint(source, key_start + max(key_size, 0), length)
-        if behind < 0 or value_size < -1 or value_size > end - behind:
-            return CORRUPT, 0, 0, 0, 0
         stays = offset > latest_offset
         if not stays and key_size >= 0 and not (value_size < 0 and drop_tombstones):
             h1, h2 = hash_key(source, key_start, key_start + key_size, seed)
@@ -198,14 +158,13 @@ def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             stays = entry == 0 or offset - start_offset + 1 >= entry
         keep[number] = 1 if stays else 0
         if stays:
-            if kept == 0 or delta > greatest:
-                greatest = delta
+            if kept == 0 or timestamp > greatest:
+                greatest = timestamp
             if kept == 0:
-                first = delta
+                first = timestamp
             kept += 1
             if value_size < 0:
                 tombstones += 1
-        at = end
     if at != length:
         return CORRUPT, 0, 0, 0, 0
     return OK, kept, tombstones, first, greatest
@@ -243,17 +202,16 @@ def copy_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     The bases may be further apart than 64 bits hold: the sums wrap, and each new delta fits.
     """
     source, length, target = pointer_to(data), len(data), pointer_to(out)
-    at = 0
-    to = 0
+    at, to = np.int64(0), np.int64(0)
     for number in range(count):
-        end, delta, behind, _offset_delta, _key, _size = _record(source, length, at)
+        found = read_record(source, at, length, 0, -1, I64_MAX)
+        at, delta, rest_at = found[:3]
         if keep[number]:
             delta = (0 if same_time else delta) + old_base - new_base
-            rest = end - behind
+            rest = at - rest_at
             to = _put_varint(1 + _varint_size(delta) + rest, target, to)
             target[to] = 0
             to = _put_varint(delta, target, to + 1)
-            copy_bytes(target, to, source, behind, rest)
+            copy_bytes(target, to, source, rest_at, rest)
             to += rest
-        at = end
     return to

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Final
 
-from tierlog.record_format import batch_summary, record_walk
+from tierlog.record_format import decode, record_walk
 from tierlog.record_format.batch import MIN_RECORD_SIZE, Buffer
 from tierlog.record_format.record_walk import Walk, WalkRequest, walk_plain
 
@@ -61,12 +61,11 @@ def load() -> bool:
     """
     if not can_compile():
         return False
-    from tierlog.record_format.native_summary import summarize_native
-    from tierlog.record_format.native_walk import walk_native
+    from tierlog.record_format.record_kernel import summarize_native, walk_native
 
     smallest = bytes((2 * MIN_RECORD_SIZE - 2, 0, 0, 0, 1, 1, 0))
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
     assert not warm.problem, warm
     record_walk.use(walk_native)
-    batch_summary.use(summarize_native)
+    decode.use_summary(summarize_native)
     return True

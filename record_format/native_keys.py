@@ -44,8 +44,7 @@ class NativeKeyTable:
     def add(self, data: bytes, header: BatchHeader) -> bool:
         status, self._used = add_keys(
             np.frombuffer(data, np.uint8),
-            header.record_count,
-            header.base_offset,
+            _facts(header),
             self.start_offset,
             self._used,
             self._max_keys,
@@ -61,8 +60,7 @@ class NativeKeyTable:
         keep = np.empty(header.record_count, np.uint8)
         status, count, tombstones, first, greatest = choose_records(
             np.frombuffer(data, np.uint8),
-            header.record_count,
-            header.base_offset,
+            _facts(header),
             self.start_offset,
             self.latest_offset,
             drop_tombstones,
@@ -73,8 +71,7 @@ class NativeKeyTable:
         )
         if status == CORRUPT:
             raise _corrupt(header)
-        base = header.base_timestamp
-        return Choice(count, tombstones, base + first, base + greatest, keep)
+        return Choice(count, tombstones, first, greatest, keep)
 
     def copy(
         self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
@@ -90,6 +87,15 @@ class NativeKeyTable:
             records, header.record_count, keep, stamped, old_base, base_timestamp, out
         )
         return out[:size].tobytes()
+
+
+def _facts(header: BatchHeader) -> tuple[int, int, int, int]:
+    return (
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+    )
 
 
 def _corrupt(header: BatchHeader) -> CorruptBatch:

@@ -2,8 +2,8 @@
 
 Rules that keep it honest:
 
-* There are two implementations, the plain one here and the compiled one in `native_walk`. For every
-  input, valid or not, both return the same `Walk`; a test feeds them the same bytes.
+* There are two implementations, the plain one here and the compiled one in `record_kernel`. For
+  every input, valid or not, both return the same `Walk`; a test feeds them the same bytes.
 * Which one is in use is set once per process, by `native.load`.
 * No length is used before it is checked against its enclosing record, and no record before it is
   checked against the body.

@@ -15,7 +15,7 @@ def walk(request: pytest.FixtureRequest) -> Iterator[Walker]:
     """Run the test with each of the two record walks."""
     if request.param == "native":
         assert native.load(), "numba is a test dependency"
-        from tierlog.record_format.native_walk import walk_native as chosen
+        from tierlog.record_format.record_kernel import walk_native as chosen
     else:
         chosen = walk_plain
     record_walk.use(chosen)

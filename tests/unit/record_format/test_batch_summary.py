@@ -7,8 +7,8 @@ import pytest
 from tests.unit.record_format import golden
 from tierlog.record_format import native
 from tierlog.record_format.batch import compute_crc, parse_header, stamp_log_append_time
-from tierlog.record_format.batch_summary import summarize_plain
 from tierlog.record_format.codecs import GZIP
+from tierlog.record_format.decode import summarize_plain
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 
@@ -16,7 +16,7 @@ from tierlog.record_format.errors import CorruptBatch
 @pytest.fixture(scope="module")
 def compiled():
     assert native.load(), "numba is a test dependency"
-    from tierlog.record_format.native_summary import summarize_native
+    from tierlog.record_format.record_kernel import summarize_native
 
     return summarize_native
 

@@ -14,10 +14,10 @@ from tierlog.record_format.batch_compaction import (
     TombstonePolicy,
     compact_batch,
 )
+from tierlog.record_format.compiled import pointer_to
 from tierlog.record_format.decode import decode_batch, expand
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.kernel_bytes import pointer_to
 from tierlog.record_format.key_kernel import hash_key
 from tierlog.record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
 from tierlog.record_format.produced import ProduceLimits, check_produced

@@ -15,9 +15,9 @@ from tierlog.record_format import compiled
 from tierlog.spark_reader.jobs.package import build_zip
 
 PROJECT = Path(__file__).parents[3]
-KERNELS = ("arrow_kernel", "key_kernel", "native_summary", "native_walk")
+KERNELS = ("arrow_kernel", "compiled", "key_kernel", "record_kernel")
 # Nothing of these is inlined into a kernel.
-IN_PLAIN_PYTHON = {"batch_summary", "compiled", "crc32c"}
+IN_PLAIN_PYTHON = {"crc32c", "decode"}
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:
@@ -91,21 +91,22 @@ def small_package(root: Path) -> Path:
     (root / "tierlog/__init__.py").touch()
     for name in ("__init__", *compiled._INLINED_FROM):
         (package / f"{name}.py").touch()
-    shutil.copy(PROJECT / "record_format/compiled.py", package)
+    for name in ("batch", "compiled", "crc32c", "errors"):
+        shutil.copy(PROJECT / f"record_format/{name}.py", package)
     return package
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 def test_machine_code_lost_in_a_power_failure_is_compiled_again(tmp_path: Path, kind: str) -> None:
     package = small_package(tmp_path)
-    (package / "native_walk.py").write_text(
+    (package / "record_kernel.py").write_text(
         "from tierlog.record_format.compiled import compiled\n"
         "@compiled('int64(int64)')\ndef one(x):\n    return x + 1\n"
     )
     for _ in range(2):
-        program = "from tierlog.record_format.native_walk import one; print(one(1))"
+        program = "from tierlog.record_format.record_kernel import one; print(one(1))"
         assert run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)) == "2"
-        (cached,) = package.glob(f"__pycache__/*.{kind}")
+        (cached,) = package.glob(f"__pycache__/record_kernel.*.{kind}")
         assert cached.stat().st_size
         cached.write_bytes(b"")
 
@@ -118,12 +119,12 @@ def test_a_kernel_is_compiled_again_when_an_inlined_function_changes(
     kernel = "@compiled('int64(int64)')\ndef {}(x):\n    return {}\n"
     (package / "caller.py").write_text(
         imports
-        + "from tierlog.record_format.native_walk import one\n"
+        + "from tierlog.record_format.record_kernel import one\n"
         + kernel.format("ten", "10 * one(x)")
     )
     results = []
     for text in ("x + 1", "x + 2"):
-        (package / "native_walk.py").write_text(imports + kernel.format("one", text))
+        (package / "record_kernel.py").write_text(imports + kernel.format("one", text))
         program = "from tierlog.record_format.caller import ten; print(ten(1))"
         results.append(run(program, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
     assert results == ["20", "30"]

@@ -21,7 +21,7 @@ from tierlog.record_format.varint import zigzag
 @pytest.fixture(scope="module")
 def walk_native() -> Walker:
     assert native.is_available()
-    from tierlog.record_format.native_walk import walk_native
+    from tierlog.record_format.record_kernel import walk_native
 
     return walk_native
 
@@ -61,7 +61,7 @@ def test_both_walks_agree_on_kafkas_records_with_changed_bytes(walk_native: Walk
 
 @given(batch=rows(max_size=5), data=st.data())
 def test_both_walks_agree_on_any_change(batch: Rows, data: st.DataObject) -> None:
-    from tierlog.record_format.native_walk import walk_native
+    from tierlog.record_format.record_kernel import walk_native
 
     encoded = encode_batch(**batch._asdict())
     header = parse_header(encoded)
@@ -77,7 +77,7 @@ def test_both_walks_agree_on_any_change(batch: Rows, data: st.DataObject) -> Non
     records=st.binary(max_size=60), count=st.integers(0, 8), base=st.integers(-(2**63), 2**63 - 1)
 )
 def test_both_walks_agree_on_any_bytes(records: bytes, count: int, base: int) -> None:
-    from tierlog.record_format.native_walk import walk_native
+    from tierlog.record_format.record_kernel import walk_native
 
     request = WalkRequest(count, base, 7, dense=False, with_columns=True)
     request = request._replace(from_delta=count // 2, columns_max=2)
