@@ -11,14 +11,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
+UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
-.PHONY: help setup demo test test-spark soak check format s3 bench docs clean
+.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
 	@echo "make test     the tests, in three processes: WORKERS=4, TESTS=tests/unit"
+	@echo "make test-uvicorn  the connection's tests on the oldest uvicorn that pyproject.toml admits"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
 	@echo "make soak     the long tests, on a real S3 server; those without an end for MINUTES=10 each"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
@@ -44,6 +46,17 @@ demo: setup
 test: setup
 	$(BIN)/pytest -q -n $(WORKERS) --max-worker-restart 0 --no-loadscope-reorder \
 	    -m "not soak" $(TESTS)
+
+# The newest is what `make setup` installs.
+test-uvicorn: setup $(UVICORN)
+	PYTHONPATH=$(UVICORN) $(BIN)/python -c 'import uvicorn; print("uvicorn", uvicorn.__version__)'
+	PYTHONPATH=$(UVICORN) $(BIN)/pytest -q -n 2 tests/unit/api/test_connection.py \
+	    tests/unit/api/test_immediate_connection.py tests/integration/http/test_shutdown.py
+
+$(UVICORN): | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part \
+	    uvicorn==$(notdir $@)
+	mv $@.part $@
 
 # What PySpark 4.1 leaves open is no fault of ours.
 test-spark: setup $(PYSPARK)

@@ -41,7 +41,7 @@ from tierlog.api.http.responses import (
     content_length_of,
     send_response,
 )
-from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.api.protocol.errors import ClientDisconnected, ResponseCutShort
 from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
 from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
@@ -52,10 +52,6 @@ _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z", re.ASCII)
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _DESCRIPTOR_LOG_INTERVAL_S: Final = 60.0
 _STARTED: Final = "tierlog.started"  # in the scope: a `StartedRequest`
-
-
-class TruncatedResponse(ConnectionAbortedError):
-    """A response ended before its Content-Length. It has already been logged."""
 
 
 class RequestIds:
@@ -241,7 +237,7 @@ class TierlogApp(FastAPI):
             await send_response(exchange, response)
         except (TierlogError, EOFError, OSError) as error:
             self._log(exchange, error, "cut-short")
-            raise TruncatedResponse("the response was cut short") from error
+            raise ResponseCutShort from error
 
     def _find(self, exchange: Exchange) -> Call | None:
         found = self.table.find(exchange.scope["raw_path"])

@@ -16,7 +16,7 @@ import msgspec
 
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
-from tierlog.api.protocol.zerocopy import SEND_FILE
+from tierlog.api.protocol.asgi_cycle import SEND_FILE
 from tierlog.host.file_slice import FileSlice
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer

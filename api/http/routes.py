@@ -80,6 +80,8 @@ _SEGMENT_HEADERS: Final = {
     "Cache-Control": "private, no-cache: compaction may rewrite a segment, the ETag tells",
     "Accept-Ranges": "bytes",
     "Vary": "Accept",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Log-Tier": "hot or cold",
 }
 _TOPIC: Final = "/v1/topics/{topic}"

@@ -9,31 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import structlog
 import uvicorn
-from httptools import HttpParserError
 
 from tierlog.api.http import problems
 from tierlog.api.http.context import Context
-from tierlog.api.http.dispatch import TierlogApp, TruncatedResponse
+from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.responses import Response
 from tierlog.api.http.settings import HttpSettings
-from tierlog.api.protocol.immediate import ImmediateProtocol
-from tierlog.api.protocol.limited_protocol import ConnectionLimits
-from tierlog.api.protocol.send_scheduler import SendScheduler
+from tierlog.api.protocol.connection import (
+    ConnectionLimits,
+    HttpConnection,
+    Service,
+    connection_class,
+)
+from tierlog.api.protocol.heads import encode_head
 from tierlog.api.protocol.tls_server import TlsServer
-from tierlog.api.protocol.zerocopy import encode_head
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import RequestError, Throttled, TierlogError
 
@@ -83,25 +84,21 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _is_not_logged_yet(record: logging.LogRecord) -> bool:
-    """Filter uvicorn's log: it logs every exception of the application, including a
-    TruncatedResponse, which `dispatch` has logged, and what is not a request without its reason,
-    which `_error_response` logs.
-    """
-    error = sys.exception() if record.exc_info is None else record.exc_info[1]
-    return not isinstance(error, TruncatedResponse | HttpParserError)
-
-
 class _Server(uvicorn.Server):
     """uvicorn's server with our sockets and shutdown. In a thread it handles no signals, as
-    uvicorn's.
+    uvicorn's. Our connections are all that it has.
     """
 
     def __init__(
-        self, config: uvicorn.Config, context: Context, on_started: Callable[[], None] | None
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        context: Context,
+        on_started: Callable[[], None] | None,
     ) -> None:
         super().__init__(config)
-        self._context, self._on_started = context, on_started
+        self._service, self._context, self._on_started = service, context, on_started
+        self._signal: int | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.metrics.sample("tierlog_http_connections", self._count_connections)
@@ -139,29 +136,22 @@ class _Server(uvicorn.Server):
             is_full=lambda: self._count_connections() >= 2 * settings.connections_max,
         )
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but do not raise a handled signal again: the process exits with 0."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """As uvicorn's, but a handled signal is not raised again: the process exits with 0."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit, self._signal = True, sig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._captured_signals:
-            log.info("stopping", signal=signal.Signals(self._captured_signals[0]).name)
-        protocol = self.config.http_protocol_class
-        assert issubclass(protocol, ImmediateProtocol), "set by `configured_server`"
-        protocol.is_stopping = True  # for sockets that are accepted but not yet connections
+        if self._signal is not None:
+            log.info("stopping", signal=signal.Signals(self._signal).name)
+        self._service.is_stopping = True  # for sockets accepted but not yet connections
         self._context.stop_waiting()  # ends every tail whose client reads
         timeout_s = self.config.timeout_graceful_shutdown
         assert timeout_s is not None, "set by `configured_server`"
         loop = asyncio.get_running_loop()
-        abort_unbounded = ImmediateProtocol.abort_unbounded_response
         timers = (
-            loop.call_later(_ABORT_GRACE_S, self._each_connection, abort_unbounded),
-            loop.call_later(
-                timeout_s * 0.9, self._each_connection, ImmediateProtocol.abort_response
-            ),
+            loop.call_later(_ABORT_GRACE_S, self._abort_responses, True),
+            loop.call_later(timeout_s * 0.9, self._abort_responses, False),
         )
         await super().shutdown(sockets)
         for timer in timers:
@@ -170,17 +160,19 @@ class _Server(uvicorn.Server):
             await self.lifespan.shutdown()
         await self._close_connections()
 
-    def _each_connection(self, abort: Callable[[ImmediateProtocol], None]) -> None:
-        for connection in list(self.server_state.connections):
-            assert isinstance(connection, ImmediateProtocol), "set by `configured_server`"
-            abort(connection)
+    def _abort_responses(self, only_unbounded: bool) -> None:
+        for connection in self._connections():
+            connection.abort_response(only_unbounded=only_unbounded)
+
+    def _connections(self) -> list[HttpConnection]:
+        return cast(list[HttpConnection], list(self.server_state.connections))
 
     async def _close_connections(self) -> None:
         """Let cancelled requests send their 503, then abort whatever is left."""
         if self.server_state.tasks and not self.force_exit:
             await asyncio.wait(list(self.server_state.tasks), timeout=_ABORT_GRACE_S)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        for connection in self._connections():
+            connection.abort()
 
 
 def _set_tcp_timeouts(sock: socket.socket, settings: HttpSettings) -> None:
@@ -205,11 +197,11 @@ def configured_server(
 ) -> Iterator[uvicorn.Server]:
     """Its sockets are given to `run`; the threads that read for it end with the context."""
     settings = app.context.settings
-    logging.getLogger("uvicorn.error").addFilter(_is_not_logged_yet)
     with Threads(settings.read_threads, name="http-send") as threads:
+        service = _service(app, threads)
         config = uvicorn.Config(
             app,
-            http=_protocol(app, threads),
+            http=connection_class(service),
             ws="none",
             loop=loop,
             lifespan="on",
@@ -224,11 +216,10 @@ def configured_server(
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )
-        yield _Server(config, app.context, on_started)
+        yield _Server(config, service, app.context, on_started)
 
 
-def _protocol(app: TierlogApp, threads: Threads) -> type[ImmediateProtocol]:
-    """The protocol class of uvicorn's connections, with the limits bound to it."""
+def _service(app: TierlogApp, threads: Threads) -> Service:
     settings = app.context.settings
     limits = ConnectionLimits(
         connections_max=settings.connections_max,
@@ -237,16 +228,14 @@ def _protocol(app: TierlogApp, threads: Threads) -> type[ImmediateProtocol]:
         # A client that sends more than this sees a reset instead of its 413.
         drain_max_bytes=8 * settings.body_max_bytes,
         drain_timeout_s=settings.body_idle_timeout_ms / 1000,
-        busy_app=_busy(app),
-        error_response=partial(_error_response, app.context),
     )
-    bound = {
-        "limits": limits,
-        "threads": threads,
-        "scheduler": SendScheduler(),
-        "immediate_app": app,
-    }
-    return type("BoundProtocol", (ImmediateProtocol,), bound)
+    return Service(
+        limits=limits,
+        error_response=partial(_error_response, app.context),
+        busy_app=_busy(app),
+        immediate_app=app,
+        threads=threads,
+    )
 
 
 def _busy(app: TierlogApp) -> Any:

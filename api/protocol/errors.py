@@ -16,3 +16,7 @@ class HeaderTooLarge(RequestError):
 
 class ClientDisconnected(Exception):
     """The client closed the connection, so there is no response to send."""
+
+
+class ResponseCutShort(Exception):
+    """A response has to end before its length. The application has logged why."""

@@ -1,4 +1,4 @@
-"""uvicorn with a given protocol and application, in its own thread, on loopback."""
+"""uvicorn with our connections and a given application, in its own thread, on loopback."""
 
 import socket
 import threading
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
+from tierlog.api.protocol.connection import Service, connection_class
+
 
 class ProtocolServer(NamedTuple):
     uvicorn: uvicorn.Server
@@ -15,13 +17,10 @@ class ProtocolServer(NamedTuple):
 
 
 @contextmanager
-def serving_protocol(
-    app: Any, protocol: type, bound: dict[str, Any], **config: Any
-) -> Iterator[ProtocolServer]:
-    """`bound`: attributes for the protocol's class, as in `api.http.server`."""
+def serving_protocol(app: Any, service: Service, **config: Any) -> Iterator[ProtocolServer]:
     given = uvicorn.Config(
         app,
-        http=type("Bound", (protocol,), bound),
+        http=connection_class(service),
         lifespan="off",
         ws="none",
         log_config=None,

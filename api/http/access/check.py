@@ -10,6 +10,7 @@ loopback names.
 
 from __future__ import annotations
 
+import re
 import time
 from functools import lru_cache
 from typing import Final
@@ -28,6 +29,7 @@ from tierlog.record_format.errors import Forbidden
 CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
+_HOST_AND_PORT: Final = re.compile(r"(?:\[([^\[\]@]*)\]|([^\[\]:@]*))(?::\d*)?", re.ASCII)
 
 
 class Access:
@@ -125,10 +127,12 @@ def _name_of(url: str) -> str:
     """The host name; empty if there is more than a host and a port (invalid; RFC 9110, 7.2)."""
     try:
         parts = urlsplit(url)
-        name = (parts.hostname or "").rstrip(".")
     except ValueError:
         return ""
-    return "" if "@" in parts.netloc or parts.path or parts.query or parts.fragment else name
+    found = _HOST_AND_PORT.fullmatch(parts.netloc)
+    if found is None or parts.path or parts.query or parts.fragment:
+        return ""
+    return (found[1] or found[2]).lower().rstrip(".")
 
 
 @lru_cache(maxsize=256)  # every request has one of the same few

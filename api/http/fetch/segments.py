@@ -111,6 +111,9 @@ def _select(
         (b"cache-control", b"private, no-cache"),
         (b"accept-ranges", b"bytes"),
         (b"vary", b"accept"),
+        # A segment holds what anybody produced: it is no page, and no script of another site.
+        (b"x-content-type-options", b"nosniff"),
+        (b"cross-origin-resource-policy", b"same-origin"),
         (b"log-tier", segment.tier.encode()),
     ]
     if not matches(exchange.header(b"if-match"), etag):

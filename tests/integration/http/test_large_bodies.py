@@ -73,9 +73,13 @@ def log_end(server: RunningServer) -> int:
 
 
 def values_from(server: RunningServer, offset: int) -> list[bytes]:
-    params = {"offset": offset, "max_bytes": 64 << 20}
-    records = httpx2.get(f"{server.url}{PATH}", params=params).json()["records"]
-    return [record["value"].encode() for record in records]
+    values: list[bytes] = []
+    while offset < log_end(server):  # a response may be cut before `max_bytes`
+        params = {"offset": offset, "max_bytes": 64 << 20}
+        page = httpx2.get(f"{server.url}{PATH}", params=params).json()
+        values += [record["value"].encode() for record in page["records"]]
+        offset = page["next_offset"]
+    return values
 
 
 def send_until_closed(sock: socket.socket, *pieces: bytes) -> list[int]:

@@ -33,6 +33,17 @@ def test_listed_segments_cover_the_log_across_pages(api: Api) -> None:
     problem(api.get(partition_path(topic) + "/segments?limit=10001"), 400, "invalid-request")
 
 
+def test_no_other_site_may_use_a_segment_and_no_browser_guess_what_it_is(api: Api) -> None:
+    topic = api.topic()
+    api.values(topic, "<script>alert(1)</script>")
+    path = partition_path(topic) + "/segments/0"
+    whole = api.get(path)
+    etag = {"if-none-match": whole.headers["etag"]}
+    for response in (whole, api.head(path), api.get(path, headers=etag)):
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+
+
 def test_the_segment_count_of_a_topic_matches_the_list(api: Api) -> None:
     """Also with an empty active segment, and with segments below the log start."""
 

@@ -14,11 +14,10 @@ import pytest
 
 from tests.fakes.protocol_server import serving_protocol
 from tests.fakes.waiting import until
+from tierlog.api.protocol.asgi_cycle import SEND_FILE
+from tierlog.api.protocol.connection import ConnectionLimits, Service
 from tierlog.api.protocol.deadline import Deadline
-from tierlog.api.protocol.immediate import ImmediateProtocol, ImmediateResponse
-from tierlog.api.protocol.limited_protocol import ConnectionLimits
-from tierlog.api.protocol.send_scheduler import SendScheduler
-from tierlog.api.protocol.zerocopy import SEND_FILE
+from tierlog.api.protocol.immediate import ImmediateResponse
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
 
@@ -138,13 +137,11 @@ def serving(tmp_path: Path, **config: Any) -> Iterator[Running]:
         connections_max=100,
         header_max_bytes=8192,
         header_timeout_s=10,
-        busy_app=None,
         drain_max_bytes=1 << 20,
         drain_timeout_s=1,
-        error_response=lambda error: b"",
     )
-    bound = {"limits": limits, "scheduler": SendScheduler(), "immediate_app": app}
-    with serving_protocol(app, ImmediateProtocol, bound, **config) as server:
+    service = Service(limits=limits, error_response=lambda error: b"", immediate_app=app)
+    with serving_protocol(app, service, **config) as server:
         yield Running(app, data, server.port)
 
 
