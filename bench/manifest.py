@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -81,7 +82,7 @@ def _manifests(bucket: Bucket) -> ManifestStore:
 
 def _create_manifest(manifests: ManifestStore) -> None:
     claim = Claim("owner", (EpochStart(0, 0, "owner"),), frozenset())
-    state = manifests.claim(claim, log_start_offset=0)
+    state = manifests.claim_manifest(claim, log_start_offset=0)
     pages: list[PageRef] = []
     for first in range(0, SEGMENTS - INLINE_MAX, PAGE_ENTRIES):
         count = min(PAGE_ENTRIES, SEGMENTS - INLINE_MAX - first)
@@ -91,7 +92,7 @@ def _create_manifest(manifests: ManifestStore) -> None:
         pages.append(page)
     newest = tuple(_entry(number) for number in range(SEGMENTS - INLINE_MAX, SEGMENTS))
     end = newest[-1].next_offset
-    manifests.commit(
+    manifests.commit_manifest(
         state, lambda m: replace(m, pages=tuple(pages), segments=newest, end_offset=end)
     )
 
@@ -125,12 +126,12 @@ def _in_child_process(bucket: Bucket) -> Seen:
 def _run(bucket: Bucket) -> Seen:
     native.load()
     manifests = _manifests(bucket)
-    manifests.versions.newest()  # connected, and boto3 loaded
+    manifests.versions.newest_version()  # connected, and boto3 loaded
     before_mib, began = _resident_mib(), time.perf_counter()
-    state = manifests.load()
+    state = manifests.load_manifest()
     open_s = time.perf_counter() - began
     assert state is not None
-    manifests.find(state, 0)
+    manifests.find_segment(state, 0)
     memory_mib = _resident_mib() - before_mib
     lookup_us = _lookup_us(manifests, state)
     return Seen(open_s, memory_mib, *_commit(manifests, state), lookup_us)
@@ -140,7 +141,7 @@ def _lookup_us(manifests: ManifestStore, state: Manifest) -> float:
     offsets = [random.randrange(PAGE_ENTRIES * RECORDS) for _ in range(LOOKUPS)]
     began = time.perf_counter()
     for offset in offsets:
-        manifests.find(state, offset)
+        manifests.find_segment(state, offset)
     return (time.perf_counter() - began) / LOOKUPS * 1e6
 
 
@@ -151,8 +152,8 @@ def _commit(manifests: ManifestStore, state: Manifest) -> tuple[float, float, fl
     number = state.segments[-1].next_offset // RECORDS
     for _ in range(COMMITS):
         before, began = ledger.usage(), time.perf_counter()
-        entry = _entry(number)
-        state = manifests.commit(state, lambda m, e=entry: transitions.add_segments(m, [e]))  # type: ignore[misc]
+        add = partial(transitions.add_segments, entries=[_entry(number)])
+        state = manifests.commit_manifest(state, add)
         taken.append((time.perf_counter() - began) * 1000)
         after = ledger.usage()
         requests = max(requests, _total(after, "requests") - _total(before, "requests"))

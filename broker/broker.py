@@ -233,7 +233,7 @@ class Broker:
         if before_offset <= now.log_start_offset:
             return now.log_start_offset
         with raising_disk_full(self.folder.path), target.reporting_defunct():
-            return self.background.janitor.trim(target, before_offset)
+            return self.background.janitor.trim_partition(target, before_offset)
 
     # --- the bucket -------------------------------------------------------------------------------
 

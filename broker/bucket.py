@@ -210,11 +210,11 @@ class Bucket:
         for partition in range(record.partitions):
             keys = PartitionKeys(record.name, record.topic_id, partition)
             self._bucket_state_of(keys).forget()
-            self._uploads.delete(keys.segments)
+            self._uploads.delete_checkpoint(keys.segments)
 
     def _publish(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
         check = partial(self._check_not_foreign, record, meanwhile)
-        self._topics.write(record.as_object(), check=check)
+        self._topics.write_topic(record.as_object(), check=check)
 
     def _check_not_foreign(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
         """A topic object has no owner of its own: the owners of its partitions may change it."""

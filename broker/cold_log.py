@@ -75,15 +75,15 @@ class ColdLog(ColdReads):
 
     def has_manifest(self) -> bool:
         """Whether the bucket has any, even one that this folder knows to be out of date."""
-        return self._manifests.load() is not None
+        return self._manifests.load_manifest() is not None
 
     # --- writing ----------------------------------------------------------------------------------
 
     def offload(self, files: SegmentFiles) -> SegmentEntry:
         """Upload one sealed segment, commit it, and read the commit back."""
         with self.uploading(files.base_offset):
-            entry = self.upload(files)
-            self.commit(lambda manifest: transitions.add_segments(manifest, [entry]))
+            entry = self.upload_files(files)
+            self.commit_transition(lambda manifest: transitions.add_segments(manifest, [entry]))
         return entry
 
     @contextmanager
@@ -98,7 +98,7 @@ class ColdLog(ColdReads):
         finally:
             self._uploading.remove(base_offset)
 
-    def upload(self, files: SegmentFiles) -> SegmentEntry:
+    def upload_files(self, files: SegmentFiles) -> SegmentEntry:
         """Upload a segment's objects and confirm them; the entry to commit. Call it, and commit,
         within `uploading`. Raises CorruptDataError if a file cannot be read, DiskFull if the
         process has no descriptor for it.
@@ -112,13 +112,13 @@ class ColdLog(ColdReads):
             file = str(error.filename or files.log)
             raise CorruptDataError(f"cannot be read: {error.strerror}", file=file) from error
 
-    def replace(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
+    def replace_compacted(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
         """Upload the segment that compaction made of `old`, and commit it in their place."""
         with self.uploading(files.base_offset):
-            uploaded, now_ms = self.upload(files), self._clock()
+            uploaded, now_ms = self.upload_files(files), self._clock()
             last_offset = min(uploaded.last_offset, old[-1].last_offset)  # no entry covers a gap
             entry = msgspec.structs.replace(uploaded, last_offset=last_offset)
-            self.commit(
+            self.commit_transition(
                 lambda manifest: transitions.replace_segments(
                     manifest, old, [entry], pages=self._manifests, now_ms=now_ms
                 )
@@ -135,7 +135,7 @@ class ColdLog(ColdReads):
         if log_start_offset <= manifest.log_start_offset:
             return
         trimmed_to, now_ms = self.bucket_state.trimmed_to, self._clock()
-        self.commit(
+        self.commit_transition(
             lambda manifest: transitions.follow_log_start(
                 manifest,
                 log_start_offset,
@@ -151,7 +151,7 @@ class ColdLog(ColdReads):
             return
         if run := mergeable_pages(self.manifest):
             with self.uploading(run[0].base_offset):  # the base offset of the merged page
-                self.commit(self._manifests.write_merged_page(run))
+                self.commit_transition(self._manifests.write_merged_page(run))
 
     @property
     def pages(self) -> PageSource:
@@ -160,13 +160,13 @@ class ColdLog(ColdReads):
 
     def collection_plan(self, manifest: Manifest, policy: GarbagePolicy) -> GarbagePlan:
         """What `collect` would delete now; `manifest` is the one in force."""
-        return self._collector(policy).plan(manifest, now_ms=self._clock())
+        return self._collector(policy).plan_collection(manifest, now_ms=self._clock())
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
         is_uploading = self._uploading.__contains__
         return Collector(self._manifests, self._pins, policy, is_uploading=is_uploading)
 
-    def collect(self, policy: GarbagePolicy) -> int:
+    def collect_garbage(self, policy: GarbagePolicy) -> int:
         """Delete the objects that no manifest version needs any more; the number deleted.
 
         Raises FencedError, before anything is deleted, if another folder is the owner.
@@ -177,22 +177,22 @@ class ColdLog(ColdReads):
         with self.ownership.exclusive():
             self._reload()
             assert self.manifest is not None, "a claimed partition has a manifest"
-            plan = collector.plan(self.manifest, now_ms=self._clock())
+            plan = collector.plan_collection(self.manifest, now_ms=self._clock())
             gone = len(plan.objects) + len(plan.orphans) + len(plan.versions) + len(plan.uploads)
             if gone or plan.pins:
                 self._may_be_behind = True
-                self.bucket_state.record_manifest(collector.apply(self.manifest, plan))
+                self.bucket_state.record_manifest(collector.delete_garbage(self.manifest, plan))
                 self._may_be_behind = False
         return gone
 
-    def commit(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
+    def commit_transition(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
         """Commit and record it. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
         with self.ownership.exclusive():
             assert self.manifest is not None, "only a claimed partition commits"
             if self._may_be_behind:
                 self._reload()  # each commit is recorded before the next: see `is_stale_copy`
             self._may_be_behind = True
-            manifest = self._manifests.commit(self.manifest, transition)
+            manifest = self._manifests.commit_manifest(self.manifest, transition)
             if manifest is not self.manifest:
                 self._manifests.confirm(manifest)
                 self.bucket_state.record_manifest(manifest)

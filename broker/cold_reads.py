@@ -75,7 +75,7 @@ class ColdReads:
         """
         manifest = self._manifest_for_reading()
         try:
-            entry = self._manifests.find(manifest, offset)
+            entry = self._manifests.find_segment(manifest, offset)
             if entry is None:
                 return TierRead((), max(offset, manifest.end_offset))
             return self._reader.read(
@@ -83,7 +83,9 @@ class ColdReads:
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,
                 end_offset=end_offset,
-                following=_Following(partial(self._manifests.find, manifest), entry.next_offset),
+                following=_Following(
+                    partial(self._manifests.find_segment, manifest), entry.next_offset
+                ),
             )
         except StoreUnavailable as error:
             self.store_status.mark_unavailable(error)
@@ -184,7 +186,7 @@ class ColdReads:
 
     def load_newest(self) -> Manifest | None:
         """The manifest in force, loaded from the bucket but not recorded; None if there is none."""
-        return self._manifests.load(at_least=self.bucket_state.version)
+        return self._manifests.load_manifest(at_least=self.bucket_state.version)
 
     def uploaded_crc32c(self, base_offset: int, size_bytes: int) -> int | None:
         """The checksum of the object of such a segment; None without one in the manifest itself."""

@@ -124,7 +124,7 @@ class Maintenance:
                 plans[number] = partition.cold.collection_plan(manifest, self._policy)
             if apply:
                 with refused:
-                    partition.cold.collect(self._policy)
+                    partition.cold.collect_garbage(self._policy)
         refused.raise_first()
         return plans
 

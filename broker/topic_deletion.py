@@ -60,10 +60,10 @@ class TopicDeletion:
     def _mark_deleted(self, topic: TopicObject) -> None:
         """Write the `deleted` version, unless an earlier attempt has."""
         with suppress(CorruptDataError):
-            newest = self._topics.load(topic.name, topic.topic_id)
+            newest = self._topics.load_topic(topic.name, topic.topic_id)
             if newest is not None and newest.deleted:
                 return
-        self._topics.write(msgspec.structs.replace(topic, deleted=True), check=self._check)
+        self._topics.write_topic(msgspec.structs.replace(topic, deleted=True), check=self._check)
 
     def _check(self) -> None:
         for partition in self._partitions:

@@ -124,7 +124,7 @@ class ColdReader:
         )
         self._finder = BatchFinder()
         self._prefetcher = Prefetcher(self._fills, self._indexes)
-        self._blocking = _Access(self._indexes.get, self._fetch_chunk, BLOCKING)
+        self._blocking = _Access(self._indexes.load_index, self._fetch_chunk, BLOCKING)
         self._non_blocking = _Access(self._cached_index, self._cached_chunk, NON_BLOCKING)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class ColdReader:
         `following` is iterated more than once. Raises CorruptObject, MissingObject,
         StoreUnavailable, Throttled, DiskFull.
         """
-        index = self._indexes.get(segment)
+        index = self._indexes.load_index(segment)
         ahead = self._prefetcher.start(
             segment, index, offset, max_bytes=max_bytes, following=following
         )
@@ -171,7 +171,7 @@ class ColdReader:
 
         `following` may raise BlockingIOError if iterating it would block.
         """
-        index = self._indexes.peek(segment)
+        index = self._indexes.cached_index(segment)
         if index is None:
             return None
         result = _Result(offset, max_bytes, end_offset)
@@ -186,7 +186,7 @@ class ColdReader:
         return result.to_read()
 
     def _cached_index(self, segment: SegmentEntry) -> SegmentIndex:
-        index = self._indexes.peek(segment)
+        index = self._indexes.cached_index(segment)
         if index is None:
             raise BlockingIOError(errno.EAGAIN, "the chunk table is not in memory")
         return index
@@ -295,7 +295,7 @@ class ColdReader:
 
         Raises what `read` does, when the failing chunk is reached.
         """
-        index = self._indexes.get(segment)
+        index = self._indexes.load_index(segment)
         numbers = index.table.numbers_of(start, end)
         for number in numbers:
             if number + 1 in numbers:
@@ -310,7 +310,7 @@ class ColdReader:
         """As `byte_range`, but never waits: None if a chunk is not cached, or if the range spans
         more than `CACHED_RANGE_CHUNKS_MAX` chunks.
         """
-        index = self._indexes.peek(segment)
+        index = self._indexes.cached_index(segment)
         if index is None:
             return None
         numbers = index.table.numbers_of(start, end)
@@ -339,7 +339,7 @@ class ColdReader:
 
         Timestamps need not be in order. Raises what `read` does.
         """
-        index = self._indexes.get(segment)
+        index = self._indexes.load_index(segment)
         for number in range(index.table.index_of(start_offset), len(index.table.chunks)):
             chunk = index.table.chunks[number]
             if chunk.first_offset >= end_offset:

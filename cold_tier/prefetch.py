@@ -129,7 +129,7 @@ class Prefetcher:
         try:
             with suppress(TierlogError, BlockingIOError):
                 for segment in islice(following, SEGMENTS_AHEAD):
-                    index = self._indexes.get(segment)
+                    index = self._indexes.load_index(segment)
                     for chunk in index.chunks[:chunks]:
                         self._fills.prefetch(chunk)
                     chunks -= len(index.chunks)

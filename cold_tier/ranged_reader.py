@@ -88,7 +88,9 @@ def read_chunk(
         return body
 
     return retry_on_checksum_mismatch(
-        lambda: store.read_policy.run(attempt), file=chunk.log_key, position=chunk.position
+        lambda: store.read_policy.call_with_retries(attempt),
+        file=chunk.log_key,
+        position=chunk.position,
     )
 
 
@@ -96,7 +98,7 @@ def read_range(store: ObjectStore, key: str, start: int, end: int) -> bytes:
     """Bytes [start, end) of an object, which the caller has to verify. Raises CorruptObject,
     MissingObject, StoreUnavailable, ConfigurationError.
     """
-    return store.read_policy.run(lambda: b"".join(store.get_range(key, start, end)))
+    return store.read_policy.call_with_retries(lambda: b"".join(store.get_range(key, start, end)))
 
 
 class Hedging:
@@ -163,7 +165,9 @@ class RangedReader:
             return self._round(chunk, new_temp_path, deadline=deadline)
 
         return retry_on_checksum_mismatch(
-            lambda: self._policy.run(one_round), file=chunk.log_key, position=chunk.position
+            lambda: self._policy.call_with_retries(one_round),
+            file=chunk.log_key,
+            position=chunk.position,
         )
 
     def fetch_into(self, chunk: ChunkRef, buffer: memoryview) -> None:

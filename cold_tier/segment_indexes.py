@@ -168,7 +168,7 @@ class SegmentIndexes:
     def cached_bytes(self) -> int:
         return self._bytes
 
-    def get(self, segment: SegmentEntry) -> SegmentIndex:
+    def load_index(self, segment: SegmentEntry) -> SegmentIndex:
         """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable."""
         end = segment.chunk_table_position + segment.chunk_table_size
 
@@ -179,7 +179,7 @@ class SegmentIndexes:
 
         return self._get((segment.indexes_key, 0), load)
 
-    def peek(self, segment: SegmentEntry) -> SegmentIndex | None:
+    def cached_index(self, segment: SegmentEntry) -> SegmentIndex | None:
         """The index if it is in memory, else None."""
         key = (segment.indexes_key, 0)
         with self._lock:
@@ -188,9 +188,9 @@ class SegmentIndexes:
             self._cached.move_to_end(key)
             return cast(SegmentIndex, self._cached[key][0])
 
-    def section(self, segment: SegmentEntry, kind: SectionKind) -> bytes:
+    def load_section(self, segment: SegmentEntry, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""
-        section, file = self.get(segment).directory.section(kind), segment.indexes_key
+        section, file = self.load_index(segment).directory.section(kind), segment.indexes_key
         if section is None:
             return b""
 
@@ -203,7 +203,7 @@ class SegmentIndexes:
     def transactions(self, segment: SegmentEntry) -> SegmentTransactions:
         """Raises what `get` does, and CorruptIndex."""
         file = segment.indexes_key
-        section = self.section(segment, SectionKind.TXN_INDEX)
+        section = self.load_section(segment, SectionKind.TXN_INDEX)
         aborted = parse_txn_index(section, base_offset=segment.base_offset, file=file)
         producers = self._producers(segment)
         return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
@@ -211,7 +211,7 @@ class SegmentIndexes:
     def _producers(self, segment: SegmentEntry) -> Producers | None:
         """The producers at the end of the segment; None if it has no valid snapshot."""
         file = segment.indexes_key
-        section = self.get(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
+        section = self.load_index(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
         if section is None or section.size_bytes > SNAPSHOT_MAX_BYTES:
             return None
 

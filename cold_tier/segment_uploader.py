@@ -167,7 +167,7 @@ class SegmentUploader:
     def _upload_log(self, log: _Log, keys: SegmentKeys) -> SegmentKeys:
         """The keys that were used: `keys`, or those of the interrupted upload that was resumed."""
         if self._checkpoints is not None:
-            resumed = self._checkpoints.find(log.folder, log.content)
+            resumed = self._checkpoints.find_checkpoint(log.folder, log.content)
             if resumed is not None:
                 with suppress(UploadNotFound):
                     self._put_log(log, resumed.log_key, upload_id=resumed.upload_id)
@@ -188,7 +188,9 @@ class SegmentUploader:
             resumable=self._resumable(log, log_key, upload_id),
         )
         if self._checkpoints is not None:
-            self._checkpoints.delete(log.folder)  # never resume an object that a manifest may name
+            self._checkpoints.delete_checkpoint(
+                log.folder
+            )  # never resume an object that a manifest may name
         self._verify(stat, size_bytes=size_bytes, crc32c=crc32c)
 
     def _resumable(self, log: _Log, log_key: str, upload_id: str) -> Resumable | None:
@@ -197,7 +199,9 @@ class SegmentUploader:
             return None
         return Resumable(
             upload_id,
-            lambda new_id: checkpoints.save(log.folder, log_key, log.content, upload_id=new_id),
+            lambda new_id: checkpoints.save_checkpoint(
+                log.folder, log_key, log.content, upload_id=new_id
+            ),
         )
 
     def _upload_indexes(self, keys: SegmentKeys, bundle: IndexBundle) -> None:
@@ -229,7 +233,7 @@ class SegmentUploader:
         for start in range(0, size_bytes, READ_BACK_BYTES):
             end = min(start + READ_BACK_BYTES, size_bytes)
             extend = partial(_extend_crc, self._store, stat.key, start, end, actual)
-            actual = self._store.read_policy.run(extend)
+            actual = self._store.read_policy.call_with_retries(extend)
         if actual != crc32c:
             raise StoreUnavailable(
                 f"{stat.key}: read back with CRC-32C {actual:08x}, not {crc32c:08x}"
@@ -266,7 +270,7 @@ class UploadCheckpoints:
     def __init__(self, folder: Path, *, max_age_ms: int, clock: Callable[[], int]) -> None:
         self._folder, self._max_age_ms, self._clock = folder, max_age_ms, clock
 
-    def find(self, segments_folder: str, content: LogContent) -> UploadCheckpoint | None:
+    def find_checkpoint(self, segments_folder: str, content: LogContent) -> UploadCheckpoint | None:
         """The upload of this content to this folder that can be resumed, if there is one."""
         try:
             body = self._path(segments_folder).read_bytes()
@@ -277,7 +281,7 @@ class UploadCheckpoints:
         matches = found.log_key.startswith(segments_folder) and found.content == content
         return found if is_fresh and matches else None
 
-    def save(
+    def save_checkpoint(
         self, segments_folder: str, log_key: str, content: LogContent, *, upload_id: str
     ) -> None:
         """Record an upload that was just initiated."""
@@ -294,7 +298,7 @@ class UploadCheckpoints:
             with suppress(OSError):
                 temp.unlink(missing_ok=True)
 
-    def delete(self, segments_folder: str) -> None:
+    def delete_checkpoint(self, segments_folder: str) -> None:
         with suppress(OSError):
             self._path(segments_folder).unlink(missing_ok=True)
 

@@ -47,7 +47,7 @@ class RetryPolicy:
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     jitter: Callable[[], float] = field(default=random.random, repr=False)
 
-    def run(self, attempt: Callable[[], T]) -> T:
+    def call_with_retries(self, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it succeeds. Retries StoreUnavailable, unless it is final."""
         first = self.monotonic()
         deadline, warn_at = first + self.deadline_s, first + WARN_AFTER_S

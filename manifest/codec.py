@@ -296,17 +296,17 @@ class PageCache:
         self._pages: OrderedDict[str, tuple[SegmentEntry, ...]] = OrderedDict()
         self._entries = 0
 
-    def get(self, key: str) -> tuple[SegmentEntry, ...] | None:
+    def cached_page(self, key: str) -> tuple[SegmentEntry, ...] | None:
         with self._lock:
             if (entries := self._pages.get(key)) is not None:
                 self._pages.move_to_end(key)
             return entries
 
-    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
+    def page_entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
         """Makes the cache a `PageSource` without I/O: a page that is not cached has no entries."""
-        return self.get(page.key) or ()
+        return self.cached_page(page.key) or ()
 
-    def put(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
+    def keep_page(self, key: str, entries: tuple[SegmentEntry, ...]) -> None:
         with self._lock:
             if key in self._pages:
                 return

@@ -121,7 +121,7 @@ class Collector:
         self._policy = policy
         self._is_base_uploading = is_uploading
 
-    def plan(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
+    def plan_collection(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
         """What would be deleted now; changes nothing. `manifest` is the one in force."""
         pins = self._pins.all()
         active = [pin for pin in pins if pin.is_active(now_ms)]
@@ -159,7 +159,7 @@ class Collector:
                 found.append(self._manifests.load_version(version))
         return found
 
-    def apply(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
+    def delete_garbage(self, manifest: Manifest, plan: GarbagePlan) -> Manifest:
         """Execute the plan; returns the manifest afterwards.
 
         Raises FencedError for another owner, and ManifestConflict if `manifest` is not in force,
@@ -170,7 +170,9 @@ class Collector:
             raise ManifestConflict(
                 f"{where(current)} is in force, but the plan is based on {where(manifest)}"
             )
-        forgotten = self._manifests.commit(current, lambda s: forget_removed(s, plan.forget))
+        forgotten = self._manifests.commit_manifest(
+            current, lambda s: forget_removed(s, plan.forget)
+        )
         self._delete(plan)
         return forgotten
 
@@ -182,7 +184,7 @@ class Collector:
         for pin in pins:  # at once: its name may be used again at any time
             if pin.name in plan.pins and pin not in pinned_since:
                 with refused:
-                    self._pins.delete(pin.name)
+                    self._pins.delete_pin(pin.name)
         is_pinned = self._references_any(self._pinned_versions(pinned_since))
         kept = {pin.version for pin in pinned_since}
         keys = [versions.key(version) for version in plan.versions if version not in kept]
@@ -289,11 +291,11 @@ class _FailFastPages:
         self._pages = pages
         self._failed: set[str] = set()  # only the keys: an exception would keep its frames alive
 
-    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
+    def page_entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]:
         if page.key in self._failed:
             raise CorruptManifest("an earlier attempt to read the page failed", file=page.key)
         try:
-            return self._pages.entries(page)
+            return self._pages.page_entries(page)
         except CorruptDataError:
             self._failed.add(page.key)
             raise

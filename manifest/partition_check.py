@@ -48,7 +48,7 @@ class ManifestCheck:
         """The manifest in force; None if there is none, or it cannot be read."""
         self.findings.checked.partitions += 1
         try:
-            manifest = self._manifests.load(at_least=self._at_least)
+            manifest = self._manifests.load_manifest(at_least=self._at_least)
             if manifest is None:
                 self._manifests.check_never_existed()
         except MissingObject as bad:
@@ -59,7 +59,7 @@ class ManifestCheck:
             return manifest
         return None
 
-    def entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:
+    def checked_entries(self, manifest: Manifest) -> Iterator[SegmentEntry]:
         """All live entries in readable pages, oldest first. Missing offsets are reported.
 
         Entries on either side of an unreadable page are not compared.
@@ -107,7 +107,7 @@ class ManifestCheck:
         pins = Pins(self._manifests, clock=self._clock)
         for key in pins.list_keys():
             try:
-                pin = pins.read(key)
+                pin = pins.read_pin(key)
             except CorruptManifest as bad:
                 self._add(ProblemKind.PIN_BROKEN, bad.detail, key=key)
                 continue

@@ -63,7 +63,7 @@ class Pins:
 
     def all(self) -> list[Pin]:
         """All pins by name, including expired ones. Raises CorruptManifest if one is unreadable."""
-        read = map(self.read, self.list_keys())
+        read = map(self.read_pin, self.list_keys())
         return [pin for pin in read if pin is not None]
 
     def list_keys(self) -> list[str]:
@@ -71,7 +71,7 @@ class Pins:
         listed = self._objects.list(self._keys.pins, limit=PINS_MAX)
         return [stat.key for stat in listed if stat.key.endswith(JSON)]
 
-    def create(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
+    def create_pin(self, name: str, version: int, *, expires_ms: int | None = None) -> Pin:
         """Pin `version`, which must be recent. Raises InvalidRequest (invalid or taken name),
         UnknownManifestVersion (also if it is too old), MissingObject (part of it was already
         collected).
@@ -97,7 +97,7 @@ class Pins:
             self._check_whole(version)
         except TierlogError:
             with suppress(StoreUnavailable):
-                self.delete(name)
+                self.delete_pin(name)
             raise
         return pin
 
@@ -105,7 +105,7 @@ class Pins:
         """Whether the pin exists, even if it cannot be read."""
         return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
 
-    def delete(self, name: str) -> None:
+    def delete_pin(self, name: str) -> None:
         """Delete a pin; it need not exist."""
         if is_pin_name(name):
             self._objects.delete([self._keys.pin(name)])
@@ -117,7 +117,7 @@ class Pins:
         collected. One that it does not even list as removed is being deleted, or already was.
         """
         pinned = self._manifests.load_version(version)
-        current = self._manifests.load(at_least=version)
+        current = self._manifests.load_manifest(at_least=version)
         listed = self._listed(current) if current else frozenset()
         for key in self._named(pinned):
             base_offset = base_offset_of(key)
@@ -160,7 +160,7 @@ class Pins:
         try:
             self._objects.put(key, body, if_absent=True)
         except (ObjectExists, OutcomeUnknownError) as problem:
-            there = self.read(key)
+            there = self.read_pin(key)
             if there is None:
                 raise OutcomeUnknownError(
                     f"{key}: no response, and the object is not there"
@@ -168,7 +168,7 @@ class Pins:
             if there != pin:
                 raise InvalidRequest(f"pin {pin.name!r} already exists") from problem
 
-    def read(self, key: str) -> Pin | None:
+    def read_pin(self, key: str) -> Pin | None:
         """None if it does not exist. Raises CorruptManifest."""
         try:
             data = get_object(self._objects, key, max_bytes=PIN_MAX_BYTES)

@@ -171,14 +171,14 @@ def first_at(entries: Sequence[SegmentEntry], offset: int) -> SegmentEntry | Non
 class PageSource(Protocol):
     """Returns all entries of a page, including those that retention has since dropped."""
 
-    def entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
+    def page_entries(self, page: PageRef, /) -> tuple[SegmentEntry, ...]: ...
 
 
 def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[SegmentEntry, ...]:
     """The entries of a page that are not below its live start."""
     if isinstance(page, UnwrittenPage):
         return page.entries
-    return tuple(e for e in pages.entries(page) if e.base_offset >= page.base_offset)
+    return tuple(e for e in pages.page_entries(page) if e.base_offset >= page.base_offset)
 
 
 def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
@@ -186,7 +186,7 @@ def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> Segment
     found = manifest.find(offset)
     if found is None or isinstance(found, SegmentEntry):
         return found
-    entries = found.entries if isinstance(found, UnwrittenPage) else pages.entries(found)
+    entries = found.entries if isinstance(found, UnwrittenPage) else pages.page_entries(found)
     # Entries below the page's live start were dropped by retention, and must not be found.
     return first_at(entries, max(offset, found.base_offset))
 

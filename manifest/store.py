@@ -128,7 +128,7 @@ class ManifestStore:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def load(self, *, at_least: int = 0) -> Manifest | None:
+    def load_manifest(self, *, at_least: int = 0) -> Manifest | None:
         """The manifest in force; None if the partition has none.
 
         `at_least`: the version last seen in force, which cannot be void. Raises CorruptManifest if
@@ -136,13 +136,13 @@ class ManifestStore:
         """
         for _ in range(COMMIT_ATTEMPTS):
             started = self._times()
-            newest = self.versions.newest(at_least=max(0, at_least - 1))
+            newest = self.versions.newest_version(at_least=max(0, at_least - 1))
             if newest < at_least:
                 file = self.versions.key(at_least)
                 raise MissingObject("the manifest version that was in force is missing", file=file)
             if newest == 0:
                 return None
-            data = self.versions.read(newest)
+            data = self.versions.read_version(newest)
             if data is None:
                 continue  # deleted between LIST and GET, so there are newer ones
             manifest = self._newest_valid(newest, data, at_least=at_least)
@@ -182,18 +182,18 @@ class ManifestStore:
 
     def load_version(self, version: int) -> Manifest:
         """Raises UnknownManifestVersion if it does not exist, or no longer."""
-        data = self.versions.read(version) if version > 0 else None
+        data = self.versions.read_version(version) if version > 0 else None
         if data is None:
             raise UnknownManifestVersion(f"{self.keys} has no manifest version {version}")
         return decode_manifest(data, keys=self.keys, version=version)
 
-    def entries(self, page: PageRef | RemovedPage, /) -> tuple[SegmentEntry, ...]:
+    def page_entries(self, page: PageRef | RemovedPage, /) -> tuple[SegmentEntry, ...]:
         """All entries of a page, through the cache. Raises MissingObject, CorruptManifest."""
-        if (cached := self._cache.get(page.key)) is not None:
+        if (cached := self._cache.cached_page(page.key)) is not None:
             return cached
         data = self._page_bytes(page.key, page.crc32c)
         entries = decode_page(data, keys=self.keys, file=page.key)
-        self._cache.put(page.key, entries)
+        self._cache.keep_page(page.key, entries)
         return entries
 
     def objects_removed_with(self, page: RemovedPage) -> list[RemovedObject]:
@@ -204,7 +204,7 @@ class ManifestStore:
         else:
             inside = [
                 RemovedObject(key, page.removed_ms, page.reason)
-                for entry in self.entries(page)
+                for entry in self.page_entries(page)
                 for key in entry.keys
             ]
         return [*inside, page.own_object]
@@ -215,7 +215,7 @@ class ManifestStore:
             raise CorruptManifest("the page's checksum differs from the manifest's", file=key)
         return data
 
-    def find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+    def find_segment(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
         """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
         return find_entry(manifest, offset, pages=self)
 
@@ -234,7 +234,7 @@ class ManifestStore:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def claim(
+    def claim_manifest(
         self,
         claim: Claim,
         *,
@@ -254,7 +254,7 @@ class ManifestStore:
         with self._lock:
             self._sent = ""
             for _ in range(COMMIT_ATTEMPTS):
-                before = self.load(at_least=at_least)
+                before = self.load_manifest(at_least=at_least)
                 if before is not None and before.nonce == self._sent:
                     # Our PUT succeeded after all, although reading it back had failed.
                     return before
@@ -312,7 +312,7 @@ class ManifestStore:
         A version that was deleted or cannot be read counts as such.
         """
         try:
-            data = self.versions.read(version)
+            data = self.versions.read_version(version)
             if data is not None and is_truncated(data):
                 return None
             then = decode_manifest(data, keys=self.keys, version=version) if data else in_force
@@ -320,7 +320,7 @@ class ManifestStore:
             return True
         return (then.owner, then.leader_epoch) == (in_force.owner, in_force.leader_epoch)
 
-    def commit(self, base: Manifest, transition: Transition) -> Manifest:
+    def commit_manifest(self, base: Manifest, transition: Transition) -> Manifest:
         """Commit `transition` on top of `base`, or of a later version of the same epoch.
 
         Returns the committed state, or the current one if the transition changes nothing. Raises
@@ -369,7 +369,7 @@ class ManifestStore:
         stop in a virtual machine that its host pauses or reverts to a snapshot.
         """
         started = self._times()
-        if self.versions.newest(at_least=base.version) > base.version:
+        if self.versions.newest_version(at_least=base.version) > base.version:
             return self._reload(base)
         self._newest = (base.version, base.nonce, started)
         return base
@@ -380,7 +380,7 @@ class ManifestStore:
         Called before deleting local segments that it references. Raises FencedError,
         CorruptManifest, MissingObject.
         """
-        data = self.versions.read(manifest.version)
+        data = self.versions.read_version(manifest.version)
         if data is None:
             file = self.versions.key(manifest.version)
             raise MissingObject("a committed manifest version is missing", file=file)
@@ -390,7 +390,7 @@ class ManifestStore:
         self.check_fence_by_list(manifest)
 
     def _reload(self, base: Manifest) -> Manifest:
-        current = self.load(at_least=base.version)
+        current = self.load_manifest(at_least=base.version)
         if current is None:
             raise MissingObject("the manifest is missing", file=self.keys.versions)
         if (current.owner, current.leader_epoch) != (base.owner, base.leader_epoch):
@@ -423,7 +423,7 @@ class ManifestStore:
                 spilled.manifest, version=version, nonce=self._options.unique(), created_ms=now_ms
             )
             self._sent, started = stamped.nonce, self._times()
-            created = self.versions.create(version, encode_manifest(stamped))
+            created = self.versions.create_version(version, encode_manifest(stamped))
             if created is CreateOutcome.LOST:
                 return None
             if created is CreateOutcome.OURS:
@@ -445,8 +445,8 @@ class ManifestStore:
         """
         # Never skipped for the first version, since there is no fresh state before it.
         slow = not self._is_fresh(before)
-        if slow and self.versions.newest(at_least=stamped.version) > stamped.version:
-            self.versions.delete([stamped.version])
+        if slow and self.versions.newest_version(at_least=stamped.version) > stamped.version:
+            self.versions.delete_versions([stamped.version])
             return None
         self._newest = (stamped.version, stamped.nonce, started)
         return stamped

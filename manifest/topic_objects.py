@@ -114,18 +114,18 @@ class TopicObjects:
     def __init__(self, store: ObjectStore, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._store, self._pause = store, pause
 
-    def load(self, name: str, topic_id: str) -> TopicObject | None:
+    def load_topic(self, name: str, topic_id: str) -> TopicObject | None:
         """The newest version; None if there is none."""
         chain = self._chain(name, topic_id)
-        for version, data in chain.whole_below(chain.newest() + 1):
+        for version, data in chain.whole_below(chain.newest_version() + 1):
             return _topic(data, file=chain.key(version), name=name, topic_id=topic_id)
         return None
 
-    def find(self, name: str) -> TopicObject:
+    def find_topic(self, name: str) -> TopicObject:
         """The newest undeleted topic of that name, `with_all_partitions`. Raises UnknownTopic,
         CorruptManifest.
         """
-        loaded = {topic_id: self.load(name, topic_id) for topic_id in self.ids(name)}
+        loaded = {topic_id: self.load_topic(name, topic_id) for topic_id in self.ids(name)}
         found = [topic for topic in loaded.values() if topic is not None]
         if chosen := restorable(found).topics.get(name):
             return self.with_all_partitions(chosen)
@@ -157,7 +157,7 @@ class TopicObjects:
                 return replace(topic, partitions=number + 1)
         return topic
 
-    def write(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
+    def write_topic(self, topic: TopicObject, *, check: Callable[[], None]) -> TopicObject:
         """Write `topic` as the next version, without reading the newest one: for the owner, its
         data folder is authoritative.
 
@@ -167,7 +167,7 @@ class TopicObjects:
         """
         chain = self._chain(topic.name, topic.topic_id)
         for _ in range(COMMIT_ATTEMPTS):
-            newest = chain.newest()
+            newest = chain.newest_version()
             if newest > 0:  # a topic without versions has no other owner
                 check()
             if (written := self._publish(chain, topic, newest + 1)) is not None:
@@ -182,8 +182,8 @@ class TopicObjects:
             # The newest last, also if one may not be deleted: a restore then finds the `deleted`
             # version.
             *older, newest = (stat.version for stat in stats)
-            chain.delete(older)
-            chain.delete([newest])
+            chain.delete_versions(older)
+            chain.delete_versions([newest])
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """(name, topic id) of all topics under `topics/`, with about one LIST per name."""
@@ -205,7 +205,7 @@ class TopicObjects:
         """None if another writer was first."""
         stamped = replace(topic, version=version, nonce=random_name())
         body = sealed_json.encode(stamped, kind=KIND_TOPIC)
-        return stamped if chain.create(version, body) is CreateOutcome.OURS else None
+        return stamped if chain.create_version(version, body) is CreateOutcome.OURS else None
 
     def _chain(self, name: str, topic_id: str) -> VersionChain:
         return VersionChain(

@@ -86,7 +86,7 @@ class VersionChain:
         ]
         return stats, len(listed) == limit
 
-    def newest(self, *, at_least: int = 0) -> int:
+    def newest_version(self, *, at_least: int = 0) -> int:
         """The number of the newest version, or `at_least` if none is above it; 0 if there is none.
 
         One LIST if fewer than LIST_LIMIT keys are above `at_least`; otherwise an exponential search
@@ -109,7 +109,7 @@ class VersionChain:
             else:
                 after = low if high - low <= LIST_LIMIT else (low + high) // 2
 
-    def read(self, version: int) -> bytes | None:
+    def read_version(self, version: int) -> bytes | None:
         """The bytes of a version; None if it does not exist. Raises CorruptManifest."""
         try:
             return get_object(self._store, self.key(version), max_bytes=self._max_bytes)
@@ -121,11 +121,11 @@ class VersionChain:
         when it is requested.
         """
         for number in range(version - 1, lowest - 1, -1):
-            data = self.read(number)
+            data = self.read_version(number)
             if data is not None and not is_truncated(data):
                 yield number, data
 
-    def create(self, version: int, body: bytes) -> CreateOutcome:
+    def create_version(self, version: int, body: bytes) -> CreateOutcome:
         """Create the version unless it exists. Raises OutcomeUnknownError, StoreUnavailable.
 
         After OutcomeUnknownError the object may exist, or appear later: the next writer then loses
@@ -149,7 +149,7 @@ class VersionChain:
             pass
         else:
             return CreateOutcome.OURS
-        there = self.read(version)
+        there = self.read_version(version)
         if there is None:
             return CreateOutcome.LOST if lost else None
         if there == body:
@@ -158,7 +158,7 @@ class VersionChain:
             return CreateOutcome.LOST
         return CreateOutcome.VOID if lost else CreateOutcome.TRUNCATED
 
-    def delete(self, versions: Sequence[int]) -> None:
+    def delete_versions(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([self.key(version) for version in versions])
 

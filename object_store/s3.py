@@ -187,7 +187,7 @@ class S3Store:
                 crc32c=crc32c,
             )
             parts = FileParts.of(path, size_bytes=size_bytes, part_bytes=part_bytes)
-            upload.run(parts, concurrency=concurrency, pace=pace, resumable=resumable)
+            upload.send_parts(parts, concurrency=concurrency, pace=pace, resumable=resumable)
         stored = self.head(key)
         if stored is None:
             raise StoreUnavailable(f"{key}: the store accepted it but does not have it")
@@ -403,7 +403,7 @@ class S3Store:
         sent_bytes: int = 0,
     ) -> T:
         policy = self.read_policy if operation in READS else self._policy
-        return policy.run(
+        return policy.call_with_retries(
             lambda: self._once(operation, key, send, creates=creates, sent_bytes=sent_bytes)
         )
 

@@ -95,7 +95,7 @@ class MultipartUpload:
         self._write_options, self._crc32c = write_options, crc32c
         self._thread_local = threading.local()
 
-    def run(
+    def send_parts(
         self,
         parts: FileParts,
         *,

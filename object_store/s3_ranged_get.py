@@ -61,7 +61,7 @@ class PresignedUrls:
         self._sign, self._lock = sign, threading.Lock()
         self._urls: OrderedDict[tuple[Operation, str], tuple[float, str]] = OrderedDict()
 
-    def get(self, operation: Operation, key: str) -> tuple[str, bool]:
+    def presigned_url(self, operation: Operation, key: str) -> tuple[str, bool]:
         """The URL, and whether it was signed just now."""
         now, place = time.monotonic(), (operation, key)
         with self._lock:
@@ -154,7 +154,7 @@ class RangedGets:
         self, operation: Operation, key: str, header: str
     ) -> tuple[Connection, ResponseHead]:
         while True:
-            url, is_new = self._urls.get(operation, key)
+            url, is_new = self._urls.presigned_url(operation, key)
             connection, head = self._send(*_request(url, operation, header))
             if head.status not in _LEFT_TO_BOTO3:
                 return connection, head

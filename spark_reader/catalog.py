@@ -225,7 +225,7 @@ class Catalog:
             version = self._pinned_version(manifests)
         if version is not None:
             return manifests.load_version(version), True
-        return manifests.load(), False
+        return manifests.load_manifest(), False
 
     def _check_store(self, topic: TopicFacts, partition: int) -> None:
         """Raise InvalidOption if the store has no manifest of a partition that the broker has

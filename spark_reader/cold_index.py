@@ -22,7 +22,7 @@ from tierlog.spark_reader.plan import ChunkPiece
 
 
 def pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:
-    index = indexes.get(entry)
+    index = indexes.load_index(entry)
     return map(ChunkPiece, index.chunks, index.table.chunks)
 
 
@@ -35,7 +35,7 @@ def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int 
     """The first offset of the oldest transaction that is open at the segment's end; None if none
     is.
     """
-    data = indexes.section(entry, SectionKind.PRODUCER_SNAPSHOT)
+    data = indexes.load_section(entry, SectionKind.PRODUCER_SNAPSHOT)
     producers = parse_snapshot(data, file=entry.indexes_key) if data else []
     first_offsets = [producer.current_txn_first_offset for producer in producers]
     return min((offset for offset in first_offsets if offset >= 0), default=None)

@@ -84,7 +84,7 @@ class Topics:
             return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
         store = self._connections.store
         try:
-            found = TopicObjects(store).find(name)
+            found = TopicObjects(store).find_topic(name)
         except UnknownTopic:
             raise UnknownTopic(name, place=store.url) from None
         return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)))

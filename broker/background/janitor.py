@@ -158,13 +158,15 @@ class Janitor:
         if oldest.end_offset <= start and not oldest.active:
             partition.log.delete_local(start)
 
-    def trim(self, partition: Partition, before_offset: int) -> int:
+    def trim_partition(self, partition: Partition, before_offset: int) -> int:
         """Advance the log start: durable when this returns, also in the bucket if it is fast."""
         cold = partition.cold
         if cold is None:
             return self._advance(partition, before_offset, in_bucket=None)
         cold.bucket_state.record_trim(before_offset)
-        return self._advance(partition, before_offset, in_bucket=partial(self._trims.trim, cold))
+        return self._advance(
+            partition, before_offset, in_bucket=partial(self._trims.commit_trim, cold)
+        )
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -190,7 +192,7 @@ class Janitor:
         self._collected_ms[partition] = now_ms
         try:
             with self._failures.noting("garbage-collection", partition):
-                gone = cold.collect(self.policy)
+                gone = cold.collect_garbage(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:
@@ -365,7 +367,7 @@ class BucketTrims:
         """Wait for the trims so far, which a closed store refuses; no other is accepted."""
         self._threads.shutdown()
 
-    def trim(self, cold: ColdLog, start: int) -> None:
+    def commit_trim(self, cold: ColdLog, start: int) -> None:
         """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
         deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
         while (ahead := self._in_progress.setdefault(cold, done)) is not done:

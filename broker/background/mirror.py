@@ -71,7 +71,7 @@ def _maybe_replace(partition: Partition, view: SegmentView) -> None:
             "the folder?",
             file=str(files.log),
         )
-    entry = cold.replace(old, files)
+    entry = cold.replace_compacted(old, files)
     log.info(
         "compacted segment offloaded",
         partition=str(partition),

@@ -57,7 +57,7 @@ class OwnedPartition:
         in_force, now_ms = self.check(), self._clock()
         if in_force is None:
             return
-        dropped = self._manifests.commit(
+        dropped = self._manifests.commit_manifest(
             in_force,
             lambda manifest: transitions.trim(
                 manifest, manifest.end_offset, pages=self._manifests, now_ms=now_ms
@@ -69,6 +69,6 @@ class OwnedPartition:
 
     def _newest(self) -> Manifest | None:
         try:
-            return self._manifests.load(at_least=self._seen)
+            return self._manifests.load_manifest(at_least=self._seen)
         except MissingObject:  # the version in force is gone: there may be another chain
-            return self._manifests.load()
+            return self._manifests.load_manifest()

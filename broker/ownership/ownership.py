@@ -113,7 +113,7 @@ class Ownership:
         with self.exclusive():  # an operator's command may claim at the same time as the copier
             if self.claimed:
                 return False
-            manifest = self._manifests.claim(
+            manifest = self._manifests.claim_manifest(
                 self._prepared,
                 log_start_offset=log_start_offset,
                 at_least=self._bucket_state.version,
@@ -170,9 +170,9 @@ class Ownership:
         self._record_claim()
         try:
             if seen is not None:
-                manifest = self._manifests.commit(seen, transition)
+                manifest = self._manifests.commit_manifest(seen, transition)
             else:
-                manifest = self._manifests.claim(
+                manifest = self._manifests.claim_manifest(
                     claim, log_start_offset=log_start_offset, gap_end=gap_end
                 )
             self._manifests.confirm(manifest)
@@ -217,7 +217,7 @@ class Ownership:
         it belongs to another folder.
         """
         try:
-            newest = self._manifests.load(at_least=self._bucket_state.version)
+            newest = self._manifests.load_manifest(at_least=self._bucket_state.version)
         except CorruptDataError:
             return None
         if newest is not None:

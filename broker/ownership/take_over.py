@@ -255,7 +255,7 @@ class TakeOver:
         opened.roll()
         end = self.manifest.end_offset
         return [
-            self._cold.upload(opened.sealed.prepare_upload(view.base_offset))
+            self._cold.upload_files(opened.sealed.prepare_upload(view.base_offset))
             for view in opened.segments()
             if view.last_offset >= max(end, view.base_offset)
         ]

@@ -53,7 +53,7 @@ def check_partition(
     manifest = check.manifest()
     if manifest is None:
         return check.findings, None, []
-    entries = list(check.entries(manifest))
+    entries = list(check.checked_entries(manifest))
     manifests = ManifestStore(store, keys, StoreOptions(clock=options.clock))
     _check_segments(store, manifests, entries, check.findings, options=options)
     check.pins()
@@ -100,7 +100,7 @@ def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
 def entry_in_force(manifests: ManifestStore, entry: SegmentEntry) -> SegmentEntry | None:
     """The manifest's present entry for the offsets of `entry`; `entry` if it cannot be read."""
     try:
-        manifest = manifests.load()
-        return manifests.find(manifest, entry.base_offset) if manifest else entry
+        manifest = manifests.load_manifest()
+        return manifests.find_segment(manifest, entry.base_offset) if manifest else entry
     except CorruptDataError:
         return entry

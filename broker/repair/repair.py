@@ -249,13 +249,15 @@ class Repair:
             return step
         if step.action is Action.COLLECT:
             try:
-                self._cold.collect(self._policy)
+                self._cold.collect_garbage(self._policy)
             except ConfigurationError as error:  # an object that may not be deleted
                 return msgspec.structs.replace(step, detail=str(error))
         elif entry is None:
             assert step.last_offset is not None, "the step of a hole has its last offset"
             end_offset = step.last_offset + 1
-            self._cold.commit(lambda manifest: record_gap(manifest, end_offset=end_offset))
+            self._cold.commit_transition(
+                lambda manifest: record_gap(manifest, end_offset=end_offset)
+            )
         elif step.action in {Action.DROP, Action.DROP_BATCHES}:
             again = check_segment(self._store, entry, partition=step.partition, deep=True)
             if not self._is_log_bad(entry, again.problems):
@@ -298,7 +300,7 @@ class Repair:
                 self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
             ) as rebuilt:
                 files = with_producers_of(rebuilt.files, bundle) if bundle else rebuilt.files
-                uploaded = self._cold.upload(files)
+                uploaded = self._cold.upload_files(files)
             new = msgspec.structs.replace(
                 uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
             )
@@ -306,7 +308,7 @@ class Repair:
 
     def _change(self, repair: Callable[..., Manifest], *entries: SegmentEntry) -> None:
         pages = self._cold.pages
-        self._cold.commit(
+        self._cold.commit_transition(
             lambda manifest: repair(manifest, *entries, pages=pages, now_ms=self._clock())
         )
 

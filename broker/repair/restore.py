@@ -235,7 +235,7 @@ class _Restore:
         unpublished = dict(self._old.unpublished) if self._old is not None else {}
         for name, topic_id in objects.scan():
             try:
-                topic = objects.load(name, topic_id)
+                topic = objects.load_topic(name, topic_id)
                 if self._take_deletion(topic_id) and topic is not None:
                     topic = msgspec.structs.replace(topic, deleted=True)
             except CorruptManifest as bad:
@@ -315,7 +315,7 @@ class _Restore:
     def _loaded(self, topic: TopicObject, numbers: range) -> list[_Loaded]:
         keys = [PartitionKeys(topic.name, topic.topic_id, number) for number in numbers]
         stores = [ManifestStore(self._store, one, self._manifest_options) for one in keys]
-        return [(manifests, manifests.load()) for manifests in stores]
+        return [(manifests, manifests.load_manifest()) for manifests in stores]
 
     def _unpublished(self, topic: TopicObject, loaded: Sequence[_Loaded]) -> TopicObject | None:
         """The old folder's newer state of the topic that was not published to the bucket."""

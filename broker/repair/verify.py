@@ -99,7 +99,7 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
     found = Findings(0)
     key = store.full_key(topic_versions(record.name, record.topic_id))
     try:
-        there = TopicObjects(store).load(record.name, record.topic_id)
+        there = TopicObjects(store).load_topic(record.name, record.topic_id)
     except CorruptDataError as bad:
         found.add(ProblemKind.TOPIC_OBJECT, bad.detail, object_key=store.full_key(bad.file))
         return found
@@ -124,7 +124,7 @@ def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:
     for number in range(topic.partitions):
         keys = PartitionKeys(topic.name, topic.topic_id, number)
         try:
-            manifest = ManifestStore(store, keys, StoreOptions(clock=clock)).load()
+            manifest = ManifestStore(store, keys, StoreOptions(clock=clock)).load_manifest()
         except CorruptDataError:
             continue
         total += live_size_bytes(manifest) if manifest else 0

@@ -51,7 +51,7 @@ def verify(
         check = ManifestCheck(store, PartitionKeys(topic.name, topic.topic_id, number), clock=clock)
         manifest = check.manifest()
         if manifest is not None:
-            work += [(number, one) for one in check.entries(manifest)]
+            work += [(number, one) for one in check.checked_entries(manifest)]
             check.pins()
         found.merge(check.findings)
     with progress_reported(session, progress):

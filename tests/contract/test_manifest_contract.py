@@ -38,40 +38,40 @@ def opened(store) -> ManifestStore:
 
 def test_a_committed_manifest_is_loaded_unchanged(store) -> None:
     manifests = opened(store)
-    assert manifests.load() is None
-    state = manifests.claim(claim(), log_start_offset=0)
-    state = manifests.commit(state, lambda s: add_segments(s, run_of(INLINE_MAX + 5)))
-    state = manifests.commit(state, lambda s: trim(s, 1_050, pages=manifests, now_ms=5))
+    assert manifests.load_manifest() is None
+    state = manifests.claim_manifest(claim(), log_start_offset=0)
+    state = manifests.commit_manifest(state, lambda s: add_segments(s, run_of(INLINE_MAX + 5)))
+    state = manifests.commit_manifest(state, lambda s: trim(s, 1_050, pages=manifests, now_ms=5))
     assert state.pages
-    assert opened(store).load() == state
+    assert opened(store).load_manifest() == state
     manifests.confirm(state)
     assert [stat.version for stat in manifests.versions.stats()] == [1, 2, 3]
-    found = opened(store).find(state, 1_060)
+    found = opened(store).find_segment(state, 1_060)
     assert found is not None
     assert found.base_offset == 1_000
 
 
 def test_the_newest_version_is_found_despite_deleted_ones(store) -> None:
     manifests = opened(store)
-    state = manifests.claim(claim(), log_start_offset=0)
+    state = manifests.claim_manifest(claim(), log_start_offset=0)
     for i in range(12):
-        state = manifests.commit(state, lambda s, i=i: add_segments(s, [entry(i * 100)]))
-    manifests.versions.delete([2, 3, 4, 7])
+        state = manifests.commit_manifest(state, lambda s, i=i: add_segments(s, [entry(i * 100)]))
+    manifests.versions.delete_versions([2, 3, 4, 7])
     for at_least in (0, 1, 3, 12, 13):
-        assert manifests.versions.newest(at_least=at_least) == 13
+        assert manifests.versions.newest_version(at_least=at_least) == 13
     assert [s.version for s in manifests.versions.stats(after=4, limit=3)] == [5, 6, 8]
 
 
 @pytest.mark.usefixtures("atomic_creates")
 def test_racing_writers_lose_no_transition(store) -> None:
-    base = opened(store).claim(claim(), log_start_offset=0)
+    base = opened(store).claim_manifest(claim(), log_start_offset=0)
     barrier = threading.Barrier(4)
 
     def commit_five(_: int) -> None:
         manifests, state = opened(store), base
         barrier.wait(10)
         for _ in range(5):
-            state = manifests.commit(
+            state = manifests.commit_manifest(
                 state,
                 lambda s: replace(
                     s, end_offset=s.end_offset + 1, compacted_before=s.compacted_before + 1
@@ -80,7 +80,7 @@ def test_racing_writers_lose_no_transition(store) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(commit_five, range(4)))
-    state = opened(store).load()
+    state = opened(store).load_manifest()
     assert state is not None
     assert (state.version, state.end_offset) == (21, 20)
 
@@ -92,23 +92,25 @@ def test_only_one_of_several_racing_claims_wins(store) -> None:
     def try_claim(number: int) -> str | None:
         barrier.wait(10)
         try:
-            return opened(store).claim(claim(f"owner-{number}", 0), log_start_offset=0).owner
+            return (
+                opened(store).claim_manifest(claim(f"owner-{number}", 0), log_start_offset=0).owner
+            )
         except FencedError:
             return None
 
     with ThreadPoolExecutor(6) as pool:
         winners = [owner for owner in pool.map(try_claim, range(6)) if owner]
-    state = opened(store).load()
+    state = opened(store).load_manifest()
     assert state is not None
     assert winners == [state.owner]
 
 
 def test_a_former_owner_is_fenced(store) -> None:
     manifests = opened(store)
-    base = manifests.claim(claim(), log_start_offset=0)
-    opened(store).claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    base = manifests.claim_manifest(claim(), log_start_offset=0)
+    opened(store).claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError):
-        manifests.commit(base, lambda s: add_segments(s, [entry(0)]))
+        manifests.commit_manifest(base, lambda s: add_segments(s, [entry(0)]))
 
 
 def test_topics_with_similar_names_are_all_found(store) -> None:
@@ -116,11 +118,11 @@ def test_topics_with_similar_names_are_all_found(store) -> None:
     topics = TopicObjects(store)
     for name, topic_id in wanted:
         made = TopicObject(name=name, topic_id=topic_id, partitions=1, config={}, created_ms=1)
-        topics.write(made, check=lambda: None)
+        topics.write_topic(made, check=lambda: None)
         for i in range(3):
             store.put(f"topics/{name}/{topic_id}/0/segments/{i:020d}-0-u.log", b"x")
     assert sorted(topics.scan()) == sorted(wanted)
-    assert {topics.load(*key).topic_id for key in wanted} == {key[1] for key in wanted}
+    assert {topics.load_topic(*key).topic_id for key in wanted} == {key[1] for key in wanted}
 
 
 def test_a_prefix_belongs_to_one_cluster(store) -> None:
@@ -133,20 +135,22 @@ def test_a_prefix_belongs_to_one_cluster(store) -> None:
 
 def test_collection_deletes_objects_and_keeps_pinned_versions(store) -> None:
     manifests = manifest_store(store)
-    state = manifests.claim(claim(), log_start_offset=0)
+    state = manifests.claim_manifest(claim(), log_start_offset=0)
     for segment in run_of(3):
         for key in segment.keys:
             store.put(key, b"x")
-        state = manifests.commit(state, lambda s, segment=segment: add_segments(s, [segment]))
+        state = manifests.commit_manifest(
+            state, lambda s, segment=segment: add_segments(s, [segment])
+        )
     clock = Clock()
     pins = Pins(manifests, clock=clock)
-    pins.create("all", state.version)
+    pins.create_pin("all", state.version)
     assert [pin.name for pin in pins.all()] == ["all"]
-    state = manifests.commit(state, lambda s: trim(s, 100, pages=manifests, now_ms=0))
+    state = manifests.commit_manifest(state, lambda s: trim(s, 100, pages=manifests, now_ms=0))
     # Objects have the store's own times, so that only a grace period of 0 can be tested here.
     collector = Collector(manifests, pins, GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=2))
     now_ms = 4_000_000_000_000
-    state = collector.apply(state, collector.plan(state, now_ms=now_ms))
+    state = collector.delete_garbage(state, collector.plan_collection(state, now_ms=now_ms))
     left = [stat.key for stat in store.list(KEYS.segments, limit=10)]
     assert left == sorted(key for segment in run_of(3)[1:] for key in segment.keys)
     assert state.removed == ()

@@ -74,12 +74,14 @@ def put_partition(
         log_start_offset = files[0].base_offset if files else 0
     epochs = (EpochStart(0, log_start_offset, "owner"),)
     claim = Claim("owner", epochs, frozenset([("owner", 0)]))  # also from an earlier call
-    manifest = manifests.claim(claim, log_start_offset=log_start_offset)
+    manifest = manifests.claim_manifest(claim, log_start_offset=log_start_offset)
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes))
     for segment in files:
         uploaded = uploader.upload_segment(segment, folder=manifests.keys.segments, leader_epoch=0)
         entry = replace(uploaded, modified_ms=NOW_MS)
-        manifest = manifests.commit(manifest, lambda base, entry=entry: add_segments(base, [entry]))
+        manifest = manifests.commit_manifest(
+            manifest, lambda base, entry=entry: add_segments(base, [entry])
+        )
     return manifest
 
 
@@ -92,6 +94,6 @@ def put_topic(store: ObjectStore, topic: str, partitions: Mapping[int, str]) -> 
         config={},
         created_ms=NOW_MS,
     )
-    TopicObjects(store).write(topic_object, check=lambda: None)
+    TopicObjects(store).write_topic(topic_object, check=lambda: None)
     for number, fixture in partitions.items():
         put_partition(store, topic, number, segment_files(FIXTURES / fixture))

@@ -18,7 +18,7 @@ SEGMENT_RECORDS = 100
 
 
 class NoPages:
-    def entries(self, page: PageRef) -> tuple[SegmentEntry, ...]:
+    def page_entries(self, page: PageRef) -> tuple[SegmentEntry, ...]:
         raise AssertionError(f"page {page.key} must not be read")
 
 

@@ -76,7 +76,7 @@ class TwoTiers:
             topic_id = client.describe_topic(topic).topic_id
         keys = PartitionKeys(topic, topic_id, partition)
         store = open_store(self.store_url)
-        manifest = ManifestStore(store, keys, StoreOptions(clock=lambda: START_MS)).load()
+        manifest = ManifestStore(store, keys, StoreOptions(clock=lambda: START_MS)).load_manifest()
         return 0 if manifest is None else manifest.end_offset
 
 

@@ -348,7 +348,7 @@ class World:
         policy = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=self.random.choice((1, 3, 100)))
         if partition.cold is not None:
             with suppress(TierlogError):
-                partition.cold.collect(policy)
+                partition.cold.collect_garbage(policy)
 
     def run_groups_round(self) -> None:
         with suppress(TierlogError):

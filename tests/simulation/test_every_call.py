@@ -169,7 +169,7 @@ class Life(World):
         self.copy()
         for partition in self.broker.partitions():
             if not partition.leadership_lost:
-                partition.cold.collect(EVERYTHING)
+                partition.cold.collect_garbage(EVERYTHING)
 
     def repair(self) -> None:
         self._produce("a", 3)

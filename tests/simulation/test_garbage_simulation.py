@@ -70,7 +70,7 @@ class World:
         self.manifests: ManifestStore
         self.pins: Pins
         self.restart()
-        self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
+        self.state: Manifest = self.manifests.claim_manifest(claim(), log_start_offset=0)
 
     def restart(self) -> None:
         """Forget everything in memory."""
@@ -91,7 +91,7 @@ class World:
         return list(self.manifests.iter_entries(self.state))
 
     def commit(self, transition: Callable[[Manifest], Manifest]) -> None:
-        self.state = self.manifests.commit(self.state, transition)
+        self.state = self.manifests.commit_manifest(self.state, transition)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -149,14 +149,14 @@ class World:
     def pin(self) -> None:
         name, version = self.name(), max(1, self.state.version - self.random.choice([0, 0, 3, 9]))
         with suppress(MissingObject, UnknownManifestVersion):  # already collected
-            self.pins.create(name, version)
+            self.pins.create_pin(name, version)
             manifest = self.manifests.load_version(version)
             self.pinned[name] = referenced_objects(self.manifests, manifest)
 
     def unpin(self) -> None:
         if self.pinned:
             name = self.random.choice(sorted(self.pinned))
-            self.pins.delete(name)
+            self.pins.delete_pin(name)
             del self.pinned[name]
 
     def wait(self) -> None:
@@ -166,8 +166,8 @@ class World:
         collector = Collector(
             self.manifests, self.pins, GarbagePolicy(grace_ms=DAY_MS // 3, keep_min=3)
         )
-        plan = collector.plan(self.state, now_ms=self.clock())
-        self.state = collector.apply(self.state, plan)
+        plan = collector.plan_collection(self.state, now_ms=self.clock())
+        self.state = collector.delete_garbage(self.state, plan)
 
     def collect_and_fail(self) -> None:
         calls_left = self.random.randint(0, 12)
@@ -181,7 +181,7 @@ class World:
         with suppress(StoreUnavailable, OutcomeUnknownError):
             self.collect()
         self.store.faults = lambda _call, _key: None
-        self.state = self.manifests.load(at_least=self.state.version) or self.state
+        self.state = self.manifests.load_manifest(at_least=self.state.version) or self.state
 
     # --- checks -----------------------------------------------------------------------------------
 

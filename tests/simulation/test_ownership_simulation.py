@@ -209,7 +209,7 @@ class World:
     def collect(self) -> None:
         policy = GarbagePolicy(grace_ms=0, keep_min=self.random.choice((1, 3, 100)))
         with suppress(TierlogError):
-            self.owner.partition.cold.collect(policy)
+            self.owner.partition.cold.collect_garbage(policy)
 
     def fail(self) -> None:
         """Plan faults for some of the next calls."""

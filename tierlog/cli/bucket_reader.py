@@ -72,7 +72,7 @@ class BucketReader:
     def topic(self, name: str) -> TopicObject:
         """Raises UnknownTopic."""
         try:
-            return self._topics.find(name)
+            return self._topics.find_topic(name)
         except UnknownTopic:
             raise UnknownTopic(name, place=self.store.url) from None
 
@@ -83,7 +83,7 @@ class BucketReader:
         manifests = self._manifests(topic, partition)
         if version is not None:
             return manifests.load_version(version)
-        found = manifests.load()
+        found = manifests.load_manifest()
         if found is None:
             raise UnknownManifestVersion(
                 f"{topic.name}-{partition} has no manifest in the bucket: nothing was offloaded yet"
@@ -101,7 +101,7 @@ class BucketReader:
     def segments(self, topic: TopicObject, partition: int) -> list[Segment]:
         """The segments of a partition; empty if nothing was offloaded yet."""
         manifests = self._manifests(topic, partition)
-        manifest = manifests.load()
+        manifest = manifests.load_manifest()
         if manifest is None:
             return []
         return [self.segment(entry) for entry in self.entries(topic, manifest)]
@@ -110,9 +110,9 @@ class BucketReader:
         """What the owner would collect now with this policy, by partition. Raises UnknownTopic."""
         plans: dict[int, GarbagePlan] = {}
         for partition, manifests, pins in self.pins(name):
-            if (manifest := manifests.load()) is not None:
+            if (manifest := manifests.load_manifest()) is not None:
                 collector = Collector(manifests, pins, policy)
-                plans[partition] = collector.plan(manifest, now_ms=wall_clock_ms())
+                plans[partition] = collector.plan_collection(manifest, now_ms=wall_clock_ms())
         return plans
 
     def pins(self, name: str) -> Iterator[tuple[int, ManifestStore, Pins]]:

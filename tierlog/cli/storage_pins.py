@@ -74,14 +74,16 @@ def _pin_all(
     made: list[tuple[int, Pin]] = []
     try:
         for number, manifests, pins in partitions:
-            manifest = manifests.load()
+            manifest = manifests.load_manifest()
             if manifest is not None:  # a partition without a manifest has nothing to pin
-                made.append((number, pins.create(name, manifest.version, expires_ms=expires_ms)))
+                made.append(
+                    (number, pins.create_pin(name, manifest.version, expires_ms=expires_ms))
+                )
     except TierlogError:
         taken = {number for number, _ in made}
         for number, _, pins in partitions:
             if number in taken:
-                pins.delete(name)
+                pins.delete_pin(name)
         raise
     return made
 
@@ -99,7 +101,7 @@ def unpin(
     with bucket.reader() as reader:
         for _, _, pins in reader.pins(topic):
             found |= pins.has(name)
-            pins.delete(name)
+            pins.delete_pin(name)
     output.report(
         {"topic": topic, "name": name, "removed": found},
         f"{topic}: pin {name!r} removed" if found else f"{topic}: there is no pin {name!r}",

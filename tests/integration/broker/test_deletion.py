@@ -72,7 +72,7 @@ def test_a_trim_overtaken_by_a_deletion_does_not_trim_the_next_topic(harness) ->
     harness.broker.create_topic("t")
     harness.produce("t", [b"new"] * 3)
     with pytest.raises(LogOfflineError, match="was closed"):
-        harness.broker.background.janitor.trim(old, 10)
+        harness.broker.background.janitor.trim_partition(old, 10)
     assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {}
 
 
@@ -320,7 +320,7 @@ def test_a_published_partition_count_is_reverted_if_the_partitions_fail(
         with pytest.raises(DiskFull):
             harness.broker.alter_topic("t", partitions=2)
     bucket.publish_topics(registry)
-    topic = TopicObjects(harness.store).load("t", registry.by_name("t").topic_id)
+    topic = TopicObjects(harness.store).load_topic("t", registry.by_name("t").topic_id)
     assert topic.partitions == 1
 
 
@@ -361,7 +361,9 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(harness) -> None:
     checkpoints = UploadCheckpoints(
         harness.broker.folder.uploads, max_age_ms=1000, clock=harness.broker.clock
     )
-    checkpoints.save(keys.segments, f"{keys.segments}interrupted.log", content, upload_id="u")
+    checkpoints.save_checkpoint(
+        keys.segments, f"{keys.segments}interrupted.log", content, upload_id="u"
+    )
     harness.broker.delete_topic("gone")
     harness.wait_for(lambda: not harness.broker.registry.deleted())
     harness.wait_for(lambda: list(EPOCHS.read(harness.broker.folder.path)) == [f"{kept}-0"])
@@ -550,14 +552,14 @@ def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
 
 def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeypatch) -> None:
     harness.stop_copying()
-    write = TopicObjects.write
+    write = TopicObjects.write_topic
 
     def failing(objects, topic, *, check):
         if topic.name == "a-fails":
             raise ManifestConflict("conflicts in a row")
         return write(objects, topic, check=check)
 
-    monkeypatch.setattr(TopicObjects, "write", failing)
+    monkeypatch.setattr(TopicObjects, "write_topic", failing)
     for name in ("a-fails", "b-goes"):
         harness.broker.create_topic(name)
     with pytest.raises(ManifestConflict):  # which the copier's task counts and logs, once
@@ -588,7 +590,7 @@ def test_topics_published_together_are_marked_in_one_write(harness, monkeypatch)
 def test_a_topic_is_published_as_it_is_when_its_turn_comes(harness, monkeypatch) -> None:
     """An older state would be the newest version in the bucket, with another publisher forever."""
     harness.stop_copying()
-    write, registry = TopicObjects.write, harness.broker.registry
+    write, registry = TopicObjects.write_topic, harness.broker.registry
     for name in ("a-slow", "t"):
         harness.broker.create_topic(name)
 
@@ -597,11 +599,11 @@ def test_a_topic_is_published_as_it_is_when_its_turn_comes(harness, monkeypatch)
             harness.broker.alter_topic("t", partitions=2)
         return write(objects, topic, check=check)
 
-    monkeypatch.setattr(TopicObjects, "write", alter_the_next)
+    monkeypatch.setattr(TopicObjects, "write_topic", alter_the_next)
     harness.broker.bucket.publish_topics(registry)
     topic = registry.by_name("t")
     assert not topic.dirty
-    assert TopicObjects(harness.store).load("t", topic.topic_id).partitions == 2
+    assert TopicObjects(harness.store).load_topic("t", topic.topic_id).partitions == 2
 
 
 def test_a_topic_that_was_changed_and_changed_back_is_published_again(harness, monkeypatch) -> None:
@@ -718,7 +720,7 @@ def test_a_commit_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(off
     offloaded.wait_for(lambda: not offloaded.broker.registry.deleted())
     for late in (
         lambda: partition.cold.follow_log_start(60),
-        lambda: partition.cold.collect(NO_GRACE),
+        lambda: partition.cold.collect_garbage(NO_GRACE),
     ):
         with pytest.raises(UnknownTopic):
             late()
@@ -755,7 +757,7 @@ def test_a_deletion_waits_for_garbage_collection(offloaded, monkeypatch) -> None
         return listed(prefix, **limits)
 
     monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
-    assert partition.cold.collect(NO_GRACE) > 0
+    assert partition.cold.collect_garbage(NO_GRACE) > 0
     offloaded.broker.background.deletions.run_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
@@ -865,7 +867,7 @@ def test_a_long_deletion_does_not_block_uploads(harness, monkeypatch) -> None:
 def test_a_topic_being_deleted_is_not_published(harness, monkeypatch) -> None:
     """One thread publishes topics to the bucket, another deletes them."""
     publishing, deleting, began_early = threading.Event(), threading.Event(), []
-    write = TopicObjects.write
+    write = TopicObjects.write_topic
 
     def write_slowly(objects, topic, **options):
         if topic.deleted:
@@ -875,13 +877,13 @@ def test_a_topic_being_deleted_is_not_published(harness, monkeypatch) -> None:
             began_early.append(deleting.wait(0.5))
         return write(objects, topic, **options)
 
-    monkeypatch.setattr(TopicObjects, "write", write_slowly)
+    monkeypatch.setattr(TopicObjects, "write_topic", write_slowly)
     topic_id = harness.broker.create_topic("t").topic_id
     assert publishing.wait(20)
     harness.broker.delete_topic("t")
     harness.wait_for(lambda: not harness.broker.registry.deleted())
     assert began_early == [False]
-    assert TopicObjects(harness.store).load("t", topic_id) is None
+    assert TopicObjects(harness.store).load_topic("t", topic_id) is None
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class Scenario:
         report = self.new.broker.verify("t", deep=True)
         assert report.ok, report.problems
         (topic,) = TopicObjects(open_store(f"file://{self.bucket}")).scan()
-        assert not TopicObjects(open_store(f"file://{self.bucket}")).load(*topic).deleted
+        assert not TopicObjects(open_store(f"file://{self.bucket}")).load_topic(*topic).deleted
         ends = {one.partition: one.end_offset for one in self._restore(data_dir).partitions}
         assert ends == {
             number: records[-1].offset + 1 for number, records in enumerate(self.written)

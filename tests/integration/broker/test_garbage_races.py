@@ -33,7 +33,9 @@ def offload_next(harness):
 
 def replace_first(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.replace(list(partition.cold.entries(0)), partition.log.sealed.prepare_upload(0))
+    partition.cold.replace_compacted(
+        list(partition.cold.entries(0)), partition.log.sealed.prepare_upload(0)
+    )
 
 
 def repair_first(harness):
@@ -58,7 +60,7 @@ def test_objects_of_a_commit_with_unknown_outcome_are_not_garbage(rolled):
         losing_responses(rolled, lambda: offload_next(rolled))
     assert partition.cold.end_offset == 50
     rolled.set_down(False)
-    partition.cold.collect(NO_GRACE)
+    partition.cold.collect_garbage(NO_GRACE)
     assert bucket_is_complete(rolled)
 
 
@@ -69,7 +71,7 @@ def collecting_after(harness, monkeypatch, is_put):
     def put_and_collect(key, body, **options):
         stat = put(key, body, **options)
         if is_put(key):
-            partition.cold.collect(NO_GRACE)
+            partition.cold.collect_garbage(NO_GRACE)
         return stat
 
     monkeypatch.setattr(harness.store, "put", put_and_collect, raising=False)

@@ -215,7 +215,9 @@ def test_a_late_commit_writes_nothing_to_a_closed_folder(harness):
     harness.broker.close()
     noted = cold.bucket_state._path.read_bytes()
     with pytest.raises(ShuttingDown):
-        cold.commit(lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1))
+        cold.commit_transition(
+            lambda manifest: record_gap(manifest, end_offset=manifest.end_offset + 1)
+        )
     assert cold.bucket_state._path.read_bytes() == noted
 
 

@@ -317,7 +317,7 @@ def test_trimmed_segments_are_not_rehydrated(restored):
 
     def trim_first(size_bytes):
         check_room(size_bytes)
-        restored.broker.background.janitor.trim(partition, middle.base_offset)
+        restored.broker.background.janitor.trim_partition(partition, middle.base_offset)
 
     rehydrate._check_room = trim_first
     rehydrate(partition, stopping=lambda: False)

@@ -201,10 +201,10 @@ def test_a_former_owner_cannot_delete_or_alter_the_topic_in_the_bucket(lost, tmp
     new.claim()
     lost.broker.alter_topic("t", config={"retention.ms": 1000})
     lost.claim()
-    assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 3
+    assert TopicObjects(store_of(new)).load_topic("t", topic_id_of(new)).partitions == 3
     lost.broker.delete_topic("t")
     lost.wait_for(lambda: not lost.broker.registry.deleted())
-    there = TopicObjects(store_of(new)).load("t", topic_id_of(new))
+    there = TopicObjects(store_of(new)).load_topic("t", topic_id_of(new))
     assert (there.deleted, there.config["retention.ms"]) == (False, 10**12)
     assert new.broker.verify("t", deep=True).ok
 
@@ -552,7 +552,7 @@ def test_a_partition_with_segments_but_no_manifest_is_not_re_created(lost, tmp_p
     shutil.rmtree(manifests)
     store = store_of(lost)
     (problem,) = verify_bucket(
-        store, TopicObjects(store).find("t"), deep=False, clock=lambda: 0
+        store, TopicObjects(store).find_topic("t"), deep=False, clock=lambda: 0
     ).problems
     assert problem.kind == "manifest-missing"
     report = restore(store, RestoreOptions(tmp_path / "other", GAP, lambda: 0))
@@ -768,7 +768,7 @@ def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close
     assert new.records("new", partition=1) == before
     assert new.produce("new", [b"c"], partition=1).base_offset == 2
     new.claim()
-    assert TopicObjects(store_of(new)).load("new", topic_id).partitions == 2
+    assert TopicObjects(store_of(new)).load_topic("new", topic_id).partitions == 2
     assert new.broker.verify("new", deep=True).ok
 
 
@@ -784,7 +784,7 @@ def test_partitions_that_were_uploaded_but_not_published_are_restored(
         raise ManifestConflict("conflicts in a row")
 
     with monkeypatch.context() as failing:
-        failing.setattr(TopicObjects, "write", fails)
+        failing.setattr(TopicObjects, "write_topic", fails)
         harness.broker.alter_topic("t", partitions=3)
         with pytest.raises(ManifestConflict):
             harness.broker.background.copy_round()
@@ -795,15 +795,15 @@ def test_partitions_that_were_uploaded_but_not_published_are_restored(
     harness.broker.close()
     shutil.rmtree(harness.root / "data")
     topics = TopicObjects(store_of(harness))
-    topic = topics.find("t")
-    assert topics.load("t", topic.topic_id).partitions < topic.partitions == 3
+    topic = topics.find_topic("t")
+    assert topics.load_topic("t", topic.topic_id).partitions < topic.partitions == 3
     checked = verify_bucket(store_of(harness), topic, deep=True, clock=lambda: 0)
     assert (checked.ok, checked.checked.records) == (True, 40)
     new = Restored(tmp_path / "new", harness)
     to_close.append(new)
     assert len(new.records("t", partition=2)) == 20
     new.claim()
-    assert topics.load("t", topic.topic_id).partitions == 3
+    assert topics.load_topic("t", topic.topic_id).partitions == 3
 
 
 def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path, to_close):
@@ -846,7 +846,7 @@ def test_an_unpublished_change_is_restored_from_the_tail(lost, tmp_path, to_clos
     assert new.broker.topic("t").config.retention_ms == 10**12
     assert len(new.records("t", partition=3)) == 10
     new.claim()
-    assert TopicObjects(store_of(new)).load("t", topic_id_of(new)).partitions == 4
+    assert TopicObjects(store_of(new)).load_topic("t", topic_id_of(new)).partitions == 4
 
 
 def test_an_unpublished_change_of_a_superseded_folder_is_ignored(lost, tmp_path, to_close):
@@ -992,8 +992,8 @@ def test_deleted_topics_are_reported_and_stay_deleted(lost, tmp_path, to_close):
     store = store_of(lost)
     objects = restoring.TopicObjects(store)
     ((name, topic_id),) = objects.scan()
-    there = objects.load(name, topic_id)
-    objects.write(msgspec.structs.replace(there, deleted=True), check=lambda: None)
+    there = objects.load_topic(name, topic_id)
+    objects.write_topic(msgspec.structs.replace(there, deleted=True), check=lambda: None)
     new = Restored(tmp_path / "new", lost)
     to_close.append(new)
     assert new.broker.list_topics() == []
@@ -1010,9 +1010,9 @@ def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
     before = lost.records("t")
     lost.broker.close()
     objects = restoring.TopicObjects(store_of(lost))
-    whole = objects.load("bad-topic", ids["bad-topic"])
+    whole = objects.load_topic("bad-topic", ids["bad-topic"])
     older = msgspec.structs.replace(whole, topic_id="older", created_ms=0)
-    objects.write(older, check=lambda: None)
+    objects.write_topic(older, check=lambda: None)
     topics = lost.root / "bucket" / "topics"
     for folder in (f"bad-topic/{ids['bad-topic']}/topic", "bad-manifest/*/0/manifest"):
         (newest,) = [max(one.iterdir()) for one in topics.glob(folder)]
@@ -1039,9 +1039,9 @@ def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
 def test_a_topic_that_no_broker_can_open_blocks_no_other(lost, tmp_path, to_close, hostile):
     objects = restoring.TopicObjects(store_of(lost))
     ((name, topic_id),) = objects.scan()
-    there = objects.load(name, topic_id)
+    there = objects.load_topic(name, topic_id)
     other = {"name": "other", "topic_id": new_id(), **hostile}
-    objects.write(msgspec.structs.replace(there, **other), check=lambda: None)
+    objects.write_topic(msgspec.structs.replace(there, **other), check=lambda: None)
     new = Restored(tmp_path / "new", lost)
     to_close.append(new)
     new.restart()

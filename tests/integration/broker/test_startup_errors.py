@@ -185,7 +185,7 @@ def test_a_missing_registry_is_refused_and_no_topic_loses_its_configuration(harn
     message = refusal(harness)
     assert "topics.json: the file is missing" in message
     assert REMEDIES[registry.name] in message
-    assert TopicObjects(harness.store).find("t").config == {"cleanup.policy": "compact"}
+    assert TopicObjects(harness.store).find_topic("t").config == {"cleanup.policy": "compact"}
     registry.write_bytes(kept)
     harness.broker = harness.open()
     assert harness.broker.topic("t").config.compacts

@@ -256,7 +256,7 @@ def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
 @pytest.mark.parametrize(
     ("when", "room", "step"),
     [
-        ("after", ColdLog, "upload"),
+        ("after", ColdLog, "upload_files"),
         ("before", ManifestStore, "confirm"),
         ("before", take_over.closed_log, "replace_with_empty"),
         ("after", take_over.closed_log, "replace_with_empty"),
@@ -283,15 +283,15 @@ def test_a_crash_while_taking_over_a_shared_tail_is_resumed(
 
 def test_an_upload_by_the_former_owner_during_the_take_over_is_included(shared_tail, monkeypatch):
     harness, copy = shared_tail
-    real = ColdLog.upload
+    real = ColdLog.upload_files
 
     def upload_by_copy_first(self, files):
-        monkeypatch.setattr(ColdLog, "upload", real)
+        monkeypatch.setattr(ColdLog, "upload_files", real)
         copy.broker.partition("t", 0).log.roll()
         copy.upload_sealed()
         return real(self, files)
 
-    monkeypatch.setattr(ColdLog, "upload", upload_by_copy_first)
+    monkeypatch.setattr(ColdLog, "upload_files", upload_by_copy_first)
     harness.broker = harness.open(**TAKE_OVER)
     assert harness.records("t")[140].value.startswith(b"copy")
     assert_continues_above_the_gap(harness, kept=200)
@@ -365,11 +365,11 @@ def test_a_take_over_writes_a_new_version_of_the_topic_object(diverged):
     harness, _ = diverged
     topics = TopicObjects(open_store(f"file://{harness.root / 'bucket'}"))
     (topic,) = topics.scan()
-    before = topics.load(*topic)
-    topics.write(msgspec.structs.replace(before, deleted=True), check=lambda: None)
+    before = topics.load_topic(*topic)
+    topics.write_topic(msgspec.structs.replace(before, deleted=True), check=lambda: None)
     harness.broker = harness.open(take_over=True)
     harness.wait_for(lambda: not any(record.dirty for record in harness.broker.registry.live()))
-    after = topics.load(*topic)
+    after = topics.load_topic(*topic)
     assert (after.version, after.deleted) == (before.version + 2, False)
 
 

@@ -94,9 +94,9 @@ def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
     trims, first, second = janitor.BucketTrims(), HeldCold(), HeldCold()
     second.go_on.set()
     with ThreadPoolExecutor(3) as callers:
-        ahead = callers.submit(trims.trim, first, 1)
+        ahead = callers.submit(trims.commit_trim, first, 1)
         assert first.begun.wait(10)
-        queued = callers.submit(trims.trim, second, 1)
+        queued = callers.submit(trims.commit_trim, second, 1)
         until(lambda: trims._threads._calls.qsize() == 1)
         closing = callers.submit(trims.close)
         until(lambda: trims._threads._is_shut_down)

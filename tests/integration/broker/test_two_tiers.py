@@ -299,7 +299,7 @@ def test_a_trim_is_durable_despite_concurrent_checkpoints(harness, monkeypatch):
     harness.broker.checkpoints.save()
     trims[0].join()
     assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
-    harness.broker.background.janitor.trim(
+    harness.broker.background.janitor.trim_partition(
         harness.broker.partition("t", 0), 20
     )  # from an earlier read
     assert harness.broker.folder.read_checkpoint(LOG_STARTS) == {("t", 0): 50}
@@ -387,7 +387,7 @@ def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monke
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
-        harness.broker.background.janitor.trim(log, first.next_offset)
+        harness.broker.background.janitor.trim_partition(log, first.next_offset)
         return found(offset, **limits)
 
     monkeypatch.setattr(log.cold, call, overtaken)

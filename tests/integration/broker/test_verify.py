@@ -38,7 +38,7 @@ def path_of(harness, key):
 
 def offline(harness, *, deep=False):
     store = open_store(f"file://{harness.root / 'bucket'}")
-    return verify_bucket(store, TopicObjects(store).find("t"), deep=deep, clock=lambda: 0)
+    return verify_bucket(store, TopicObjects(store).find_topic("t"), deep=deep, clock=lambda: 0)
 
 
 def kinds_of(report, key):
@@ -169,7 +169,7 @@ def entries_readable(harness, lost_page):
 
 def test_a_pin_whose_version_lost_an_object_is_named(filled):
     cold = filled.broker.partition("t", 0).cold
-    cold._pins.create("friday", cold.manifest.version)
+    cold._pins.create_pin("friday", cold.manifest.version)
     assert filled.broker.verify("t").ok
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
@@ -181,7 +181,7 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
 def test_an_unreadable_pin_does_not_hide_the_others(filled):
     cold = filled.broker.partition("t", 0).cold
     for name in ("friday", "monday"):
-        cold._pins.create(name, cold.manifest.version)
+        cold._pins.create_pin(name, cold.manifest.version)
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
     filled.offload()
@@ -249,7 +249,7 @@ def test_a_mirror_commit_during_the_check_is_not_a_problem(filled, monkeypatch):
 
 
 def test_altering_a_topic_during_the_check_is_not_a_problem(filled, monkeypatch):
-    load = TopicObjects.load
+    load = TopicObjects.load_topic
 
     def altered_meanwhile(objects, *args):
         monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_altering_a_topic_during_the_check_is_not_a_problem(filled, monkeypatch)
         filled.wait_for(lambda: not filled.broker.registry.by_name("t").dirty)
         return load(objects, *args)
 
-    monkeypatch.setattr(TopicObjects, "load", altered_meanwhile)
+    monkeypatch.setattr(TopicObjects, "load_topic", altered_meanwhile)
     assert filled.broker.verify("t").ok
 
 

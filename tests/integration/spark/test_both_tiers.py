@@ -97,7 +97,7 @@ def test_a_store_other_than_the_brokers_is_refused_naming_both(tmp_path, monkeyp
         def load(store):
             tiers.broker.delete_topic("t")
 
-        monkeypatch.setattr(ManifestStore, "load", load)
+        monkeypatch.setattr(ManifestStore, "load_manifest", load)
         gone = Run(tiers, subscribe="t", failOnDataLoss="false")
         assert gone.rows() == {}
         assert "t-0: offsets 0 to 550 are gone" in gone.lost[0]

@@ -148,7 +148,7 @@ def test_a_read_returns_as_many_batches_as_fit(reader, segment, written):
         ends = written.batch_ends
         fits = ends[bisect_right(ends, start + 1500) - 1]
         if start + len(body) < fits:
-            chunk_ends = [c.end_position for c in reader._indexes.get(segment).table.chunks]
+            chunk_ends = [c.end_position for c in reader._indexes.load_index(segment).table.chunks]
             assert start + len(body) in chunk_ends
 
 
@@ -174,7 +174,7 @@ def test_reading_one_record_takes_one_index_and_one_chunk_request(store, reader,
 
 
 def test_concurrent_misses_of_a_chunk_share_one_request(store, reader, segment):
-    reader._indexes.get(segment)
+    reader._indexes.load_index(segment)
     store.calls.clear()
     gate = threading.Barrier(8)
 
@@ -281,7 +281,7 @@ def test_an_error_in_a_following_segment_is_raised_by_the_next_read(store, reade
 def test_a_large_read_fetches_its_chunks_concurrently(store, cache, written):
     segment = upload(store, written)
     with closing(ColdReader(store, cache)) as reader:
-        chunks = reader._indexes.get(segment).table.chunks
+        chunks = reader._indexes.load_index(segment).table.chunks
         store.fail("get_range", Slow(gate := threading.Event()), times=99)
         with ThreadPoolExecutor(1) as pool:
             read = pool.submit(reader.read, segment, 0, max_bytes=len(written.body))
@@ -318,7 +318,7 @@ def test_random_reads_prefetch_nothing(store, reader, segment):
 
 
 def test_a_corrupt_chunk_is_reported_and_the_others_are_readable(store, reader, segment, written):
-    chunks = reader._indexes.get(segment).table.chunks
+    chunks = reader._indexes.load_index(segment).table.chunks
     bad = bytearray(written.body)
     bad[chunks[1].position + 100] ^= 1
     store.put(segment.log_key, bytes(bad))
@@ -383,18 +383,18 @@ def test_chunk_tables_in_memory_are_limited_in_bytes(store, tmp_path):
     indexes = SegmentIndexes(store, limit_bytes=20_000)
     segments = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
     for segment in segments:
-        indexes.get(segment)
+        indexes.load_index(segment)
     assert indexes.cached_bytes <= 20_000
 
 
 def test_a_chunk_table_used_by_nonblocking_reads_stays_in_memory(store, tmp_path):
     indexes = SegmentIndexes(store, limit_bytes=20_000)
     used, *others = [upload(store, write_segment(tmp_path / str(n), seed=n)) for n in range(10)]
-    indexes.get(used)
+    indexes.load_index(used)
     for segment in others:
-        indexes.get(segment)
-        assert indexes.peek(used) is not None
-    assert indexes.peek(others[0]) is None
+        indexes.load_index(segment)
+        assert indexes.cached_index(used) is not None
+    assert indexes.cached_index(others[0]) is None
 
 
 @pytest.mark.parametrize("codec", [0, 3])
@@ -545,7 +545,7 @@ def test_a_failed_read_keeps_no_file_open(store, cache, written):
     segment = upload(store, written)
     store.read_policy = QUICK
     reader = ColdReader(store, cache, reader=RangedReader(store, requests_max=1))
-    chunks = reader._indexes.get(segment).table.chunks
+    chunks = reader._indexes.load_index(segment).table.chunks
     store.fail("get_range", FailsBefore(), times=99, when=lambda key: len(gets(store, ".log")) > 1)
     gc.disable()
     try:
@@ -588,7 +588,7 @@ def test_an_error_shared_with_another_reader_keeps_no_file_open(
 def test_a_full_disk_evicts_cached_chunks_and_fails_no_read(store, cache, written, monkeypatch):
     segment = upload(store, written)
     reader = ColdReader(store, cache)
-    chunks = reader._indexes.get(segment).table.chunks
+    chunks = reader._indexes.load_index(segment).table.chunks
     reader.read(segment, 0, max_bytes=1)
     real, full = os.write, [True]
 
@@ -737,5 +737,5 @@ def test_nonblocking_reads_prefetch_too(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         first = reader.read(segment, 0, max_bytes=500)
         assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None
-        following = reader._indexes.get(segment).chunks[1]
+        following = reader._indexes.load_index(segment).chunks[1]
         assert following in cache or following.key in reader._fills._filling

@@ -105,7 +105,7 @@ def test_a_version_that_is_neither_synced_nor_removed_is_not_taken_for_created(
     """The disk turns read-only while the folder is synced."""
     store = FolderStore(tmp_path)
     versions = VersionChain(store, "a/", max_bytes=99)
-    versions.create(1, b"{}")
+    versions.create_version(1, b"{}")
 
     def read_only(_: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -114,9 +114,9 @@ def test_a_version_that_is_neither_synced_nor_removed_is_not_taken_for_created(
         no_folder_sync(bad)
         bad.setattr(Path, "unlink", lambda path, **_: read_only(path) if path.suffix else None)
         with pytest.raises(StoreUnavailable, match="Input/output error"):
-            versions.create(2, b"{}")
-    assert versions.newest() == 2
-    assert versions.create(2, b"{}") is CreateOutcome.OURS
+            versions.create_version(2, b"{}")
+    assert versions.newest_version() == 2
+    assert versions.create_version(2, b"{}") is CreateOutcome.OURS
 
 
 def test_a_new_folder_whose_entry_could_not_be_synced_is_synced_by_the_next_put(

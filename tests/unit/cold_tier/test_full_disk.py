@@ -112,7 +112,9 @@ def test_cached_chunks_are_evicted_first_and_new_ones_cached_when_there_is_room(
     cached = cache.usage().chunks
     assert cached > 4
     disk.fill()
-    reader._fills.prefetch(reader._indexes.get(segment).chunks[0])  # is cached: evicts nothing
+    reader._fills.prefetch(
+        reader._indexes.load_index(segment).chunks[0]
+    )  # is cached: evicts nothing
     assert cache.usage().chunks == cached
     cache.shrink(1 << 20)
     assert read_log(reader, segment, max_bytes=1) == written.body
@@ -121,11 +123,11 @@ def test_cached_chunks_are_evicted_first_and_new_ones_cached_when_there_is_room(
 
 def test_nothing_is_prefetched_that_cannot_be_kept(disk, store, reader, segment):
     disk.fill()
-    chunks = len(reader._indexes.get(segment).chunks)
+    chunks = len(reader._indexes.load_index(segment).chunks)
     read_log(reader, segment, max_bytes=4096)
     assert len(log_gets(store)) <= 2 * chunks
     for number in range(chunks):
-        reader._fills.prefetch(reader._indexes.get(segment).chunks[number])
+        reader._fills.prefetch(reader._indexes.load_index(segment).chunks[number])
     reader.close()
     assert len(log_gets(store)) <= 2 * chunks
 
@@ -134,7 +136,7 @@ def test_memory_is_limited_and_a_reader_waits_until_another_is_done(
     disk, store, cache, reader, segment
 ):
     disk.fill()
-    chunks = reader._indexes.get(segment).chunks
+    chunks = reader._indexes.load_index(segment).chunks
     limit = chunks[0].size_bytes + chunks[1].size_bytes
     with (
         closing(RangedReader(store)) as ranged,
@@ -150,7 +152,7 @@ def test_memory_is_limited_and_a_reader_waits_until_another_is_done(
 
 def test_a_chunk_above_the_limit_has_the_memory_to_itself(disk, store, cache, reader, segment):
     disk.fill()
-    chunks = reader._indexes.get(segment).chunks
+    chunks = reader._indexes.load_index(segment).chunks
     with (
         closing(RangedReader(store)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=1)) as fills,
@@ -175,7 +177,7 @@ def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):
 def test_a_failed_read_keeps_no_memory(disk, store, reader, segment):
     """Not even until the next garbage collection."""
     disk.fill()
-    reader._indexes.get(segment)
+    reader._indexes.load_index(segment)
     store.fail("get_range", FailsBefore(), times=QUICK.attempts)
     gc.collect()
     gc.disable()

@@ -12,7 +12,7 @@ def test_retry_delays_grow_with_jitter_up_to_a_limit():
         attempts=6, first_delay_s=1, max_delay_s=4, sleep=delays.append, jitter=lambda: 1.0
     )
     with pytest.raises(StoreUnavailable):
-        policy.run(_down)
+        policy.call_with_retries(_down)
     assert delays == [1, 2, 4, 4, 4]
     assert RetryPolicy(first_delay_s=1, jitter=lambda: 0.0).delay_s(1) == pytest.approx(0.5)
 
@@ -32,7 +32,7 @@ def test_a_silent_call_is_not_retried_past_its_deadline(silence_s, attempts):
         sleep=lambda s: now.__setitem__(0, now[0] + s),
     )
     with pytest.raises(StoreUnavailable):
-        policy.run(silent)
+        policy.call_with_retries(silent)
     assert len(begun) == attempts
     assert now[0] < 60 or attempts == 1
 

@@ -38,9 +38,9 @@ def test_loads_that_waited_fail_with_the_store_without_a_request(error):
     store.read_policy = RetryPolicy(attempts=1)
     indexes = SegmentIndexes(store, loads_max=1)
     with ThreadPoolExecutor(3) as readers:
-        first = readers.submit(indexes.get, segment(1))
+        first = readers.submit(indexes.load_index, segment(1))
         until(lambda: store.requested)
-        others = [readers.submit(indexes.get, segment(number)) for number in (2, 3)]
+        others = [readers.submit(indexes.load_index, segment(number)) for number in (2, 3)]
         until(lambda: len(indexes._loading) == 3)
         store.gate.set()
         errors = [future.exception(30) for future in (first, *others)]
@@ -48,5 +48,5 @@ def test_loads_that_waited_fail_with_the_store_without_a_request(error):
     assert [type(found) for found in errors] == [type(error)] * 3
     assert len(store.requested) == (1 if is_down else 3)
     with pytest.raises(type(error)):
-        indexes.get(segment(4))
+        indexes.load_index(segment(4))
     assert store.requested[-1] == "4.indexes", "later loads send a request again"

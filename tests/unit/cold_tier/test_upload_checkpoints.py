@@ -30,14 +30,14 @@ def checkpoints(tmp_path, now):
 
 
 def test_a_checkpoint_is_found_by_another_process(checkpoints, tmp_path, now):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
     found = UploadCheckpoints(
         tmp_path / "uploads", max_age_ms=MAX_AGE_MS, clock=lambda: now[0]
-    ).find(FOLDER, CONTENT)
+    ).find_checkpoint(FOLDER, CONTENT)
     assert (found.log_key, found.upload_id) == (KEY, "u1")
-    checkpoints.delete(FOLDER)
-    checkpoints.delete(FOLDER)
-    assert checkpoints.find(FOLDER, CONTENT) is None
+    checkpoints.delete_checkpoint(FOLDER)
+    checkpoints.delete_checkpoint(FOLDER)
+    assert checkpoints.find_checkpoint(FOLDER, CONTENT) is None
 
 
 @pytest.mark.parametrize(
@@ -49,44 +49,44 @@ def test_a_checkpoint_is_found_by_another_process(checkpoints, tmp_path, now):
     ],
 )
 def test_a_checkpoint_of_other_content_is_ignored(checkpoints, other):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
-    assert checkpoints.find(FOLDER, other) is None
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find_checkpoint(FOLDER, other) is None
 
 
 def test_a_checkpoint_belongs_to_one_partition(checkpoints):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
-    assert checkpoints.find(FOLDER.replace("/0/", "/1/"), CONTENT) is None
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find_checkpoint(FOLDER.replace("/0/", "/1/"), CONTENT) is None
 
 
 @pytest.mark.parametrize(("later_ms", "is_found"), [(-1, False), (999, True), (1000, False)])
 def test_an_expired_checkpoint_is_ignored(checkpoints, now, later_ms, is_found):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
     now[0] += later_ms
-    assert (checkpoints.find(FOLDER, CONTENT) is not None) is is_found
+    assert (checkpoints.find_checkpoint(FOLDER, CONTENT) is not None) is is_found
 
 
 def test_a_truncated_checkpoint_is_ignored(checkpoints, tmp_path):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
     (path,) = (tmp_path / "uploads").iterdir()
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        assert checkpoints.find(FOLDER, CONTENT) is None
+        assert checkpoints.find_checkpoint(FOLDER, CONTENT) is None
 
 
 def test_a_corrupt_checkpoint_is_ignored(checkpoints, tmp_path):
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
     (path,) = (tmp_path / "uploads").iterdir()
     whole = path.read_bytes()
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + b"\xff" + whole[position + 1 :])
-        assert checkpoints.find(FOLDER, CONTENT) is None
+        assert checkpoints.find_checkpoint(FOLDER, CONTENT) is None
 
 
 def test_a_checkpoint_that_cannot_be_written_is_skipped(checkpoints, tmp_path):
     (tmp_path / "uploads").write_text("in the way")
-    checkpoints.save(FOLDER, KEY, CONTENT, upload_id="u1")
-    assert checkpoints.find(FOLDER, CONTENT) is None
+    checkpoints.save_checkpoint(FOLDER, KEY, CONTENT, upload_id="u1")
+    assert checkpoints.find_checkpoint(FOLDER, CONTENT) is None
 
 
 def upload(store, written, checkpoints):
@@ -100,7 +100,7 @@ def save_checkpoint(written, checkpoints):
     content = LogContent(
         size_bytes=len(body), crc32c=crc32c_of(body), part_bytes=UploadLimits().part_bytes
     )
-    checkpoints.save(FOLDER, KEY, content, upload_id="u1")
+    checkpoints.save_checkpoint(FOLDER, KEY, content, upload_id="u1")
     return content
 
 
@@ -109,7 +109,7 @@ def test_a_resumed_upload_keeps_its_name_and_its_checkpoint_is_deleted(store, wr
     done = upload(store, written, checkpoints)
     assert (done.log_key, done.leader_epoch) == (KEY, 7)
     assert done.indexes_key == KEY.removesuffix(".log") + ".indexes"
-    assert checkpoints.find(FOLDER, content) is None
+    assert checkpoints.find_checkpoint(FOLDER, content) is None
 
 
 def test_an_upload_that_the_store_lost_restarts_under_a_new_name(store, written, checkpoints):
@@ -125,5 +125,5 @@ def test_an_outage_keeps_the_checkpoint(store, written, checkpoints):
     store.fail("put_file", FailsBefore())
     with pytest.raises(StoreUnavailable):
         upload(store, written, checkpoints)
-    assert checkpoints.find(FOLDER, content) is not None
+    assert checkpoints.find_checkpoint(FOLDER, content) is not None
     assert upload(store, written, checkpoints).log_key == KEY

@@ -44,7 +44,7 @@ class Bucket:
         self.pins = Pins(self.manifests, clock=self.clock)
         policy = GarbagePolicy(grace_ms=grace_ms, keep_min=3)
         self.collector = Collector(self.manifests, self.pins, policy)
-        self.state: Manifest = self.manifests.claim(claim(), log_start_offset=0)
+        self.state: Manifest = self.manifests.claim_manifest(claim(), log_start_offset=0)
         for segment in run_of(count):
             for key in segment.keys:
                 self.store.put(key, b"x")
@@ -58,7 +58,7 @@ class Bucket:
         return self
 
     def commit(self, transition) -> Manifest:
-        self.state = self.manifests.commit(self.state, transition)
+        self.state = self.manifests.commit_manifest(self.state, transition)
         return self.state
 
     def expire(self, before_offset: int) -> None:
@@ -70,8 +70,8 @@ class Bucket:
         self.commit(lambda s: trim(s, before_offset, pages=self.manifests, now_ms=now_ms))
 
     def collect(self) -> None:
-        plan = self.collector.plan(self.state, now_ms=self.clock())
-        self.state = self.collector.apply(self.state, plan)
+        plan = self.collector.plan_collection(self.state, now_ms=self.clock())
+        self.state = self.collector.delete_garbage(self.state, plan)
 
     def segments(self) -> list[int]:
         logs = [k for k in self.store.objects if k.startswith(KEYS.segments) and k.endswith(".log")]
@@ -93,7 +93,7 @@ def test_a_dropped_object_is_deleted_after_its_grace_period() -> None:
 def test_a_pin_keeps_the_objects_and_the_version() -> None:
     bucket = Bucket(4)
     pinned = bucket.state.version
-    bucket.pins.create("backfill", pinned, expires_ms=bucket.clock() + 3 * DAY_MS)
+    bucket.pins.create_pin("backfill", pinned, expires_ms=bucket.clock() + 3 * DAY_MS)
     bucket.expire(200)
     for _ in range(5):
         bucket.commit(lambda s: add_segments(s, [entry(s.end_offset)]))
@@ -111,15 +111,15 @@ def test_a_pin_keeps_the_objects_and_the_version() -> None:
 def test_a_version_with_several_pins_is_loaded_once() -> None:
     bucket = Bucket(2)
     for name in "abc":
-        bucket.pins.create(name, bucket.state.version)
+        bucket.pins.create_pin(name, bucket.state.version)
     before = bucket.store.calls["get"]
-    bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock())
     assert bucket.store.calls["get"] - before == len("abc") + 1
 
 
 def test_a_trim_overrides_pins() -> None:
     bucket = Bucket(4)
-    bucket.pins.create("backfill", bucket.state.version)
+    bucket.pins.create_pin("backfill", bucket.state.version)
     bucket.trim(200)
     bucket.clock.now_ms += DAY_MS
     bucket.collect()
@@ -195,12 +195,12 @@ def test_only_the_owner_collects() -> None:
     bucket = Bucket(3)
     bucket.expire(200)
     bucket.clock.now_ms += DAY_MS
-    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    plan = bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock())
     assert plan.objects
     other = manifest_store(bucket.store, clock=bucket.clock, writer="y")
-    other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError):
-        bucket.collector.apply(bucket.state, plan)
+        bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.segments() == [0, 100, 200]
 
 
@@ -218,7 +218,7 @@ def test_a_collection_that_died_before_its_commit_is_repeated() -> None:
     bucket = Bucket(3)
     bucket.expire(200)
     bucket.clock.now_ms += DAY_MS
-    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    plan = bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock())
     bucket.store.delete(plan.objects)
     bucket.collect()
     assert bucket.state.removed == ()
@@ -242,7 +242,7 @@ def test_old_versions_are_deleted_but_never_the_newest() -> None:
     bucket.collect()
     versions = [stat.version for stat in bucket.manifests.versions.stats()]
     assert versions == [7, 8, 9]
-    assert bucket.manifests.load() == bucket.state
+    assert bucket.manifests.load_manifest() == bucket.state
 
 
 def test_pinning_a_version_whose_objects_are_gone_fails() -> None:
@@ -251,16 +251,16 @@ def test_pinning_a_version_whose_objects_are_gone_fails() -> None:
     bucket.expire(200)
     bucket.store.delete(entry(0).keys)
     with pytest.raises(MissingObject):
-        bucket.pins.create("late", version)
+        bucket.pins.create_pin("late", version)
     with pytest.raises(UnknownManifestVersion):
-        bucket.pins.create("never", 99)
+        bucket.pins.create_pin("never", 99)
     assert bucket.pins.all() == []
 
 
 def test_a_pin_of_a_missing_version_does_not_block_collection() -> None:
     bucket = Bucket(4)
-    bucket.pins.create("dangling", 2)
-    bucket.manifests.versions.delete([2])
+    bucket.pins.create_pin("dangling", 2)
+    bucket.manifests.versions.delete_versions([2])
     bucket.expire(200)
     bucket.clock.now_ms += DAY_MS
     bucket.collect()
@@ -270,7 +270,7 @@ def test_a_pin_of_a_missing_version_does_not_block_collection() -> None:
 @pytest.mark.parametrize("name", ["", "a/b", "..ä", "x" * 129])
 def test_an_invalid_pin_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        Bucket(1).pins.create(name, 1)
+        Bucket(1).pins.create_pin(name, 1)
 
 
 def test_a_pin_is_created_once_even_if_the_response_is_lost() -> None:
@@ -279,11 +279,11 @@ def test_a_pin_is_created_once_even_if_the_response_is_lost() -> None:
     bucket.store.faults = lambda call, key: (
         armed.pop() if armed and "/pins/" in key and call == "put" else None
     )
-    bucket.pins.create("one", 1)
+    bucket.pins.create_pin("one", 1)
     with pytest.raises(InvalidRequest, match="exists"):
-        bucket.pins.create("one", 2)
-    bucket.pins.delete("one")
-    bucket.pins.delete("one")
+        bucket.pins.create_pin("one", 2)
+    bucket.pins.delete_pin("one")
+    bucket.pins.delete_pin("one")
     assert bucket.pins.all() == []
 
 
@@ -294,11 +294,11 @@ def test_a_plan_based_on_an_older_version_deletes_nothing() -> None:
         bucket.store.put(key, b"x")
     bucket.clock.now_ms += DAY_MS
     planned_by = bucket.state
-    plan = bucket.collector.plan(planned_by, now_ms=bucket.clock())
+    plan = bucket.collector.plan_collection(planned_by, now_ms=bucket.clock())
     assert set(plan.orphans) == set(late.keys)
     bucket.commit(lambda s: add_segments(s, [late]))
     with pytest.raises(ManifestConflict, match="in force, but the plan is based on"):
-        bucket.collector.apply(planned_by, plan)
+        bucket.collector.delete_garbage(planned_by, plan)
     assert bucket.segments() == [0, 100, 200]
 
 
@@ -308,18 +308,18 @@ def two_expired() -> tuple[Bucket, int, GarbagePlan]:
     whole = bucket.state.version
     bucket.expire(200)
     bucket.clock.now_ms += DAY_MS // 4
-    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    plan = bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock())
     return bucket, whole, plan
 
 
 def test_a_pin_created_after_the_plan_keeps_its_objects() -> None:
     bucket, whole, plan = two_expired()
-    bucket.pins.create("backfill", whole)
-    bucket.state = bucket.collector.apply(bucket.state, plan)
+    bucket.pins.create_pin("backfill", whole)
+    bucket.state = bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.segments() == [0, 100, 200, 300]
     bucket.collect()
     assert bucket.segments() == [0, 100, 200, 300]
-    bucket.pins.delete("backfill")
+    bucket.pins.delete_pin("backfill")
     bucket.clock.now_ms += DAY_MS
     bucket.collect()
     assert bucket.segments() == [200, 300]
@@ -328,10 +328,10 @@ def test_a_pin_created_after_the_plan_keeps_its_objects() -> None:
 def test_a_version_pinned_after_the_plan_is_kept() -> None:
     """The collector's clock is ahead of the store's."""
     bucket = Bucket(8)
-    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock() + DAY_MS)
+    plan = bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock() + DAY_MS)
     assert 2 in plan.versions
-    bucket.pins.create("backfill", 2)
-    bucket.state = bucket.collector.apply(bucket.state, plan)
+    bucket.pins.create_pin("backfill", 2)
+    bucket.state = bucket.collector.delete_garbage(bucket.state, plan)
     assert [stat.version for stat in bucket.manifests.versions.stats()] == [2, 7, 8, 9]
 
 
@@ -344,7 +344,7 @@ def test_pinning_a_version_that_is_being_deleted_fails(monkeypatch: pytest.Monke
     def pin_then_delete(keys: Sequence[str]) -> None:
         monkeypatch.undo()
         with pytest.raises(UnknownManifestVersion, match="about to be garbage-collected"):
-            bucket.pins.create("backfill", 2)
+            bucket.pins.create_pin("backfill", 2)
         delete(keys)
 
     monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
@@ -360,11 +360,11 @@ def test_pinning_objects_that_are_being_deleted_fails(monkeypatch: pytest.Monkey
     def pin_then_delete(keys: Sequence[str]) -> None:
         monkeypatch.undo()
         with pytest.raises(MissingObject, match="is missing"):
-            bucket.pins.create("backfill", whole)
+            bucket.pins.create_pin("backfill", whole)
         delete(keys)
 
     monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
-    bucket.state = bucket.collector.apply(bucket.state, plan)
+    bucket.state = bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.segments() == [200, 300]
     assert bucket.pins.all() == []
 
@@ -377,11 +377,11 @@ def test_a_pin_created_just_before_the_commit_keeps_its_objects(
 
     def pin_then_put(key: str, body: bytes, **options: bool) -> object:
         monkeypatch.undo()
-        bucket.pins.create("backfill", whole)
+        bucket.pins.create_pin("backfill", whole)
         return put(key, body, **options)
 
     monkeypatch.setattr(bucket.store, "put", pin_then_put)
-    bucket.state = bucket.collector.apply(bucket.state, plan)
+    bucket.state = bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.segments() == [0, 100, 200, 300]
 
 
@@ -403,7 +403,7 @@ def test_objects_left_by_a_failed_deletion_are_deleted_by_age() -> None:
         bucket.collect()
     bucket.store.faults = lambda call, key: None
     assert bucket.segments() == [0, 100, 200, 300]
-    bucket.state = bucket.manifests.load() or bucket.state
+    bucket.state = bucket.manifests.load_manifest() or bucket.state
     assert bucket.state.removed == ()
     bucket.collect()
     assert bucket.segments() == [200, 300]
@@ -412,7 +412,7 @@ def test_objects_left_by_a_failed_deletion_are_deleted_by_age() -> None:
 def test_what_may_not_be_deleted_keeps_nothing_else() -> None:
     """By a policy, or an object lock: it is refused in each round."""
     bucket = Bucket(6)
-    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.pins.create_pin("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
     bucket.store.uploads = [IncompleteUpload(f"{KEYS.segments}abandoned.log", "id", bucket.clock())]
     locked = {version_key(KEYS.versions, 1), entry(0).log_key}
     bucket.store.faults = lambda call, key: (
@@ -423,16 +423,19 @@ def test_what_may_not_be_deleted_keeps_nothing_else() -> None:
         bucket.clock.now_ms += DAY_MS
         with pytest.raises(ConfigurationError, match=r"manifest/0*1\.json"):
             bucket.collect()
-        bucket.state = bucket.manifests.load() or bucket.state
+        bucket.state = bucket.manifests.load_manifest() or bucket.state
     assert bucket.segments() == [0, *range(200, 600, 100)]
-    assert [bucket.manifests.versions.newest(), bucket.state.removed] == [bucket.state.version, ()]
+    assert [bucket.manifests.versions.newest_version(), bucket.state.removed] == [
+        bucket.state.version,
+        (),
+    ]
     assert [stat.version for stat in bucket.manifests.versions.stats()][:2] == [1, 7]
     assert (bucket.store.uploads, bucket.pins.all()) == ([], [])
 
 
 def test_a_pinned_page_deleted_by_a_trim_does_not_block_collection() -> None:
     bucket = Bucket(700)
-    bucket.pins.create("backfill", bucket.state.version)
+    bucket.pins.create_pin("backfill", bucket.state.version)
     bucket.expire(5_000)
     bucket.trim(30_000)
     bucket.clock.now_ms += DAY_MS
@@ -444,7 +447,7 @@ def test_a_pinned_page_deleted_by_a_trim_does_not_block_collection() -> None:
     bucket.collect()
     assert bucket.store.calls["get"] < 20  # a missing page is requested once
     assert bucket.segments() == list(range(30_000, 70_000, 100))
-    bucket.pins.delete("backfill")
+    bucket.pins.delete_pin("backfill")
     bucket.collect()
     assert bucket.segments() == list(range(60_000, 70_000, 100))
 
@@ -469,28 +472,28 @@ def test_a_lost_page_of_dropped_segments_does_not_block_collection() -> None:
 
 def test_a_pin_recreated_after_the_plan_is_kept() -> None:
     bucket = Bucket(4)
-    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.pins.create_pin("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
     bucket.clock.now_ms += 1
-    plan = bucket.collector.plan(bucket.state, now_ms=bucket.clock())
+    plan = bucket.collector.plan_collection(bucket.state, now_ms=bucket.clock())
     assert plan.pins == ("nightly",)
-    bucket.pins.delete("nightly")
-    again = bucket.pins.create("nightly", bucket.state.version)
-    bucket.collector.apply(bucket.state, plan)
+    bucket.pins.delete_pin("nightly")
+    again = bucket.pins.create_pin("nightly", bucket.state.version)
+    bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.pins.all() == [again]
 
 
 def test_a_pin_recreated_while_objects_are_deleted_is_kept() -> None:
     """That takes many requests, and the pin had expired."""
     bucket = Bucket(4)
-    bucket.pins.create("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
+    bucket.pins.create_pin("nightly", bucket.state.version, expires_ms=bucket.clock() + 1)
     bucket.expire(200)
     bucket.clock.now_ms += DAY_MS
     again = []
 
     def pin_again(call: str, key: str) -> None:
         if (call, key) == ("delete", entry(0).log_key):
-            bucket.pins.delete("nightly")
-            again.append(bucket.pins.create("nightly", bucket.state.version))
+            bucket.pins.delete_pin("nightly")
+            again.append(bucket.pins.create_pin("nightly", bucket.state.version))
 
     bucket.store.faults = pin_again
     bucket.collect()
@@ -504,7 +507,7 @@ def test_a_pin_that_cannot_be_verified_is_withdrawn() -> None:
         Fault.UNAVAILABLE if call == "get" and key.startswith(KEYS.versions) else None
     )
     with pytest.raises(StoreUnavailable):
-        bucket.pins.create("backfill", bucket.state.version)
+        bucket.pins.create_pin("backfill", bucket.state.version)
     bucket.store.faults = lambda call, key: None
     assert bucket.pins.all() == []
 
@@ -518,6 +521,6 @@ def test_the_cached_error_of_a_page_does_not_grow_when_raised_again() -> None:
     frames = []
     for _ in range(3):
         with pytest.raises(CorruptDataError) as failed:
-            pages.entries(page)
+            pages.page_entries(page)
         frames.append(len(failed.traceback))
     assert frames[2] <= frames[1] <= frames[0]

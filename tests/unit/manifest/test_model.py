@@ -24,7 +24,7 @@ class Model:
         self.rng = random.Random(seed)
         self.store = PlainStore()
         self.manifests = manifest_store(self.store)
-        self.state = self.manifests.claim(claim(), log_start_offset=0)
+        self.state = self.manifests.claim_manifest(claim(), log_start_offset=0)
         self.entries: list[SegmentEntry] = []
         self.end = self.start = 0
         self.dropped: set[str] = set()
@@ -33,14 +33,14 @@ class Model:
     def add(self) -> None:
         count = self.rng.choice([1, 1, 1, 5, 100, 300, 2000])
         run = run_of(count, start=self.end)
-        self.state = self.manifests.commit(self.state, lambda s: add_segments(s, run))
+        self.state = self.manifests.commit_manifest(self.state, lambda s: add_segments(s, run))
         self.entries += run
         self.end = run[-1].next_offset
 
     def advance(self) -> None:
         before = self.rng.randint(self.start, self.start + (self.end - self.start) // 3)
         transition = self.rng.choice([trim, drop_expired])
-        self.state = self.manifests.commit(
+        self.state = self.manifests.commit_manifest(
             self.state, lambda s: transition(s, before, pages=self.manifests, now_ms=1)
         )
         self.start = max(self.start, before)
@@ -62,7 +62,7 @@ class Model:
             for e in old[:: self.rng.choice([1, 2, 7])]
             if self.rng.random() < 0.9
         ]
-        self.state = self.manifests.commit(
+        self.state = self.manifests.commit_manifest(
             self.state, lambda s: replace_segments(s, old, new, pages=self.manifests, now_ms=1)
         )
         self._drop(old)
@@ -71,7 +71,9 @@ class Model:
 
     def gap(self) -> None:
         up_to = self.end + self.rng.randint(1, 10_000)
-        self.state = self.manifests.commit(self.state, lambda s: record_gap(s, end_offset=up_to))
+        self.state = self.manifests.commit_manifest(
+            self.state, lambda s: record_gap(s, end_offset=up_to)
+        )
         self.end = up_to
 
     def _drop(self, entries: list[SegmentEntry]) -> None:
@@ -83,11 +85,11 @@ class Model:
         assert (self.state.log_start_offset, self.state.end_offset) == (self.start, self.end)
         assert list(self.manifests.iter_entries(self.state)) == self.entries
         assert self.state.segment_count == len(self.entries)
-        assert manifest_store(self.store).load() == self.state
+        assert manifest_store(self.store).load_manifest() == self.state
         assert len(encode_manifest(self.state)) < MAX_MANIFEST_BYTES // 8
         offset = self.rng.randint(self.start, self.end)
         expected = next((e for e in self.entries if e.last_offset >= offset), None)
-        assert self.manifests.find(self.state, offset) == expected
+        assert self.manifests.find_segment(self.state, offset) == expected
 
     def listed_as_removed(self) -> set[str]:
         listed = {r.key for r in self.state.removed}

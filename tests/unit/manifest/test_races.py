@@ -74,11 +74,11 @@ class Writer:
             self._add()
 
     def _take_over(self) -> None:
-        seen = self.manifests.load()
+        seen = self.manifests.load_manifest()
         epoch = seen.leader_epoch + 1 if seen else 0
         start = EpochStart(epoch, seen.end_offset if seen else 0, self.name)
         claim = Claim(self.name, (start,), frozenset(), take_over=True)
-        self.state = self.manifests.claim(claim, log_start_offset=0)
+        self.state = self.manifests.claim_manifest(claim, log_start_offset=0)
         self.world.note_owner(self.state)
 
     def _add(self) -> None:
@@ -101,7 +101,7 @@ class Writer:
     def _commit(self, transition) -> Manifest:
         assert self.state is not None
         epoch_before, base = self.world.newest_epoch, self.state
-        self.state = self.manifests.commit(self.state, transition)
+        self.state = self.manifests.commit_manifest(self.state, transition)
         if self.state.version != base.version and self.state.leader_epoch < epoch_before:
             raise Violation(f"{self.name} committed under {self.state.leader_epoch}")
         self.world.note_ends(self.state)
@@ -154,7 +154,7 @@ class World:
     def check(self) -> Manifest:
         self.quiet = True
         manifests = manifest_store(self.store)
-        state = manifests.load()
+        state = manifests.load_manifest()
         assert state is not None
         if self.store.overwritten:
             raise Violation(f"{self.store.overwritten[0]} was overwritten")
@@ -209,7 +209,7 @@ def test_the_simulation_catches_a_writer_that_never_checks_the_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unchecked(self: ManifestStore, base: Manifest) -> Manifest:
-        current = self.load()
+        current = self.load_manifest()
         assert current is not None
         return current
 

@@ -20,7 +20,7 @@ class Pages:
     def __init__(self):
         self.written = {}
 
-    def entries(self, page):
+    def page_entries(self, page):
         return self.written[page.key]
 
 

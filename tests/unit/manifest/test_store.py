@@ -46,26 +46,26 @@ def store() -> PlainStore:
 
 def owned(store: PlainStore, **other: object) -> tuple[ManifestStore, object]:
     manifests = manifest_store(store, **other)
-    return manifests, manifests.claim(claim(), log_start_offset=0)
+    return manifests, manifests.claim_manifest(claim(), log_start_offset=0)
 
 
 def test_an_empty_bucket_has_no_manifest(store: PlainStore) -> None:
-    assert manifest_store(store).load() is None
+    assert manifest_store(store).load_manifest() is None
 
 
 def test_the_first_claim_makes_version_one(store: PlainStore) -> None:
     _manifests, state = owned(store)
     assert (state.version, state.owner, state.end_offset) == (1, "owner-a", 0)
-    assert manifest_store(store).load() == state
+    assert manifest_store(store).load_manifest() == state
 
 
 def test_a_first_claim_survives_a_lost_response_and_a_corrupted_read_back() -> None:
     store = FaultyObjectStore(MemoryStore())
     store.fail("put", FailsAfter())
     store.fail("get", WrongBytes(150))
-    state = manifest_store(store).claim(claim(), log_start_offset=0)
+    state = manifest_store(store).claim_manifest(claim(), log_start_offset=0)
     assert (state.version, state.owner) == (1, "owner-a")
-    assert manifest_store(store).load() == state
+    assert manifest_store(store).load_manifest() == state
 
 
 def test_a_first_claim_lost_to_a_copy_with_the_same_owner_id_is_fenced() -> None:
@@ -74,37 +74,39 @@ def test_a_first_claim_lost_to_a_copy_with_the_same_owner_id_is_fenced() -> None
 
     def copy_claims_first(_: object) -> None:
         if not store.list(KEYS.versions, limit=1):
-            manifest_store(store, writer="twin").claim(claim(), log_start_offset=0)
+            manifest_store(store, writer="twin").claim_manifest(claim(), log_start_offset=0)
 
     with pytest.raises(FencedError, match="never recorded it"):
-        manifest_store(store).claim(claim(), log_start_offset=0, before_commit=copy_claims_first)
+        manifest_store(store).claim_manifest(
+            claim(), log_start_offset=0, before_commit=copy_claims_first
+        )
 
 
 def test_a_first_claim_with_existing_segments_is_refused(store: PlainStore) -> None:
     for key in (f"{KEYS.segments}+foreign", entry(0).log_key):
         store.put(key, b"x")
     with pytest.raises(MissingObject, match="although there are segments"):
-        manifest_store(store).claim(claim(), log_start_offset=0)
+        manifest_store(store).claim_manifest(claim(), log_start_offset=0)
 
 
 def test_a_commit_is_one_request(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.calls.clear()
-    state = manifests.commit(state, adding(0))
+    state = manifests.commit_manifest(state, adding(0))
     assert store.calls == {"put": 1}
-    assert manifest_store(store).load() == state
+    assert manifest_store(store).load_manifest() == state
     manifests.confirm(state)
 
 
 def test_a_transition_with_nothing_to_do_commits_nothing(store: PlainStore) -> None:
     manifests, state = owned(store)
-    state = manifests.commit(state, adding(0))
-    assert manifests.commit(state, adding(0)) is state
+    state = manifests.commit_manifest(state, adding(0))
+    assert manifests.commit_manifest(state, adding(0)) is state
 
 
 def test_confirm_refuses_a_replaced_or_missing_version(store: PlainStore) -> None:
     manifests, state = owned(store)
-    state = manifests.commit(state, adding(0))
+    state = manifests.commit_manifest(state, adding(0))
     other = encode_manifest(replace(state, nonce="another's"))
     store.objects[version_key(KEYS.versions, state.version)] = (other, 0)
     with pytest.raises(FencedError, match="is another writer's"):
@@ -118,9 +120,9 @@ def test_confirm_refuses_a_replaced_or_missing_version(store: PlainStore) -> Non
 def test_a_commit_survives_a_failed_put(store: PlainStore, fault: Fault) -> None:
     manifests, state = owned(store)
     store.faults = once(fault)
-    state = manifests.commit(state, adding(0))
-    state = manifests.commit(state, adding(100))
-    assert manifest_store(store).load() == state
+    state = manifests.commit_manifest(state, adding(0))
+    state = manifests.commit_manifest(state, adding(100))
+    assert manifest_store(store).load_manifest() == state
     assert [e.base_offset for e in state.segments] == [0, 100]
     assert store.overwritten == []
 
@@ -128,19 +130,19 @@ def test_a_commit_survives_a_failed_put(store: PlainStore, fault: Fault) -> None
 def test_a_commit_whose_response_is_lost_is_not_repeated(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
-    assert manifests.commit(state, adding(0)).version == 2
+    assert manifests.commit_manifest(state, adding(0)).version == 2
     assert len(manifests.versions.stats()) == 2
 
 
 def test_readers_and_writers_skip_a_truncated_version(store: PlainStore) -> None:
     manifests, state = owned(store)
     store.faults = once(Fault.CUT)
-    after = manifests.commit(state, adding(0))
+    after = manifests.commit_manifest(state, adding(0))
     assert after.version == 3
-    assert manifest_store(store).load() == after
+    assert manifest_store(store).load_manifest() == after
     store.objects[version_key(KEYS.versions, 4)] = (encode_manifest(after)[:-1], 0)
-    assert manifest_store(store).load() == after
-    assert manifest_store(store).load(at_least=3) == after
+    assert manifest_store(store).load_manifest() == after
+    assert manifest_store(store).load_manifest(at_least=3) == after
 
 
 def test_commits_succeed_after_a_series_of_truncated_versions(
@@ -150,13 +152,13 @@ def test_commits_succeed_after_a_series_of_truncated_versions(
     store.faults = lambda call, _: Fault.CUT if call == "put" else None
     for _ in range(10):
         with pytest.raises(StoreUnavailable, match="is truncated"):
-            manifests.commit(state, adding(0))
+            manifests.commit_manifest(state, adding(0))
     store.faults = lambda call, key: None
-    after = manifests.commit(state, adding(0))
+    after = manifests.commit_manifest(state, adding(0))
     assert after.version == state.version + 41
-    assert manifest_store(store).load() == after
+    assert manifest_store(store).load_manifest() == after
     store.calls.clear()
-    assert manifests.commit(after, adding(100)).version == after.version + 1
+    assert manifests.commit_manifest(after, adding(100)).version == after.version + 1
     assert store.calls == {"put": 1}
 
 
@@ -165,25 +167,25 @@ def test_a_truncated_first_version_is_no_manifest(store: PlainStore) -> None:
     _, state = owned(store)
     assert state.version == 2
     del store.objects[version_key(KEYS.versions, 2)]
-    assert manifest_store(store).load() is None
+    assert manifest_store(store).load_manifest() is None
 
 
 def test_a_version_once_in_force_is_never_treated_as_void(store: PlainStore) -> None:
     manifests, state = owned(store)
-    state = manifests.commit(state, adding(0))
+    state = manifests.commit_manifest(state, adding(0))
     key = version_key(KEYS.versions, 2)
     whole = store.objects[key]
     store.objects[key] = (whole[0][:-5], 0)
     with pytest.raises(CorruptManifest):
-        manifest_store(store).load(at_least=2)
+        manifest_store(store).load_manifest(at_least=2)
     del store.objects[key]
     with pytest.raises(MissingObject):
-        manifest_store(store).load(at_least=2)
+        manifest_store(store).load_manifest(at_least=2)
 
 
 def test_a_flipped_byte_is_corruption_and_never_void(store: PlainStore) -> None:
     manifests, state = owned(store)
-    manifests.commit(state, adding(0))
+    manifests.commit_manifest(state, adding(0))
     key = version_key(KEYS.versions, 2)
     whole = store.objects[key][0]
     for position in range(len(whole)):
@@ -191,7 +193,7 @@ def test_a_flipped_byte_is_corruption_and_never_void(store: PlainStore) -> None:
         body[position] ^= 0x01
         store.objects[key] = (bytes(body), 0)
         with pytest.raises((CorruptManifest, UnknownFormatVersion)):
-            manifest_store(store).load()
+            manifest_store(store).load_manifest()
 
 
 def test_a_version_truncated_anywhere_is_void(store: PlainStore) -> None:
@@ -199,7 +201,7 @@ def test_a_version_truncated_anywhere_is_void(store: PlainStore) -> None:
     body = encode_manifest(replace(state, version=2))
     for size in range(len(body)):
         store.objects[version_key(KEYS.versions, 2)] = (body[:size], 0)
-        assert manifest_store(store).load() == state
+        assert manifest_store(store).load_manifest() == state
 
 
 def test_a_void_version_does_not_fence_the_one_below_it(store: PlainStore) -> None:
@@ -213,26 +215,26 @@ def test_a_void_version_does_not_fence_the_one_below_it(store: PlainStore) -> No
 def test_a_transition_that_lost_a_race_is_reapplied(store: PlainStore) -> None:
     owner, base = owned(store, writer="x")
     other = manifest_store(store, writer="y")
-    other.load()
-    owner.commit(base, adding(0))
-    after = other.commit(base, lambda state: trim(state, 50, pages=NoPages(), now_ms=1))
+    other.load_manifest()
+    owner.commit_manifest(base, adding(0))
+    after = other.commit_manifest(base, lambda state: trim(state, 50, pages=NoPages(), now_ms=1))
     assert (after.version, after.log_start_offset, after.end_offset) == (3, 50, 100)
 
 
 def test_a_commit_on_a_missing_version_is_refused(store: PlainStore) -> None:
     manifests, first = owned(store)
-    state = manifests.commit(first, adding(0))
+    state = manifests.commit_manifest(first, adding(0))
     store.delete([version_key(KEYS.versions, state.version)])
     with pytest.raises(MissingObject):
-        manifest_store(store).commit(state, adding(10))
+        manifest_store(store).commit_manifest(state, adding(10))
 
 
 def test_the_former_owner_is_fenced_at_its_next_commit(store: PlainStore) -> None:
     owner, base = owned(store)
     other = manifest_store(store, writer="y")
-    other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
     with pytest.raises(FencedError, match="owner-b"):
-        owner.commit(base, adding(0))
+        owner.commit_manifest(base, adding(0))
     with pytest.raises(FencedError):
         owner.check_fence(base)
     with pytest.raises(FencedError):
@@ -243,7 +245,7 @@ def test_claims_survive_lost_responses(store: PlainStore) -> None:
     store.faults = once(Fault.LOST_AFTER)
     _, _state = owned(store)
     store.faults = once(Fault.LOST_AFTER)
-    again = manifest_store(store, writer="y").claim(
+    again = manifest_store(store, writer="y").claim_manifest(
         claim(epoch=1, recorded=[("owner-a", 0)]), log_start_offset=0
     )
     assert (again.version, again.leader_epoch) == (2, 1)
@@ -253,10 +255,10 @@ def test_a_store_that_never_responds_leaves_the_outcome_unknown(store: PlainStor
     manifests, base = owned(store)
     store.faults = lambda call, key: Fault.DELAYED if call == "put" else None
     with pytest.raises(OutcomeUnknownError):
-        manifests.commit(base, adding(0))
+        manifests.commit_manifest(base, adding(0))
     store.faults = lambda call, key: None
     store.deliver_delayed()
-    after = manifests.commit(base, lambda s: add_segments(s, [entry(0), entry(100)]))
+    after = manifests.commit_manifest(base, lambda s: add_segments(s, [entry(0), entry(100)]))
     assert [e.base_offset for e in after.segments] == [0, 100]
     assert store.overwritten == []
 
@@ -265,9 +267,9 @@ def test_a_store_that_is_down_changes_nothing(store: PlainStore) -> None:
     manifests, base = owned(store)
     store.faults = lambda call, key: Fault.UNAVAILABLE
     with pytest.raises(StoreUnavailable):
-        manifests.commit(base, adding(0))
+        manifests.commit_manifest(base, adding(0))
     store.faults = lambda call, key: None
-    assert manifests.commit(base, adding(0)).version == 2
+    assert manifests.commit_manifest(base, adding(0)).version == 2
 
 
 def test_a_paused_writer_does_not_reuse_a_collected_version(store: PlainStore) -> None:
@@ -275,14 +277,14 @@ def test_a_paused_writer_does_not_reuse_a_collected_version(store: PlainStore) -
     clock = Clock()
     owner, base = owned(store, clock=clock)
     other = manifest_store(store, clock=clock, writer="y")
-    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    state = other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
     for i in range(3):
-        state = other.commit(state, adding(i * 100, leader_epoch=1))
-    other.versions.delete([1, 2, 3])
+        state = other.commit_manifest(state, adding(i * 100, leader_epoch=1))
+    other.versions.delete_versions([1, 2, 3])
     clock.now_ms += DAY_MS
     with pytest.raises(FencedError):
-        owner.commit(base, adding(0))
-    assert manifest_store(store).load() == state
+        owner.commit_manifest(base, adding(0))
+    assert manifest_store(store).load_manifest() == state
 
 
 def test_a_writer_paused_during_a_commit_checks_for_a_new_owner(store: PlainStore) -> None:
@@ -292,23 +294,23 @@ def test_a_writer_paused_during_a_commit_checks_for_a_new_owner(store: PlainStor
 
     def pause_in_transition(state):
         if clock.now_ms == before_ms:
-            newer = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-            newer = other.commit(newer, adding(0, leader_epoch=1))
-            other.versions.delete([1, 2])
+            newer = other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
+            newer = other.commit_manifest(newer, adding(0, leader_epoch=1))
+            other.versions.delete_versions([1, 2])
             clock.now_ms += DAY_MS
         return adding(0)(state)
 
     before_ms = clock.now_ms
     with pytest.raises(FencedError):
-        owner.commit(base, pause_in_transition)
+        owner.commit_manifest(base, pause_in_transition)
     assert [stat.version for stat in other.versions.stats()] == [3]
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda manifests, _: manifests.load(),
-        lambda manifests, state: manifests.commit(state, adding(0)),
+        lambda manifests, _: manifests.load_manifest(),
+        lambda manifests, state: manifests.commit_manifest(state, adding(0)),
         lambda manifests, state: manifests.check_fence(state),
     ],
 )
@@ -323,7 +325,7 @@ def test_a_writer_that_waited_a_day_for_a_response_checks_again(store: PlainStor
     store.faults = slow
     state = call(manifests, state)
     store.calls.clear()
-    manifests.commit(state, adding(state.end_offset))
+    manifests.commit_manifest(state, adding(state.end_offset))
     assert store.calls["list"] > 0
 
 
@@ -334,14 +336,14 @@ def test_a_first_claim_that_paused_checks_for_another_owner(
 
     def another_claims_first(call: str, key: str) -> Fault | None:
         if call == "put" and store.calls["put"] == 1:
-            newer = other.claim(claim("owner-b", 1), log_start_offset=0)
-            other.commit(newer, adding(0, leader_epoch=1))
-            other.versions.delete([1])
+            newer = other.claim_manifest(claim("owner-b", 1), log_start_offset=0)
+            other.commit_manifest(newer, adding(0, leader_epoch=1))
+            other.versions.delete_versions([1])
         return None
 
     store.faults = another_claims_first
     with pytest.raises(FencedError):
-        manifest_store(store).claim(claim(), log_start_offset=0)
+        manifest_store(store).claim_manifest(claim(), log_start_offset=0)
     assert [stat.version for stat in other.versions.stats()] == [2]
 
 
@@ -350,7 +352,7 @@ def test_a_writer_that_never_paused_makes_no_extra_request(store: PlainStore) ->
     manifests, state = owned(store, clock=clock)
     clock.now_ms += DAY_MS // 2
     store.calls.clear()
-    manifests.commit(state, adding(0))
+    manifests.commit_manifest(state, adding(0))
     assert store.calls == {"put": 1}
 
 
@@ -370,10 +372,10 @@ def test_the_fence_check_after_a_pause_lists_all_newer_versions(store: PlainStor
     clock = Clock()
     owner, base = owned(store, clock=clock)
     other = manifest_store(store, clock=clock, writer="y")
-    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-    other.commit(state, adding(0, leader_epoch=1))
+    state = other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    other.commit_manifest(state, adding(0, leader_epoch=1))
     clock.now_ms += DAY_MS
-    other.versions.delete([1, 2])
+    other.versions.delete_versions([1, 2])
     with pytest.raises(FencedError, match="owner-b"):
         owner.check_fence(base)
 
@@ -383,11 +385,11 @@ def paused_virtual_machine(store: PlainStore, wall: Clock):
     owner = ManifestStore(
         store, KEYS, StoreOptions(clock=wall, boot_clock=Clock(0), unique=names("x"))
     )
-    base = owner.claim(claim(), log_start_offset=0)
+    base = owner.claim_manifest(claim(), log_start_offset=0)
     other = manifest_store(store, writer="y")
-    state = other.claim(claim("owner-b", 1, take_over=True), log_start_offset=0)
-    state = other.commit(state, adding(0, leader_epoch=1))
-    other.versions.delete([1, 2])
+    state = other.claim_manifest(claim("owner-b", 1, take_over=True), log_start_offset=0)
+    state = other.commit_manifest(state, adding(0, leader_epoch=1))
+    other.versions.delete_versions([1, 2])
     return owner, base, state
 
 
@@ -395,21 +397,21 @@ def test_a_pause_of_the_steady_clock_is_noticed_by_the_wall_clock(store: PlainSt
     wall = Clock()
     owner, base, state = paused_virtual_machine(store, wall)
     wall.now_ms += DAY_MS
-    for call in (owner.check_fence, lambda base: owner.commit(base, adding(0))):
+    for call in (owner.check_fence, lambda base: owner.commit_manifest(base, adding(0))):
         with pytest.raises(FencedError, match="owner-b"):
             call(base)
-    assert manifest_store(store).load() == state
+    assert manifest_store(store).load_manifest() == state
 
 
 def test_a_stale_commit_that_no_clock_reveals_deletes_nothing(store: PlainStore) -> None:
     owner, base, _ = paused_virtual_machine(store, Clock())
     assert owner.check_fence(base) is base
-    late = owner.commit(base, adding(0))
+    late = owner.commit_manifest(base, adding(0))
     with pytest.raises(FencedError, match="owner-b"):
         owner.confirm(late)
     collector = Collector(owner, Pins(owner, clock=Clock()), GarbagePolicy())
     with pytest.raises(FencedError, match="owner-b"):
-        collector.apply(late, collector.plan(late, now_ms=Clock()()))
+        collector.delete_garbage(late, collector.plan_collection(late, now_ms=Clock()()))
 
 
 def test_an_owner_that_paused_returns_to_cheap_fence_checks(store: PlainStore) -> None:
@@ -424,7 +426,7 @@ def test_an_owner_that_paused_returns_to_cheap_fence_checks(store: PlainStore) -
 
 def test_old_versions_can_be_loaded_while_they_exist(store: PlainStore) -> None:
     manifests, base = owned(store)
-    manifests.commit(base, adding(0))
+    manifests.commit_manifest(base, adding(0))
     assert manifests.load_version(1) == base
     for absent in (0, 9, -1):
         with pytest.raises(UnknownManifestVersion):
@@ -439,7 +441,7 @@ def test_a_manifest_of_another_partition_is_refused(store: PlainStore) -> None:
         0,
     )
     with pytest.raises(CorruptManifest, match="/9/"):
-        manifests.load()
+        manifests.load_manifest()
 
 
 @pytest.mark.parametrize(("commits", "stale"), [(1, False), (2, False), (3, True), (5, True)])
@@ -449,7 +451,7 @@ def test_a_folder_missing_more_commits_than_a_crash_can_lose_is_stale(
     manifests, noted = owned(store)
     state = noted
     for number in range(commits):
-        state = manifests.commit(state, adding(100 * number))
+        state = manifests.commit_manifest(state, adding(100 * number))
     calls: list[str] = []
     store.faults = lambda call, _: calls.append(call)
     assert manifests.is_stale_copy(noted, state) is stale
@@ -465,10 +467,12 @@ def test_a_folder_that_missed_a_claim_and_more_commits_is_stale(
     """The claim is a commit too; commits of the epoch before do not count."""
     manifests, noted = owned(store)
     for number in range(2):
-        manifests.commit(noted, adding(100 * number))
-    state = manifests.claim(claim("owner-a", 1, recorded=[("owner-a", 0)]), log_start_offset=0)
+        manifests.commit_manifest(noted, adding(100 * number))
+    state = manifests.claim_manifest(
+        claim("owner-a", 1, recorded=[("owner-a", 0)]), log_start_offset=0
+    )
     for number in range(commits):
-        state = manifests.commit(state, adding(100 * (2 + number)))
+        state = manifests.commit_manifest(state, adding(100 * (2 + number)))
     assert manifests.is_stale_copy(noted, state) is stale
 
 
@@ -478,8 +482,8 @@ def test_truncated_versions_do_not_make_a_folder_stale(store: PlainStore) -> Non
     for number in range(2):
         left = [Fault.CUT] * 3
         store.faults = lambda call, _, left=left: left.pop() if call == "put" and left else None
-        state = manifests.commit(state, adding(100 * number))
+        state = manifests.commit_manifest(state, adding(100 * number))
     assert state.version == noted.version + 8
     assert not manifests.is_stale_copy(noted, state)
-    state = manifests.commit(state, adding(200))
+    state = manifests.commit_manifest(state, adding(200))
     assert manifests.is_stale_copy(noted, state)

@@ -38,7 +38,7 @@ def owned() -> None:
 
 
 def write(store: PlainStore, topic: TopicObject) -> TopicObject:
-    return objects(store).write(topic, check=owned)
+    return objects(store).write_topic(topic, check=owned)
 
 
 def test_a_prefix_belongs_to_one_cluster() -> None:
@@ -74,27 +74,27 @@ def test_a_lost_topic_object_is_not_mistaken_for_a_deleted_topic() -> None:
     store = PlainStore()
     store.put("topics/flights/id-1/0/segments/00000000000000000000-x.log", b"garbage of a deletion")
     with pytest.raises(UnknownTopic):
-        objects(store).find("flights")
+        objects(store).find_topic("flights")
     store.put("topics/flights/id-1/0/manifest/00000000000000000001.json", b"{}")
     with pytest.raises(CorruptManifest, match="id-1/topic/: the topic object, which"):
-        objects(store).find("flights")
+        objects(store).find_topic("flights")
     made = write(store, topic(topic_id="id-2"))
-    assert objects(store).find("flights") == made
+    assert objects(store).find_topic("flights") == made
 
 
 def test_a_topic_is_created_changed_and_deleted() -> None:
     store = PlainStore()
     made = write(store, topic())
-    assert (made.version, objects(store).load("flights", "id-1")) == (1, made)
+    assert (made.version, objects(store).load_topic("flights", "id-1")) == (1, made)
     changed = write(store, topic(partitions=5))
     assert (changed.version, changed.partitions) == (2, 5)
     gone = write(store, replace(changed, deleted=True))
-    assert objects(store).load("flights", "id-1") == gone
+    assert objects(store).load_topic("flights", "id-1") == gone
     refused = min(store.objects)
     store.faults = lambda call, key: Fault.REFUSED if (call, key) == ("delete", refused) else None
     with pytest.raises(ConfigurationError):
         objects(store).delete_versions("flights", "id-1", check=owned)
-    assert objects(store).load("flights", "id-1") == gone, "a restore does not bring it back"
+    assert objects(store).load_topic("flights", "id-1") == gone, "a restore does not bring it back"
     store.faults = lambda call, key: None
     objects(store).delete_versions("flights", "id-1", check=owned)
     assert store.objects == {}
@@ -107,7 +107,7 @@ def test_a_topic_is_written_despite_a_failed_put(fault: Fault) -> None:
     armed = [fault]
     store.faults = lambda call, key: armed.pop() if armed and call == "put" else None
     changed = write(store, topic(partitions=7))
-    assert objects(store).load("flights", "id-1") == changed
+    assert objects(store).load_topic("flights", "id-1") == changed
     assert store.overwritten == []
 
 
@@ -124,8 +124,8 @@ def test_a_write_checks_the_owner_after_each_load_of_the_newest_version() -> Non
             raise FencedError("another's")
 
     with pytest.raises(FencedError):
-        objects(store).write(topic(partitions=1, deleted=True), check=check)
-    loaded = objects(store).load("flights", "id-1")
+        objects(store).write_topic(topic(partitions=1, deleted=True), check=check)
+    loaded = objects(store).load_topic("flights", "id-1")
     assert loaded is not None
     assert (loaded.partitions, loaded.deleted) == (5, False)
 
@@ -139,7 +139,7 @@ def test_a_deletion_checks_the_owner_before_deleting_versions() -> None:
 
     with pytest.raises(FencedError):
         objects(store).delete_versions("flights", "id-1", check=check)
-    assert objects(store).load("flights", "id-1") is not None
+    assert objects(store).load_topic("flights", "id-1") is not None
 
 
 def test_a_scan_takes_one_list_per_topic_name() -> None:
@@ -167,7 +167,7 @@ def test_a_folder_of_an_impossible_partition_adds_no_partitions() -> None:
     store = PlainStore()
     made = write(store, topic())
     store.put("topics/flights/id-1/999999999/manifest/00000000000000000001.json", b"x")
-    assert objects(store).find("flights") == made
+    assert objects(store).find_topic("flights") == made
 
 
 def test_a_restore_takes_the_newest_undeleted_id_and_reports_the_others() -> None:
@@ -186,7 +186,7 @@ def test_a_topic_object_of_another_topic_is_refused() -> None:
     moved = store.objects["topics/other/id-9/topic/00000000000000000001.json"]
     store.objects["topics/flights/id-1/topic/00000000000000000001.json"] = moved
     with pytest.raises(CorruptManifest, match="other"):
-        objects(store).load("flights", "id-1")
+        objects(store).load_topic("flights", "id-1")
 
 
 def test_finding_one_topic_reads_no_others() -> None:
@@ -196,8 +196,8 @@ def test_finding_one_topic_reads_no_others() -> None:
     write(store, topic("other", "id", created_ms=3))
     keys: list[str] = []
     store.faults = lambda _, key: keys.append(key)  # type: ignore[func-returns-value]
-    assert objects(store).find("flights").topic_id == "new"
+    assert objects(store).find_topic("flights").topic_id == "new"
     assert keys
     assert all(key.startswith("topics/flights/") for key in keys)
     with pytest.raises(UnknownTopic):
-        objects(store).find("none")
+        objects(store).find_topic("none")

@@ -207,7 +207,7 @@ def test_a_pinned_version_returns_the_same_rows_after_more_uploads(tmp_path):
     manifest = put_partition(store, "t", 0, files[:3])
     first = Read(url, subscribe="t")
     manifests = manifests_of(store, "t", 0)
-    Pins(manifests, clock=lambda: NOW_MS).create("nightly", manifest.version)
+    Pins(manifests, clock=lambda: NOW_MS).create_pin("nightly", manifest.version)
     put_partition(store, "t", 0, files[3:])
     version = json.dumps({"t": {"0": manifest.version}})
     assert Read(url, subscribe="t", manifestVersion=version).rows == first.rows
@@ -269,8 +269,8 @@ def test_lost_rows_fail_the_read_unless_allowed(tmp_path, monkeypatch):
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
     manifests = manifests_of(store, "t", 0)
-    trimmed = manifests.commit(
-        manifests.load(), lambda m: trim(m, 30, pages=manifests, now_ms=NOW_MS)
+    trimmed = manifests.commit_manifest(
+        manifests.load_manifest(), lambda m: trim(m, 30, pages=manifests, now_ms=NOW_MS)
     )
     bounds = {"startingOffsets": '{"t": {"0": 10}}'}
     with pytest.raises(DataLoss, match="t-0: offsets 10 to 30 are gone"):
@@ -302,7 +302,7 @@ def test_read_committed_fails_without_the_aborted_transactions(tmp_path, monkeyp
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "compacted-txn-0"})
-    first, second, third, _ = manifests_of(store, "t", 0).load().segments
+    first, second, third, _ = manifests_of(store, "t", 0).load_manifest().segments
     given = {"subscribe": "t", "failOnDataLoss": "false", "isolationLevel": "read_committed"}
     early = {"endingOffsets": f'{{"t": {{"0": {third.base_offset}}}}}'}
     committed = Read(url, **given).offsets()
@@ -327,7 +327,7 @@ def test_a_corrupt_object_is_never_decoded(tmp_path):
     url = f"file://{tmp_path}"
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
-    entry = manifests_of(store, "t", 0).load().segments[0]
+    entry = manifests_of(store, "t", 0).load_manifest().segments[0]
     path = tmp_path / entry.log_key
     flip(path, 200)
     with pytest.raises(Exception, match=entry.log_key):
@@ -362,8 +362,10 @@ def test_a_restore_gap_is_not_data_loss(tmp_path):
     store = open_store(url)
     put_topic(store, "t", {0: "many-segments-0"})
     manifests = manifests_of(store, "t", 0)
-    end = manifests.load().end_offset
-    manifests.commit(manifests.load(), lambda m: record_gap(m, end_offset=end + 10**9))
+    end = manifests.load_manifest().end_offset
+    manifests.commit_manifest(
+        manifests.load_manifest(), lambda m: record_gap(m, end_offset=end + 10**9)
+    )
     read = Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end - 5}}}}}')
     assert read.offsets() == offsets("many-segments-0", end - 5)
     assert Read(url, subscribe="t", startingOffsets=f'{{"t": {{"0": {end + 77}}}}}').rows == []
