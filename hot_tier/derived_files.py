@@ -38,7 +38,7 @@ from tierlog.hot_tier.file_names import (
     segment_files,
 )
 from tierlog.hot_tier.indexes import IndexBuilder, IndexColumns
-from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.log_state import LogState, OpeningLog
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.producer_state import (
     REMEMBERED_BATCHES,
@@ -85,7 +85,9 @@ def write_entries(segment: Segment, entries: list[AbortedTxn], *, disk: Disk) ->
         disk.unlink(path)
 
 
-def replay(state: LogState, states: ProducerStates, *, end_offset: int) -> list[AbortedTxn]:
+def replay(
+    state: LogState | OpeningLog, states: ProducerStates, *, end_offset: int
+) -> list[AbortedTxn]:
     """Apply the batches in [states.end_offset, end_offset) by their headers; returns the
     transactions that they abort. Raises CorruptBatch.
     """
@@ -123,7 +125,7 @@ class DeferredProducers:
     whatever came before.
     """
 
-    def __init__(self, state: LogState) -> None:
+    def __init__(self, state: OpeningLog) -> None:
         self._state = state
         self._headers: dict[int, list[bytes]] = {}
 
@@ -150,7 +152,7 @@ class DeferredProducers:
 READ_BACK_BYTES: Final = 8 << 20
 
 
-def write_snapshot(state: LogState, offset: int, *, sync: bool = False) -> None:
+def write_snapshot(state: LogState | OpeningLog, offset: int, *, sync: bool = False) -> None:
     """Write the current producers, at `offset`. Raises OSError.
 
     The next flush syncs it together with the segment that ends there: once that segment is deleted,
@@ -173,7 +175,9 @@ def ensure_snapshot(state: LogState, offset: int) -> Path:
     return _write(state, offset, producers, sync=True)
 
 
-def _write(state: LogState, offset: int, producers: Iterable[Producer], *, sync: bool) -> Path:
+def _write(
+    state: LogState | OpeningLog, offset: int, producers: Iterable[Producer], *, sync: bool
+) -> Path:
     path = path_of(state.folder, offset, SNAPSHOT)
     write_atomically(path, format_snapshot(map(_to_entry, producers)), disk=state.disk, sync=sync)
     return path
@@ -188,7 +192,7 @@ def _read(path: Path) -> list[ProducerEntry] | None:
 
 
 def load_newest(
-    state: LogState, offsets: set[int], *, at_most: int, at_least: int
+    state: LogState | OpeningLog, offsets: set[int], *, at_most: int, at_least: int
 ) -> ProducerStates:
     """The states of the newest valid snapshot in [at_least, at_most]; if there is none, those that
     the other tier has at `at_least`, the log start.
@@ -345,7 +349,9 @@ def _add_batches(state: LogState, segment: Segment, builder: IndexBuilder, *, st
     return start
 
 
-def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int]) -> None:
+def rebuild_transactions(
+    state: LogState | OpeningLog, segment: Segment, snapshots: set[int]
+) -> None:
     """Replace `.txnindex`. The transactions that its markers abort may have begun in earlier
     segments.
 
@@ -358,7 +364,7 @@ def rebuild_transactions(state: LogState, segment: Segment, snapshots: set[int])
     write_entries(segment, aborted, disk=state.disk)
 
 
-def write_indexes(state: LogState, segment: Segment, builder: IndexBuilder) -> None:
+def write_indexes(state: LogState | OpeningLog, segment: Segment, builder: IndexBuilder) -> None:
     """Write and sync the index files of a sealed segment."""
     for suffix, data in zip((OFFSET_INDEX, TIME_INDEX), builder.images(), strict=True):
         path = segment.path(suffix)

@@ -34,11 +34,13 @@ from tierlog.hot_tier.log_loader import load_log
 from tierlog.hot_tier.log_state import (
     Clock,
     FetchProducerSnapshot,
+    LogSetting,
     LogState,
     Offsets,
     UploadedCrc32c,
     no_producer_snapshot,
     not_uploaded,
+    offline_error,
 )
 from tierlog.hot_tier.open_files import NonBlockingFiles, OpenFiles
 from tierlog.hot_tier.reaper import Reaper
@@ -60,16 +62,16 @@ PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor
 
 
-def _load(state: LogState, request: OpenRequest) -> RecoveryReport:
+def _load(setting: LogSetting, request: OpenRequest) -> tuple[LogState, RecoveryReport]:
     try:
-        found = LogFolder.open(state.folder, disk=state.disk)
-        found.check_topic_id(state.topic_id)
-        return load_log(state, found, request)
+        found = LogFolder.open(setting.folder, disk=setting.disk)
+        found.check_topic_id(setting.topic_id)
+        return load_log(setting, found, request)
     except OSError as error:
         if error.errno in PERMISSION_ERRNOS:
-            place = error.filename or state.folder
+            place = error.filename or setting.folder
             raise ConfigurationError(f"{place}: {error.strerror}") from error
-        raise disk_error(state, error) from error
+        raise disk_error(setting, error) from error
 
 
 class PartitionLog:
@@ -114,7 +116,7 @@ class PartitionLog:
         Raises CorruptDataError, ConfigurationError (another topic's folder, or one that is not
         writable), DiskFull, LogOfflineError (the disk failed).
         """
-        state = LogState(
+        setting = LogSetting(
             folder=folder,
             name=f"{topic}-{partition}",
             topic_id=topic_id,
@@ -126,10 +128,10 @@ class PartitionLog:
             fetch_producer_snapshot=fetch_producer_snapshot,
             uploaded_crc32c=uploaded_crc32c,
         )
-        state.files.invalidate_folder(folder)  # they may be of an earlier log there
+        setting.files.invalidate_folder(folder)  # they may be of an earlier log there
+        state, report = _load(setting, request)
         with ExitStack() as on_failure:
             on_failure.callback(state.close_files)
-            report = _load(state, request)
             log = cls(state, topic=topic, partition=partition, recovery=report)
             if state.log_start_offset > state.log_end_offset:
                 log.truncate_fully_and_start_at(state.log_start_offset)
@@ -227,8 +229,8 @@ class PartitionLog:
 
     def raise_if_offline(self) -> None:
         """Raises LogOfflineError; not for a log that was closed."""
-        if self.offline:
-            raise self._state.offline_error()
+        if self._state.offline is not None:
+            raise offline_error(self._state.offline)
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ the log is shared and takes no lock.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from struct import Struct
 
 from tierlog.host.durable_file import read_whole
@@ -47,7 +49,7 @@ from tierlog.hot_tier.file_names import OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_folder import LogFolder
-from tierlog.hot_tier.log_state import Flushed, LogState, Segments
+from tierlog.hot_tier.log_state import LogSetting, LogState, OpeningLog, Segments
 from tierlog.hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
 from tierlog.hot_tier.roll import create_segment, open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
@@ -58,7 +60,7 @@ from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTR
 class TailFacts:
     """The state of the last segment from its index files and its tail: enough to append to it."""
 
-    def __init__(self, state: LogState, segment: Segment) -> None:
+    def __init__(self, state: OpeningLog, segment: Segment) -> None:
         size_bytes = segment.end.size_bytes
         self.offsets = _read_index(segment, OFFSET_INDEX, OFFSET_ENTRY)
         self.times = _read_index(segment, TIME_INDEX, TIME_ENTRY)
@@ -75,7 +77,7 @@ class TailFacts:
         self._walk(state, segment, position, expected=relative if len(self.offsets) else None)
 
     def _walk(
-        self, state: LogState, segment: Segment, position: int, *, expected: int | None
+        self, state: OpeningLog, segment: Segment, position: int, *, expected: int | None
     ) -> None:
         end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1  # it is not known yet
         for header in segment.headers(state.files, start=position, end_offset=end_offset):
@@ -97,7 +99,7 @@ def _read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:
     return IndexColumns(layout, data)
 
 
-def open_clean(state: LogState, folder: LogFolder) -> bool:
+def open_clean(state: OpeningLog, folder: LogFolder) -> bool:
     """Open without a full check; False if the tail is not what a clean shutdown leaves."""
     segment = state.segments.items[-1]
     try:
@@ -113,12 +115,12 @@ def open_clean(state: LogState, folder: LogFolder) -> bool:
         times=facts.times,
         bytes_since_entry=facts.bytes_since_entry,
     )
-    resume_active(state)
+    resume_active(state, state.active)
     load_producers(state, folder, end_offset=facts.next_offset)
     return True
 
 
-def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> None:
+def load_producers(state: OpeningLog, folder: LogFolder, *, end_offset: int) -> None:
     """The newest snapshot, the batches after it, and the older batches that a snapshot does not
     hold.
     """
@@ -136,63 +138,81 @@ def load_producers(state: LogState, folder: LogFolder, *, end_offset: int) -> No
         )
 
 
-def load_log(state: LogState, folder: LogFolder, request: OpenRequest) -> RecoveryReport:
-    """Fill `state` from the folder. Raises CorruptDataError, OSError."""
+def load_log(
+    setting: LogSetting, folder: LogFolder, request: OpenRequest
+) -> tuple[LogState, RecoveryReport]:
+    """The log in the folder, ready to be served, and what was changed or checked. Raises
+    CorruptDataError, OSError.
+    """
     report = RecoveryReport(clean=request.clean)
-    report.cut_files = [state.folder / name for name in folder.cuts]
-    state.unmirrored = folder.unmirrored
-    epochs_were_lost = not _load_epochs(state)
-    if not folder.log_sizes:
-        _start_empty(state, folder, request)
-        return report
-    _list_segments(state, folder)
-    opened = request.clean and not folder.went_offline and open_clean(state, folder)
-    if not opened:
-        report.clean = False
-        Recovery(state, folder, request, report).run()
-    _check_transaction_indexes(state, folder)
-    if epochs_were_lost and state.log_end_offset > state.segments.bases[0]:
-        _epochs_from_batches(state)
-    _finish_open(state, folder, request, report)
-    return report
+    report.cut_files = [setting.folder / name for name in folder.cuts]
+    opening = OpeningLog(setting, _list_segments(setting.folder, folder), _load_epochs(setting))
+    with ExitStack() as on_failure:
+        on_failure.callback(opening.close_files)
+        if folder.log_sizes:
+            start = _open_segments(opening, folder, request, report)
+        else:
+            start = _start_empty(opening, folder, request)
+        state = LogState(
+            setting,
+            opening,
+            log_start_offset=start
+            if request.log_start_offset is None
+            else request.log_start_offset,
+            unmirrored=folder.unmirrored,
+        )
+        on_failure.pop_all()
+    return state, report
 
 
-def _load_epochs(state: LogState) -> bool:
-    """False if there is no valid file and the epochs must come from the batches."""
+def _list_segments(path: Path, folder: LogFolder) -> tuple[Segment, ...]:
+    bases = sorted(folder.log_sizes)
+    items = []
+    for number, base_offset in enumerate(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else base_offset
+        segment = Segment(path, base_offset, SegmentEnd(folder.log_sizes[base_offset], following))
+        segment.unchecked_below = following
+        segment.has_transactions = base_offset in folder.transaction_indexes
+        items.append(segment)
+    return tuple(items)
+
+
+def _load_epochs(setting: LogSetting) -> LeaderEpochs:
+    """Empty if there is no valid file."""
     try:
-        state.epochs = LeaderEpochs.load(state.folder, disk=state.disk)
+        return LeaderEpochs.load(setting.folder, disk=setting.disk)
     except (FileNotFoundError, CorruptSnapshot):
-        state.epochs = LeaderEpochs(state.folder, disk=state.disk)
-    return bool(state.epochs.entries)
+        return LeaderEpochs(setting.folder, disk=setting.disk)
 
 
-def _start_empty(state: LogState, folder: LogFolder, request: OpenRequest) -> None:
+def _start_empty(state: OpeningLog, folder: LogFolder, request: OpenRequest) -> int:
+    """Returns where the log starts."""
     start = max(request.start_offset, request.log_start_offset or 0)
     state.producers = load_newest(state, folder.snapshots, at_most=start, at_least=start)
     state.active = create_segment(state, start)
     state.segments = Segments.of((state.active.segment,))
     state.epochs.truncate_from_end(start)
     state.epochs.save()  # syncs the folder, with the segment's files
-    state.log_start_offset = start if request.log_start_offset is None else request.log_start_offset
-    state.leader_epoch = state.epochs.latest or 0
-    state.folder_changed = False
-    state.flushed = Flushed(start, start, 0)
+    return start
 
 
-def _list_segments(state: LogState, folder: LogFolder) -> None:
-    bases = sorted(folder.log_sizes)
-    items = []
-    for number, base_offset in enumerate(bases):
-        following = bases[number + 1] if number + 1 < len(bases) else base_offset
-        end = SegmentEnd(folder.log_sizes[base_offset], following)
-        segment = Segment(state.folder, base_offset, end)
-        segment.unchecked_below = following
-        segment.has_transactions = base_offset in folder.transaction_indexes
-        items.append(segment)
-    state.segments = Segments.of(tuple(items))
+def _open_segments(
+    state: OpeningLog, folder: LogFolder, request: OpenRequest, report: RecoveryReport
+) -> int:
+    """Returns where the local log starts."""
+    epochs_were_lost = not state.epochs.entries
+    if not (request.clean and not folder.went_offline and open_clean(state, folder)):
+        report.clean = False
+        Recovery(state, folder, request, report).run()
+    _check_transaction_indexes(state, folder)
+    start = state.segments.bases[0]
+    if epochs_were_lost and state.log_end_offset > start:
+        _epochs_from_batches(state)
+    _finish_open(state, folder, report)
+    return start
 
 
-def _check_transaction_indexes(state: LogState, folder: LogFolder) -> None:
+def _check_transaction_indexes(state: OpeningLog, folder: LogFolder) -> None:
     """Checked at every open, as in Kafka: read_committed consumers rely on nothing else."""
     for segment in state.segments.items:
         if segment.has_transactions and not _has_valid_transaction_index(segment):
@@ -206,27 +226,18 @@ def _has_valid_transaction_index(segment: Segment) -> bool:
         return False
 
 
-def _finish_open(
-    state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
-) -> None:
-    """The common end of every open: offsets, epochs, snapshots, the offline marker."""
-    end_offset = state.log_end_offset
+def _finish_open(state: OpeningLog, folder: LogFolder, report: RecoveryReport) -> None:
+    """The common end of every open: epochs, snapshots, the offline marker."""
     entries = state.epochs.entries
-    state.epochs.truncate_from_end(end_offset)
+    state.epochs.truncate_from_end(state.log_end_offset)
     if state.epochs.entries != entries or not report.clean:
         state.epochs.save()
-    state.leader_epoch = state.epochs.latest or 0
-    first = state.segments.bases[0]
-    start = first if request.log_start_offset is None else request.log_start_offset
-    state.log_start_offset = start
-    folder.remove_stray_snapshots(end_offset=end_offset)
-    segment = state.active.segment
-    state.flushed = Flushed(end_offset, segment.base_offset, segment.end.size_bytes)
+    folder.remove_stray_snapshots(end_offset=state.log_end_offset)
     if folder.went_offline:
         state.disk.unlink(state.folder / OFFLINE_MARKER)
 
 
-def _epochs_from_batches(state: LogState) -> None:
+def _epochs_from_batches(state: OpeningLog) -> None:
     state.epochs.truncate_from_end(0)  # recovery has only those of the segments that it checked
     for segment in state.segments.items:
         for header in segment.headers(state.files):

@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -107,41 +108,87 @@ class Offsets(NamedTuple):
         )
 
 
-class LogState:
-    """See the module. `log_loader` and `recovery` set the attributes."""
+@dataclass(kw_only=True, eq=False)
+class LogSetting:
+    """Where a log lives, and what it is given. `name`: topic and partition."""
+
+    folder: Path
+    name: str
+    topic_id: str
+    config: LogConfig
+    clock: Clock
+    monotonic_clock: Clock
+    disk: Disk
+    files: OpenFiles
+    fetch_producer_snapshot: FetchProducerSnapshot = no_producer_snapshot
+    uploaded_crc32c: UploadedCrc32c = not_uploaded
+
+    def jitter_ms(self, base_offset: int) -> int:
+        """How much earlier than `segment.ms` this segment is rolled, so that many partitions do not
+        all roll at once.
+        """
+        limit_ms = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
+        if limit_ms <= 0:
+            return 0
+        # A hash: a `random.Random` would take 2.5 KiB per partition.
+        return crc32(f"{self.topic_id}-{self.name}-{base_offset}".encode()) % limit_ms
+
+    def mark_offline(self, error: Exception) -> str:
+        """Let the next start distrust the page cache; returns why."""
+        reason = "the disk failed" if isinstance(error, OSError) else "a write failed unexpectedly"
+        with suppress(OSError):  # if this fails too, a restart reads the disk anyway
+            (self.folder / OFFLINE_MARKER).touch()
+        return f"{self.name}: {reason}: {error}"
+
+    def go_offline(self, error: Exception) -> LogOfflineError:
+        return offline_error(self.mark_offline(error))
+
+
+def offline_error(why: str) -> LogOfflineError:
+    return LogOfflineError(f"{why}; the log stays offline until a restart")
+
+
+class OpeningLog(LogSetting):
+    """A log on its way from the folder to a `LogState`; only the loader and recovery have it."""
 
     def __init__(
-        self,
-        *,
-        folder: Path,
-        name: str,
-        topic_id: str,
-        config: LogConfig,
-        clock: Clock,
-        monotonic_clock: Clock,
-        disk: Disk,
-        files: OpenFiles,
-        fetch_producer_snapshot: FetchProducerSnapshot,
-        uploaded_crc32c: UploadedCrc32c,
+        self, setting: LogSetting, segments: tuple[Segment, ...], epochs: LeaderEpochs
     ) -> None:
-        self.folder, self.name, self.topic_id = folder, name, topic_id
-        self.config, self.clock, self.monotonic_clock = config, clock, monotonic_clock
-        self.disk, self.files = disk, files
-        self.fetch_producer_snapshot = fetch_producer_snapshot
-        self.uploaded_crc32c = uploaded_crc32c
+        super().__init__(**vars(setting))
+        self.segments, self.epochs = Segments.of(segments), epochs
+        self.producers = ProducerStates(self.monotonic_clock)
+        self.active: ActiveSegment | None = None
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.segments.items[-1].end.next_offset
+
+    def close_files(self) -> None:
+        if self.active is not None:
+            self.active.close()
+
+
+class LogState(LogSetting):
+    """See the module. Made by `log_loader`, with all that it has."""
+
+    def __init__(
+        self, setting: LogSetting, opened: OpeningLog, *, log_start_offset: int, unmirrored: bool
+    ) -> None:
+        """All of `opened` is flushed."""
+        super().__init__(**vars(setting))
+        assert opened.active is not None, "every log has an active segment"
         self.lock = threading.RLock()
-        self.segments = Segments((), ())
-        self.active: ActiveSegment
-        self.epochs: LeaderEpochs
-        self.producers = ProducerStates(monotonic_clock)
-        self.leader_epoch = 0
-        self.log_start_offset = 0
-        self.flushed = Flushed(0, 0, 0)
+        self.segments, self.active = opened.segments, opened.active
+        self.epochs, self.producers = opened.epochs, opened.producers
+        self.leader_epoch = opened.epochs.latest or 0
+        self.log_start_offset = log_start_offset
+        last = opened.active.segment
+        self.flushed = Flushed(last.end.next_offset, last.base_offset, last.end.size_bytes)
         self.unflushed: list[ActiveSegment] = []  # sealed, but not synced yet
         self.folder_changed = False  # it has names that are not synced yet
         self.offline: str | None = None
         self.swap_sequence = 0  # see `seqlock`
-        self.unmirrored = False  # see `segment_swap`
+        self.unmirrored = unmirrored  # see `segment_swap`
         self.check_lock = threading.Lock()  # see `border_check`
         self.rewrite_lock = threading.Lock()  # see `segment_swap`
         self.closing = False  # nothing new may start
@@ -175,16 +222,6 @@ class LogState:
     def local_log_start_offset(self) -> int:
         return max(self.segments.bases[0], self.log_start_offset)
 
-    def jitter_ms(self, base_offset: int) -> int:
-        """How much earlier than `segment.ms` this segment is rolled, so that many partitions do not
-        all roll at once.
-        """
-        limit_ms = min(self.config.segment_jitter_ms, self.config.effective_segment_ms)
-        if limit_ms <= 0:
-            return 0
-        # A hash: a `random.Random` would take 2.5 KiB per partition.
-        return crc32(f"{self.topic_id}-{self.name}-{base_offset}".encode()) % limit_ms
-
     def go_offline(self, error: Exception) -> LogOfflineError:
         """Refuse writes until the next start; returns the error to raise. Also called for our own
         bugs: memory may no longer match the disk.
@@ -192,16 +229,8 @@ class LogState:
         if self.closed:
             return self._closed_error()
         if self.offline is None:
-            reason = (
-                "the disk failed" if isinstance(error, OSError) else "a write failed unexpectedly"
-            )
-            self.offline = f"{self.name}: {reason}: {error}"
-            with suppress(OSError):  # if this fails too, a restart reads the disk anyway
-                (self.folder / OFFLINE_MARKER).touch()
-        return self.offline_error()
-
-    def offline_error(self) -> LogOfflineError:
-        return LogOfflineError(f"{self.offline}; the log stays offline until a restart")
+            self.offline = self.mark_offline(error)
+        return offline_error(self.offline)
 
     def _closed_error(self) -> LogOfflineError:
         return LogOfflineError(f"{self.name}: the log was closed")
@@ -217,10 +246,9 @@ class LogState:
             self.files.invalidate_folder(self.folder)
 
     def close_files(self) -> None:
-        """Close the files that are open for writing; there are none if the open failed early."""
-        for segment in (getattr(self, "active", None), *self.unflushed):
-            if segment is not None:
-                segment.close()
+        """Close the files that are open for writing."""
+        for segment in (self.active, *self.unflushed):
+            segment.close()
 
     def check_not_closed(self) -> None:
         if self.closed:
@@ -237,4 +265,4 @@ class LogState:
     def check_online(self) -> None:
         self.check_not_closed()
         if self.offline is not None:
-            raise self.offline_error()
+            raise offline_error(self.offline)

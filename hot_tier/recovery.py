@@ -26,7 +26,7 @@ from tierlog.hot_tier.derived_files import (
 from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.indexes import IndexBuilder
 from tierlog.hot_tier.log_folder import LogFolder
-from tierlog.hot_tier.log_state import LogState, Segments
+from tierlog.hot_tier.log_state import OpeningLog, Segments
 from tierlog.hot_tier.roll import open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.torn_tail import BadBytes, CutFiles, NextSegment, Place
@@ -75,7 +75,7 @@ class Recovery:
     """One run over the segments that have to be checked."""
 
     def __init__(
-        self, state: LogState, folder: LogFolder, request: OpenRequest, report: RecoveryReport
+        self, state: OpeningLog, folder: LogFolder, request: OpenRequest, report: RecoveryReport
     ) -> None:
         self._state, self._folder, self._report = state, folder, report
         self._recovery_point = request.recovery_point
@@ -281,9 +281,10 @@ class Recovery:
         state = self._state
         for suffix in (OFFSET_INDEX, TIME_INDEX):
             state.disk.unlink(segment.path(suffix))
-        state.active = open_active(state, segment, bytes_since_entry=builder.bytes_since_entry)
-        state.active.add_entries(builder.offset_entries, builder.time_entries)
-        resume_active(state)
+        active = open_active(state, segment, bytes_since_entry=builder.bytes_since_entry)
+        state.active = active
+        active.add_entries(builder.offset_entries, builder.time_entries)
+        resume_active(state, active)
         self._sync_log(segment)
 
     def _sync_log(self, segment: Segment) -> None:

@@ -21,14 +21,14 @@ from tierlog.hot_tier.file_names import (
     path_of,
 )
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
-from tierlog.hot_tier.log_state import Flushed, LogState, Segments
+from tierlog.hot_tier.log_state import Flushed, LogSetting, LogState, OpeningLog, Segments
 from tierlog.hot_tier.segment import Segment, SegmentEnd, modified_ms
 from tierlog.record_format.batch import NO_TIMESTAMP
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
-def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
+def create_segment(state: LogState | OpeningLog, base_offset: int) -> ActiveSegment:
     """Create the files of an empty segment. Raises OSError and leaves nothing behind, or
     LogOfflineError.
     """
@@ -40,12 +40,11 @@ def create_segment(state: LogState, base_offset: int) -> ActiveSegment:
     except OSError:
         _remove(state, segment)
         raise
-    state.folder_changed = True
     return active
 
 
 def open_active(
-    state: LogState,
+    state: LogState | OpeningLog,
     segment: Segment,
     *,
     offsets: IndexColumns | None = None,
@@ -67,14 +66,14 @@ def open_active(
     )
 
 
-def resume_active(state: LogState) -> None:
-    """Continue the active segment of a log that was just opened. Raises CorruptBatch."""
-    segment = state.active.segment
-    first_timestamp = segment.first_timestamp(state.files)
-    state.active.resume(first_timestamp, age_ms=_age_ms(state, segment, first_timestamp))
+def resume_active(opening: OpeningLog, active: ActiveSegment) -> None:
+    """Continue the active segment of a log that is being opened. Raises CorruptBatch."""
+    segment = active.segment
+    first_timestamp = segment.first_timestamp(opening.files)
+    active.resume(first_timestamp, age_ms=_age_ms(opening, segment, first_timestamp))
 
 
-def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> int:
+def _age_ms(state: OpeningLog, segment: Segment, first_timestamp: int | None) -> int:
     """How long a segment has had records, as far as can be told after a restart; otherwise every
     restart would postpone a due roll.
 
@@ -91,7 +90,7 @@ def _age_ms(state: LogState, segment: Segment, first_timestamp: int | None) -> i
     return max(0, state.clock() - min(first_ms, last_ms))
 
 
-def _remove(state: LogState, segment: Segment) -> None:
+def _remove(state: LogState | OpeningLog, segment: Segment) -> None:
     """Unlink the files of a segment that was not used. If that fails, the log goes offline: with
     more records in the old segment, the next open would find two that overlap.
     """
@@ -123,7 +122,7 @@ def roll(state: LogState) -> None:
         _remove(state, new.segment)
         raise disk_error(state, error) from error
     state.unflushed.append(old)
-    state.active = new
+    state.active, state.folder_changed = new, True
     state.segments = state.segments.with_added(new.segment)
     old.release_indexes()
 
@@ -159,7 +158,7 @@ def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
         state.flushed = Flushed(offset, offset, 0)
 
 
-def disk_error(state: LogState, error: OSError) -> TierlogError:
+def disk_error(state: LogSetting, error: OSError) -> TierlogError:
     """The error for a failed system call: DiskFull, or the log goes offline."""
     if is_disk_full(error):
         return disk_full(state.name, error)
