@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -42,6 +42,8 @@ class Upload(Protocol):
 
 class ColdLog(ColdReads):
     """`ownership` guards every write to the bucket."""
+
+    exists: Final = True
 
     def __init__(
         self,
@@ -76,6 +78,51 @@ class ColdLog(ColdReads):
     def has_manifest(self) -> bool:
         """Whether the bucket has any, even one that this folder knows to be out of date."""
         return self._manifests.load_manifest() is not None
+
+    # --- ownership and the store, for `Partition` -------------------------------------------------
+
+    @property
+    def is_claimed(self) -> bool:
+        return self.ownership.claimed
+
+    @property
+    def leadership_lost(self) -> str | None:
+        return self.ownership.leadership_lost
+
+    @property
+    def is_owner_look_due(self) -> bool:
+        return self.owner_check.is_due
+
+    @property
+    def owner_looked_ms(self) -> int:
+        return self.owner_check.looked_ms
+
+    def look_for_owner(self, *, log_end_offset: int) -> None:
+        self.owner_check.look(log_end_offset=log_end_offset)
+
+    def claim(self, *, log_start_offset: int, log_end_offset: int) -> bool:
+        return self.ownership.claim(
+            log_start_offset=log_start_offset, log_end_offset=log_end_offset
+        )
+
+    def check_claim(self, *, log_end_offset: int) -> None:
+        self.ownership.check_claim(log_end_offset=log_end_offset)
+
+    def retire(self) -> None:
+        self.ownership.retire()
+
+    @property
+    def is_store_reachable(self) -> bool:
+        return self.store_status.is_reachable
+
+    def check_clock(self) -> None:
+        self.store_status.check_clock()
+
+    def recheck_store(self) -> bool:
+        return self.store_status.recheck()
+
+    def record_trim(self, before_offset: int) -> None:
+        self.bucket_state.record_trim(before_offset)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -159,8 +206,13 @@ class ColdLog(ColdReads):
         return self._manifests
 
     def collection_plan(self, manifest: Manifest, policy: GarbagePolicy) -> GarbagePlan:
-        """What `collect` would delete now; `manifest` is the one in force."""
+        """What `collect_garbage` would delete; `manifest` is the one in force."""
         return self._collector(policy).plan_collection(manifest, now_ms=self._clock())
+
+    def garbage_plan(self, policy: GarbagePolicy) -> GarbagePlan | None:
+        """What `collect_garbage` would delete now; None if there is no manifest."""
+        manifest = self.load_newest()
+        return self.collection_plan(manifest, policy) if manifest is not None else None
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
         is_uploading = self._uploading.__contains__

@@ -62,7 +62,7 @@ class Holes:
     def _is_explained(self, partition: Partition, gap: Gap) -> bool:
         place = (partition.topic, partition.number)
         start = max(partition.log.log_start_offset, self._compaction_offsets.cleaned_before(place))
-        manifest = partition.cold.manifest if partition.cold is not None else None
+        manifest = partition.manifest
         if manifest is None or start >= gap.base_offset:
             return start >= gap.base_offset
         return uncovered(manifest, max(start, gap.next_offset), gap.base_offset) is None
@@ -78,8 +78,7 @@ class Holes:
 
     def check_next(self, partition: Partition) -> None:
         """Check the next segments that were not checked yet."""
-        cold = partition.cold
-        if partition.is_defunct or (cold is not None and not cold.ownership.claimed):
+        if partition.is_defunct or not partition.is_claimed:
             return  # the bucket may know of gaps that are not known here yet
         self._forget_repaired(partition)
         start = self._checked_before.get(partition, 0)
@@ -92,8 +91,7 @@ class Holes:
 
     def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
         """Returns False if it has to wait until the bucket mirrors compaction."""
-        cold = partition.cold
-        in_bucket = cold is not None and gap.base_offset <= cold.end_offset
+        in_bucket = gap.base_offset <= partition.cold_end_offset
         if in_bucket and not partition.log.sealed.mirrored:
             return False
         log.error("local segment is missing", partition=str(partition), reason=missing(gap))
@@ -132,7 +130,7 @@ class Holes:
 
 def _before(partition: Partition, base_offset: int) -> Gap | None:
     """The hole between the bucket's end and a local segment."""
-    manifest = partition.cold.manifest if partition.cold is not None else None
+    manifest = partition.manifest
     if manifest is None:
         return None
     start = max(manifest.end_offset, partition.log.log_start_offset)  # a trim may be ahead of it

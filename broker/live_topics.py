@@ -212,8 +212,8 @@ class LiveTopics:
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.update_config(changed)
-                if partition.cold is None:  # until remote storage is turned on
-                    partition.cold = self._opener.find_cold_log(record, partition.number)
+                if not partition.has_bucket:  # until remote storage is turned on
+                    partition.use_bucket(self._opener.find_cold_log(record, partition.number))
         return topic.describe()
 
     def _added_partitions(
@@ -263,7 +263,7 @@ class LiveTopics:
         """Whether work that began before the deletion is still writing to the bucket."""
         topic = self._deleting.get(record.topic_id)
         partitions = topic.partitions.values() if topic is not None else ()
-        return any(one.cold is not None and one.cold.is_busy for one in partitions)
+        return any(one.is_busy for one in partitions)
 
     def remove_files(self, record: TopicRecord) -> None:
         """Raises OSError."""
@@ -320,13 +320,7 @@ def _abandon_logs(topic: Topic) -> None:
 
 def _check_alteration(topic: Topic, changed: LogConfig) -> None:
     for partition in topic.partitions.values():
-        if partition.cold is not None:
-            partition.cold.check_change(
-                topic.config,
-                changed,
-                log_start_offset=partition.log.log_start_offset,
-                first_local_offset=partition.log.first_local_offset,
-            )
+        partition.check_change(topic.config, changed)
 
 
 def _check_partition_count(partitions: int) -> None:

@@ -103,7 +103,7 @@ class Maintenance:
                 for damaged in topic.damaged.values()
             ]
             for partition in topic.partitions.values():
-                if partition.cold is None:
+                if not partition.has_bucket:
                     steps += self._repair_segments(
                         partition, apply=apply, deep=deep, accept_loss=accept_loss
                     )
@@ -117,14 +117,14 @@ class Maintenance:
         plans: dict[int, GarbagePlan] = {}
         refused = DeferredErrors(ConfigurationError)  # for objects that may not be deleted
         for number, partition in topic.partitions.items():
-            if partition.cold is None:
+            if not partition.has_bucket:
                 continue
             self._check_owned(partition, claim=apply)
-            if (manifest := partition.cold.load_newest()) is not None:
-                plans[number] = partition.cold.collection_plan(manifest, self._policy)
+            if (plan := partition.garbage_plan(self._policy)) is not None:
+                plans[number] = plan
             if apply:
                 with refused:
-                    partition.cold.collect_garbage(self._policy)
+                    partition.collect_garbage(self._policy)
         refused.raise_first()
         return plans
 
@@ -132,8 +132,8 @@ class Maintenance:
         """Claim the partition, or only check that a claim would succeed. Raises FencedError."""
         if claim:
             partition.claim()
-        elif partition.cold is not None:
-            partition.cold.ownership.check_claim(log_end_offset=partition.log.log_end_offset)
+        else:
+            partition.check_claim()
 
     def _repair_log(
         self, topic: Topic, damaged: DamagedPartition, *, apply: bool, accept_loss: bool
@@ -208,7 +208,7 @@ class Maintenance:
             return
         store = self._bucket.store_status.require_store()
         for partition in topic.partitions.values():
-            if partition.cold is not None:
+            if partition.has_bucket:
                 self._check_owned(partition, claim=apply)
                 yield Repair(
                     partition,

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.empty_cold_tier import EmptyColdTier
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.hot_tier.append import Acks, Append, AppendResult
@@ -29,6 +30,10 @@ from tierlog.hot_tier.group_commit import GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_state import Offsets
+from tierlog.hot_tier.segment import SegmentFiles
+from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
+from tierlog.manifest.state import Manifest, OffsetGap
+from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -42,6 +47,7 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.produced import ProducedBatches
+from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 
@@ -96,8 +102,9 @@ class Partition:
         commits: Callable[[Callable[[], None]], GroupCommit],
         check_room: Callable[[], None],
     ) -> None:
-        self.log, self.cold = log, cold
+        self.log = log
         self.topic, self.number = log.topic, log.partition
+        self._cold: ColdLog | EmptyColdTier = cold or EmptyColdTier(str(self))
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.is_deleted = False
@@ -114,7 +121,7 @@ class Partition:
     @property
     def leadership_lost(self) -> str | None:
         """The reason why this folder may no longer serve the partition, or None."""
-        return self.cold.ownership.leadership_lost if self.cold else None
+        return self._cold.leadership_lost
 
     @property
     def is_defunct(self) -> bool:
@@ -126,7 +133,7 @@ class Partition:
         """Whether sealed segments are copied to the bucket: not if remote storage was turned off
         after the partition was claimed there.
         """
-        return self.cold is not None and self.log.config.remote_storage_enable
+        return self.has_bucket and self.log.config.remote_storage_enable
 
     def check_leadership(self) -> None:
         """Raises UnknownTopic if it was deleted, FencedError if another broker owns it."""
@@ -140,16 +147,15 @@ class Partition:
         """Check that no other folder became the owner. Raises FencedError, UnknownTopic,
         StoreUnavailable, and what a look at a damaged manifest raises.
         """
-        assert self.cold is not None, "without a bucket nobody else can own it"
         try:
-            self.cold.owner_check.look(log_end_offset=self.log.log_end_offset)
+            self._cold.look_for_owner(log_end_offset=self.log.log_end_offset)
         finally:
             if self.leadership_lost:
                 self.wake_all()
 
     def _before_answers(self) -> None:
         """Raises FencedError, UnknownTopic. A healthy owner only compares two clock values."""
-        if self.cold is None or not self.cold.owner_check.is_due:
+        if not self._cold.is_owner_look_due:
             return
         try:
             self.look_for_owner()
@@ -164,11 +170,15 @@ class Partition:
         """Become the owner in the bucket, unless it is already. Raises FencedError,
         StoreUnavailable.
         """
-        assert self.cold is not None, "there is nothing to claim without a bucket"
-        if self.cold.ownership.claim(
+        is_new = self._cold.claim(
             log_start_offset=self.log.log_start_offset, log_end_offset=self.log.log_end_offset
-        ):
-            self.cold.follow_log_start(self.log.log_start_offset)  # it may have been trimmed before
+        )
+        if is_new:  # it may have been trimmed meanwhile
+            self._cold.follow_log_start(self.log.log_start_offset)
+
+    def check_claim(self) -> None:
+        """Raise FencedError if a claim would. Changes nothing."""
+        self._cold.check_claim(log_end_offset=self.log.log_end_offset)
 
     @contextmanager
     def reporting_defunct(self) -> Iterator[None]:
@@ -182,6 +192,148 @@ class Partition:
             raise
         if self.is_deleted:
             raise UnknownTopic(self.topic)
+
+    # --- the bucket -------------------------------------------------------------------------------
+    # Without one the cold tier is empty: `EmptyColdTier` says what that means for each of these.
+
+    @property
+    def cold(self) -> ColdLog | None:
+        """For repairs and listings, which work on the bucket itself; None without one."""
+        return self._cold if isinstance(self._cold, ColdLog) else None
+
+    def use_bucket(self, cold: ColdLog | None) -> None:
+        """Remote storage was turned on for a topic that had none."""
+        if cold is not None:
+            self._cold = cold
+
+    @property
+    def has_bucket(self) -> bool:
+        """Whether something of the partition was, or will be, written to a bucket."""
+        return self._cold.exists
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether nothing remains to be claimed."""
+        return self._cold.is_claimed
+
+    @property
+    def owner_looked_ms(self) -> int:
+        """When the last look at the owner began, on the clock of `owner_check`."""
+        return self._cold.owner_looked_ms
+
+    @property
+    def is_store_reachable(self) -> bool:
+        """As last observed; False without a store."""
+        return self._cold.is_store_reachable
+
+    def recheck_store(self) -> bool:
+        """Contact the store, unless it is known to be unreachable; whether it is reachable."""
+        return self._cold.recheck_store()
+
+    def check_clock(self) -> None:
+        """Raises ClockSkewTooLarge if there is a store, and it refuses this machine's clock."""
+        self._cold.check_clock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being uploaded, or the manifest changed."""
+        return self._cold.is_busy
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest last seen in force. Immutable: readers take it once."""
+        return self._cold.manifest
+
+    @property
+    def gaps(self) -> tuple[OffsetGap, ...]:
+        """The gaps of the manifest last seen in force."""
+        manifest = self._cold.manifest
+        return manifest.gaps if manifest is not None else ()
+
+    @property
+    def cold_end_offset(self) -> int:
+        """Every record from the log start up to it is in the bucket; 0 if none is."""
+        return self._cold.end_offset
+
+    @property
+    def cold_size_bytes(self) -> int:
+        return self._cold.size_bytes
+
+    @property
+    def uploaded_end_offset(self) -> int:
+        """The bucket has the local segments below it; 0 until it mirrors compaction."""
+        return self._cold.end_offset if self.log.sealed.mirrored else 0
+
+    @property
+    def segment_boundaries(self) -> frozenset[int]:
+        """Offsets that no segment may span: the end of the cold tier and the ends of its gaps."""
+        return self._cold.segment_boundaries
+
+    def cold_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
+        return self._cold.entries(from_offset)
+
+    def oldest_cold_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `cold_entries`, for callers that repeatedly need only the first one."""
+        return self._cold.oldest_first(from_offset)
+
+    def manifest_version(self, version: int | None) -> Manifest:
+        """The manifest in force, or that version. Raises UnknownManifestVersion."""
+        return self._cold.version(version)
+
+    def manifest_entries(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `cold_entries`, for any version of the manifest."""
+        return self._cold.entries_of(manifest, from_offset=from_offset)
+
+    def manifest_history(self, *, after: int, limit: int) -> list[VersionStat]:
+        """Versions above `after` that still exist, oldest first. One LIST."""
+        return self._cold.history(after=after, limit=limit)
+
+    def object_key(self, key: str) -> str:
+        """The whole key of an object that the manifest names."""
+        return self._cold.full_key(key)
+
+    def check_change(self, now: LogConfig, changed: LogConfig) -> None:
+        """Refuse a setting that cannot apply while some segments are only in the bucket."""
+        self._cold.check_change(
+            now,
+            changed,
+            log_start_offset=self.log.log_start_offset,
+            first_local_offset=self.log.first_local_offset,
+        )
+
+    def record_trim(self, before_offset: int) -> None:
+        """Record, durably, a trim that is about to move the log start."""
+        self._cold.record_trim(before_offset)
+
+    def follow_log_start(self, log_start_offset: int) -> None:
+        """Advance the log start in the bucket."""
+        self._cold.follow_log_start(log_start_offset)
+
+    def merge_manifest_pages(self) -> None:
+        self._cold.merge_pages()
+
+    def resolve_failed_commit(self) -> None:
+        """Find out whether a failed commit has landed. Raises FencedError, StoreUnavailable."""
+        self._cold.resolve_failed_commit()
+
+    def offload_segment(self, files: SegmentFiles) -> SegmentEntry:
+        """Upload one sealed segment, commit it, and read the commit back."""
+        assert isinstance(self._cold, ColdLog), "there is no bucket to copy it to"
+        return self._cold.offload(files)
+
+    def replace_uploaded(self, old: Sequence[SegmentEntry], files: SegmentFiles) -> SegmentEntry:
+        """Upload the segment that compaction made of `old`, and commit it in their place."""
+        assert isinstance(self._cold, ColdLog), "there is no bucket to copy it to"
+        return self._cold.replace_compacted(old, files)
+
+    def garbage_plan(self, policy: GarbagePolicy) -> GarbagePlan | None:
+        """What `collect_garbage` would delete now; None if there is no manifest."""
+        return self._cold.garbage_plan(policy)
+
+    def collect_garbage(self, policy: GarbagePolicy) -> int:
+        """Delete the objects that no manifest version needs any more; the number deleted."""
+        return self._cold.collect_garbage(policy)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -387,8 +539,7 @@ class Partition:
     def retire(self) -> None:
         """The topic was deleted: refuse every call from now on, and wake all waiters."""
         self.is_deleted = True
-        if self.cold is not None:
-            self.cold.ownership.retire()
+        self._cold.retire()
         self.wake_all()
 
     def wake_all(self) -> None:

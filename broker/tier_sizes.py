@@ -31,8 +31,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
     hot_bytes = sum(view.size_bytes for view in views)
     # As in `segment_listing`: neither an empty segment nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)
-    cold = partition.cold
-    manifest = cold.manifest if cold else None
+    manifest = partition.manifest
     end_offset = manifest.end_offset if manifest else 0
     cold_segments = manifest.segment_count if manifest else 0
     both = [view for view in views if view.last_offset < end_offset and view.sealed]
@@ -44,7 +43,7 @@ def tier_sizes(partition: Partition) -> TierSizes:
         waiting = next(one for one in views if one.active or one.last_offset >= end_offset)
     return TierSizes(
         hot_bytes,
-        cold_bytes=cold.size_bytes if cold else 0,
+        cold_bytes=partition.cold_size_bytes,
         cold_end_offset=end_offset,
         segments=cold_segments + shown - sum(view.last_offset >= log_start for view in both),
         hot_segments=shown,

@@ -319,7 +319,8 @@ async def segments(context: Context, exchange: Exchange) -> Response:
 async def manifest(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(ManifestQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    if query.seen and partition.cold and query.seen == partition.cold.bucket_state.version:
+    in_force = partition.manifest
+    if in_force is not None and query.seen == in_force.version:
         return NOTHING_NEW  # an open page costs no request to the store
     head = await _head(context, partition, "manifest")
     version = None if isinstance(query.version, UnsetType) else query.version
@@ -327,9 +328,12 @@ async def manifest(context: Context, exchange: Exchange) -> Response:
         topic_pages.manifest_page, partition, version=version, from_offset=query.from_offset
     )
     found = await _found(context, exchange, page)
-    has_bucket = partition.cold is not None
     return fragment(
-        "manifest.html", **head, **found, query=msgspec.to_builtins(query), has_bucket=has_bucket
+        "manifest.html",
+        **head,
+        **found,
+        query=msgspec.to_builtins(query),
+        has_bucket=partition.has_bucket,
     )
 
 

@@ -105,8 +105,7 @@ async def _page_at(
 
 
 def _gaps(partition: Partition) -> Sequence[OffsetGap]:
-    manifest = partition.cold.manifest if partition.cold is not None else None
-    return manifest.gaps if manifest is not None else ()
+    return partition.gaps
 
 
 def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:

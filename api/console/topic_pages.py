@@ -247,7 +247,7 @@ def axis_of(many: Iterable[Places]) -> Axis:
 
 def _places(partition: Partition) -> Places:
     now = partition.offsets()
-    manifest = partition.cold.manifest if partition.cold is not None else None
+    manifest = partition.manifest
     gaps = manifest.gaps if manifest is not None else ()
     return Places(
         log_start_offset=now.log_start_offset,
@@ -270,20 +270,21 @@ def manifest_page(
     partition: Partition, *, version: int | None, from_offset: int
 ) -> ManifestPage | None:
     """None if there is no manifest (yet). Raises UnknownManifestVersion, StoreUnavailable."""
-    cold = partition.cold
-    if cold is None or cold.manifest is None:
+    in_force = partition.manifest
+    if in_force is None:
         return None
-    manifest = cold.version(version)
-    newest = max(manifest.version, cold.manifest.version)
-    versions = cold.history(after=max(0, newest - VERSIONS_SHOWN), limit=VERSIONS_SHOWN)
-    entries = cold.entries_of(manifest, from_offset=from_offset)
+    manifest = partition.manifest_version(version)
+    newest = max(manifest.version, in_force.version)
+    after = max(0, newest - VERSIONS_SHOWN)
+    versions = partition.manifest_history(after=after, limit=VERSIONS_SHOWN)
+    entries = partition.manifest_entries(manifest, from_offset=from_offset)
     shown, following = first_page(entries, SEGMENTS_A_PAGE)
     before = None
     if any(one.version == manifest.version - 1 for one in versions):
-        before = cold.version(manifest.version - 1)
+        before = partition.manifest_version(manifest.version - 1)
     return ManifestPage(
         manifest=manifest,
-        in_force=cold.manifest.version,
+        in_force=in_force.version,
         versions=versions[::-1],
         entries=shown,
         next_from_offset=following,

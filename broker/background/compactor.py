@@ -182,7 +182,7 @@ class Compactor:
     def _may_forget(self, partition: Partition) -> bool:
         """Whether tombstones past their horizon may be dropped; see the module."""
         was_cleaned = self._offsets.cleaned(partition) is not None
-        return partition.cold is None or (was_cleaned and partition.log.sealed.mirrored)
+        return not partition.has_bucket or (was_cleaned and partition.log.sealed.mirrored)
 
     def _recovered(self, partition: Partition) -> None:
         self._backoff.pop(partition, None)
@@ -222,12 +222,11 @@ def _segment_boundaries(partition: Partition) -> frozenset[int]:
     known, through a commit whose response was lost, or that a crash kept from being recorded.
     Segments are committed one by one, in order.
     """
-    cold = partition.cold
-    if cold is None:
+    if not partition.has_bucket:
         return frozenset()
-    views = partition.log.segments()
-    may_be_cold = (v.last_offset + 1 for v in views if v.last_offset >= cold.end_offset)
-    return cold.segment_boundaries | {next(may_be_cold, cold.end_offset)}
+    views, end_offset = partition.log.segments(), partition.cold_end_offset
+    may_be_cold = (v.last_offset + 1 for v in views if v.last_offset >= end_offset)
+    return partition.segment_boundaries | {next(may_be_cold, end_offset)}
 
 
 log = structlog.get_logger(__name__)
@@ -293,10 +292,8 @@ class Rehydrator:
 
 def cold_only(partition: Partition) -> Iterator[SegmentEntry]:
     """The segments that are only in the bucket, oldest first."""
-    if partition.cold is None:
-        return
     local_start = partition.log.first_local_offset
-    for entry in partition.cold.entries(partition.log.log_start_offset):
+    for entry in partition.cold_entries(partition.log.log_start_offset):
         if entry.base_offset >= local_start:
             return
         yield entry
@@ -306,7 +303,7 @@ def has_cold_only(partition: Partition) -> bool:
     """Whether there are segments only in the bucket. Called each round, so it reads a page only if
     the manifest itself does not tell.
     """
-    manifest = partition.cold.manifest if partition.cold is not None else None
+    manifest = partition.manifest
     if manifest is None:
         return False
     log_start = partition.log.log_start_offset

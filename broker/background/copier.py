@@ -300,22 +300,19 @@ class Copier:
 
     def _is_store_down(self, partition: Partition) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""
-        assert partition.cold is not None
         try:
-            return not partition.cold.store_status.recheck()
+            return not partition.recheck_store()
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 
     def _copy_next(self, partition: Partition, offload: _Offload) -> bool:
         """Claim, catch up, and upload the oldest segment. Returns whether there may be more."""
-        cold = partition.cold
-        assert cold is not None
         if self._stopping:
             return False
         partition.claim()
-        cold.resolve_failed_commit()
+        partition.resolve_failed_commit()
         # Trims commit it themselves, but if one failed, records below may be gone here by now.
-        cold.follow_log_start(partition.log.log_start_offset)
+        partition.follow_log_start(partition.log.log_start_offset)
         pending = _pending(partition)
         if not partition.log.sealed.mirrored and (not pending or _may_mirror(partition, offload)):
             follow_compaction(partition, stopping=lambda: self._stopping)
@@ -326,7 +323,7 @@ class Copier:
         self._holes.check(partition, pending[0])
         with partition.log.sealed.lock:
             try:
-                entry = cold.offload(partition.log.sealed.prepare_upload(pending[0]))
+                entry = partition.offload_segment(partition.log.sealed.prepare_upload(pending[0]))
             except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
                 if pending[0] not in partition.log.base_offsets:
                     return True  # compaction or retention removed it just now
@@ -359,30 +356,27 @@ def _look(partition: Partition, work: Work, *, now_s: float) -> Outcome | None:
 
 
 def _has_work(partition: Partition) -> bool:
-    cold = partition.cold
-    if cold is None or partition.leadership_lost or partition.log.offline:
+    if not partition.has_bucket or partition.leadership_lost or partition.log.offline:
         return False
-    return (
-        not cold.ownership.claimed or not partition.log.sealed.mirrored or bool(_pending(partition))
-    )
+    is_mirrored = partition.log.sealed.mirrored
+    return not partition.is_claimed or not is_mirrored or bool(_pending(partition))
 
 
 def _may_mirror(partition: Partition, offload: _Offload) -> bool:
     """Whether the bucket has everything that compaction relied on. Compaction drops a value for a
     newer one; while that is above the bucket's end, the older one is all that survives a lost disk.
     """
-    cold, swap_sequence = partition.cold, partition.log.sealed.swap_sequence
-    assert cold is not None
+    swap_sequence = partition.log.sealed.swap_sequence
     if offload.replaced_below is None or offload.replaced_below[0] != swap_sequence:
         # In this order: replacements so far relied on segments that are sealed by now.
         offload.replaced_below = (swap_sequence, partition.log.active_base_offset)
-    return cold.end_offset >= offload.replaced_below[1]
+    return partition.cold_end_offset >= offload.replaced_below[1]
 
 
 def _is_done(partition: Partition) -> bool:
     if partition.is_deleted:
         return True
-    return not _pending(partition) and (partition.cold is None or partition.log.sealed.mirrored)
+    return not _pending(partition) and (not partition.has_bucket or partition.log.sealed.mirrored)
 
 
 def _pending(partition: Partition) -> list[int]:
@@ -391,11 +385,11 @@ def _pending(partition: Partition) -> list[int]:
     Empty if remote storage was turned off. Never waits for the disk: it runs under the copier's
     lock, for which `/readyz` waits too.
     """
-    if partition.cold is None or not partition.offloads:
+    if not partition.offloads:
         return []
-    if partition.log.active_base_offset <= partition.cold.end_offset:
+    end_offset = partition.cold_end_offset
+    if partition.log.active_base_offset <= end_offset:
         return []  # the usual case, and cheap: every sealed segment is in the bucket
-    end_offset = partition.cold.end_offset
     return [
         base_offset
         for base_offset, next_offset in partition.log.sealed.flushed_ranges

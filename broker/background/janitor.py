@@ -28,7 +28,6 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from tierlog.broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
-from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
@@ -128,19 +127,19 @@ class Janitor:
         self._apply_local_retention(partition)
         self._reap(partition)
         partition.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
-        if partition.cold is None:
+        if not partition.has_bucket:
             self._apply_retention(partition)
         partition.log.maybe_roll()  # last: a full disk may refuse it until the above made room
 
     def _maintain_bucket(self, partition: Partition) -> None:
-        if partition.is_defunct or partition.cold is None:
+        if partition.is_defunct or not partition.has_bucket:
             return
-        if not partition.cold.store_status.is_reachable:
+        if not partition.is_store_reachable:
             self._apply_retention(partition)
             return
-        partition.cold.follow_log_start(partition.log.log_start_offset)
+        partition.follow_log_start(partition.log.log_start_offset)
         self._apply_retention(partition)
-        partition.cold.merge_pages()  # last: its failure must not delay retention
+        partition.merge_manifest_pages()  # last: its failure must not delay retention
 
     def _reap(self, partition: Partition) -> None:
         """Unlink deleted files; a failure does not stop the other work."""
@@ -160,13 +159,9 @@ class Janitor:
 
     def trim_partition(self, partition: Partition, before_offset: int) -> int:
         """Advance the log start: durable when this returns, also in the bucket if it is fast."""
-        cold = partition.cold
-        if cold is None:
-            return self._advance(partition, before_offset, in_bucket=None)
-        cold.bucket_state.record_trim(before_offset)
-        return self._advance(
-            partition, before_offset, in_bucket=partial(self._trims.commit_trim, cold)
-        )
+        partition.record_trim(before_offset)
+        in_bucket = partial(self._trims.commit_trim, partition) if partition.has_bucket else None
+        return self._advance(partition, before_offset, in_bucket=in_bucket)
 
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
@@ -186,13 +181,12 @@ class Janitor:
         last_ms = self._collected_ms.setdefault(partition, now_ms)
         # Due also after the clock was set back.
         is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
-        cold = partition.cold
-        if cold is None or partition.is_defunct or not is_due or not cold.store_status.is_reachable:
+        if partition.is_defunct or not is_due or not partition.is_store_reachable:
             return
         self._collected_ms[partition] = now_ms
         try:
             with self._failures.noting("garbage-collection", partition):
-                gone = cold.collect_garbage(self.policy)
+                gone = partition.collect_garbage(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:
@@ -227,9 +221,8 @@ class Janitor:
         )
         if end is None:
             return
-        cold = partition.cold
-        if cold is not None and limits.retention_ms != UNLIMITED:
-            cold.store_status.check_clock()
+        if limits.retention_ms != UNLIMITED:
+            partition.check_clock()
         if local and local[-1].active and end == local[-1].end_offset:
             try:
                 partition.log.roll()
@@ -239,13 +232,12 @@ class Janitor:
                     raise
         start = min(end, partition.log.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        commits = cold is not None and cold.store_status.is_reachable
-        in_bucket = cold.follow_log_start if cold and commits else None
+        in_bucket = partition.follow_log_start if partition.is_store_reachable else None
         self._advance(partition, start, in_bucket=in_bucket)
 
     def _apply_local_retention(self, partition: Partition) -> None:
         config = partition.log.config
-        if config.compacts or partition.cold is None:
+        if config.compacts:
             return
         limits = Limits(config.effective_local_retention_ms, config.effective_local_retention_bytes)
         segments = [fact for fact in local_facts(partition) if not fact.active]
@@ -276,8 +268,8 @@ class Janitor:
     def _delete_oldest(self, partition: Partition) -> int:
         """Delete the oldest local segment if it is in the bucket; the bytes freed."""
         oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
-        covered = partition.cold is not None and not partition.log.config.compacts
-        if oldest is None or not covered or oldest.end_offset > removable_end(partition):
+        compacts = partition.log.config.compacts
+        if oldest is None or compacts or oldest.end_offset > removable_end(partition):
             return 0
         if not partition.log.delete_local(oldest.end_offset):
             return 0  # not before the next flush
@@ -290,9 +282,7 @@ def removable_end(partition: Partition) -> int:
     """Local segments below this offset may be deleted: the manifest in force has them, or they are
     below the log start. Until the bucket mirrors a compaction it has other bytes, so none may.
     """
-    cold = partition.cold
-    covered_end = cold.end_offset if cold is not None and partition.log.sealed.mirrored else 0
-    return max(covered_end, partition.log.log_start_offset)
+    return max(partition.uploaded_end_offset, partition.log.log_start_offset)
 
 
 def _age_timestamp(view: SegmentView) -> int:
@@ -321,7 +311,7 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     compaction, or catches up with a log start that moved while the store was down.
     """
     log_start = partition.log.log_start_offset
-    manifest = partition.cold.manifest if partition.cold is not None else None
+    manifest = partition.manifest
     is_behind = manifest is not None and manifest.log_start_offset < log_start
     if manifest is None or is_behind or not partition.log.sealed.mirrored:
         segments = chain(cold_facts(partition, local), local)
@@ -337,10 +327,8 @@ def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[
 
     A segment of unknown age never expires.
     """
-    if partition.cold is None:
-        return
     local_start = local[0].base_offset if local else partition.log.log_end_offset
-    for entry in partition.cold.oldest_first(partition.log.log_start_offset):
+    for entry in partition.oldest_cold_entries(partition.log.log_start_offset):
         if entry.base_offset >= local_start:
             return
         yield SegmentFacts(
@@ -361,21 +349,21 @@ class BucketTrims:
 
     def __init__(self) -> None:
         self._threads = Threads(TRIMS_MAX, name="trim")
-        self._in_progress: dict[ColdLog, threading.Event] = {}
+        self._in_progress: dict[Partition, threading.Event] = {}
 
     def close(self) -> None:
         """Wait for the trims so far, which a closed store refuses; no other is accepted."""
         self._threads.shutdown()
 
-    def commit_trim(self, cold: ColdLog, start: int) -> None:
+    def commit_trim(self, partition: Partition, start: int) -> None:
         """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
         deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
-        while (ahead := self._in_progress.setdefault(cold, done)) is not done:
+        while (ahead := self._in_progress.setdefault(partition, done)) is not done:
             _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
-            trimming = self._threads.submit(self._trim, cold, start, done)
+            trimming = self._threads.submit(self._trim, partition, start, done)
         except RuntimeError as error:  # the pool was shut down
-            self._in_progress.pop(cold, None)
+            self._in_progress.pop(partition, None)
             raise ShuttingDown(str(error)) from error
         try:
             _check_in_time(wait([trimming], _left_s(deadline_s)).done)
@@ -383,11 +371,11 @@ class BucketTrims:
         finally:
             del trimming  # breaks the reference cycle of the future and its exception
 
-    def _trim(self, cold: ColdLog, start: int, done: threading.Event) -> None:
+    def _trim(self, partition: Partition, start: int, done: threading.Event) -> None:
         try:
-            cold.follow_log_start(start)
+            partition.follow_log_start(start)
         finally:
-            self._in_progress.pop(cold, None)
+            self._in_progress.pop(partition, None)
             done.set()
 
 

@@ -32,13 +32,12 @@ log = structlog.get_logger(__name__)
 
 def follow_compaction(partition: Partition, *, stopping: Callable[[], bool]) -> None:
     """Replace entries that differ. Raises what uploads and commits raise."""
-    cold, sealed = partition.cold, partition.log.sealed
-    assert cold is not None, "there is no bucket to follow"
+    sealed = partition.log.sealed
     swap_sequence = sealed.swap_sequence
     for view in partition.log.segments():
         if stopping():
             return
-        if view.sealed and view.last_offset < cold.end_offset:
+        if view.sealed and view.last_offset < partition.cold_end_offset:
             _follow(partition, view, swap_sequence=swap_sequence)
     sealed.mark_mirrored(swap_sequence=swap_sequence)
 
@@ -56,11 +55,10 @@ def _follow(partition: Partition, view: SegmentView, *, swap_sequence: int) -> N
 
 
 def _maybe_replace(partition: Partition, view: SegmentView) -> None:
-    cold, files = partition.cold, partition.log.sealed.prepare_upload(view.base_offset)
-    assert cold is not None
-    if files.last_offset >= cold.end_offset:
+    files = partition.log.sealed.prepare_upload(view.base_offset)
+    if files.last_offset >= partition.cold_end_offset:
         return
-    reached = cold.entries(files.base_offset)
+    reached = partition.cold_entries(files.base_offset)
     old = list(takewhile(lambda entry: entry.base_offset <= files.last_offset, reached))
     if not old or (len(old) == 1 and _same(partition, old[0], view)):
         return
@@ -71,7 +69,7 @@ def _maybe_replace(partition: Partition, view: SegmentView) -> None:
             "the folder?",
             file=str(files.log),
         )
-    entry = cold.replace_compacted(old, files)
+    entry = partition.replace_uploaded(old, files)
     log.info(
         "compacted segment offloaded",
         partition=str(partition),

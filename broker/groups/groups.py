@@ -318,9 +318,8 @@ class Groups:
 
 def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
     """The number of offsets in [offset, log end), not counting the gaps of restores."""
-    manifest = partition.cold.manifest if partition.cold is not None else None
-    gaps = manifest.gaps if manifest is not None else ()
     skipped = sum(
-        max(0, min(gap.end_offset, log_end_offset) - max(gap.start_offset, offset)) for gap in gaps
+        max(0, min(gap.end_offset, log_end_offset) - max(gap.start_offset, offset))
+        for gap in partition.gaps
     )
     return max(0, log_end_offset - offset - skipped)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
@@ -56,7 +57,9 @@ class FenceChecker:
     ) -> Callable[[], None]:
         """Checks them one by one, in as many threads as call it."""
         waiting: SimpleQueue[Partition] = SimpleQueue()
-        for partition in sorted(partitions, key=_looked_ms):  # a slow store ends rounds early
+        for partition in sorted(
+            partitions, key=attrgetter("owner_looked_ms")
+        ):  # a slow store ends rounds early
             waiting.put(partition)
 
         def check_waiting() -> None:
@@ -68,8 +71,6 @@ class FenceChecker:
 
     def _check_one(self, partition: Partition) -> bool:
         """Returns False if the store does not respond."""
-        if partition.cold is None:
-            return True
         if partition.leadership_lost:  # by a commit since the last round
             partition.wake_all()
             return True
@@ -83,10 +84,6 @@ class FenceChecker:
         except (TierlogError, OSError) as error:
             log.warning("ownership check failed", partition=str(partition), error=str(error))
         return True
-
-
-def _looked_ms(partition: Partition) -> int:
-    return partition.cold.owner_check.looked_ms if partition.cold is not None else 0
 
 
 def _started(check: Callable[[], None], count: int) -> list[Thread]:

@@ -175,9 +175,8 @@ class CorruptSegments:
                     opened.flush()  # an unflushed segment is not deleted
                     opened.delete_local(step.last_offset + 1)
                 else:
-                    cold = self._partition.cold
                     reaches_end = self._is_hole_of_the_log(
-                        step.base_offset, cold.end_offset if cold else 0
+                        step.base_offset, self._partition.cold_end_offset
                     )
                     opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).rewrite()
             except (UnknownSegment, FileNotFoundError):

@@ -68,9 +68,8 @@ def _check_seam(
     found: Findings,
 ) -> None:
     local_start, covered = views[0].base_offset, partition.log.log_start_offset
-    if partition.cold is not None:
-        # The latest one: it has every segment that left the disk since `manifest` was loaded.
-        manifest = partition.cold.manifest or manifest
+    # The latest one: it has every segment that left the disk since `manifest` was loaded.
+    manifest = partition.manifest or manifest
     if manifest is not None:
         covered = max(manifest.end_offset, covered)
     hole = (covered, local_start) if covered < local_start else None

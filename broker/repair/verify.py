@@ -77,11 +77,11 @@ def _check_partition(
     context: VerifyContext,
 ) -> Findings:
     deep, clock, find_hole = context
-    if store is None or partition.cold is None:
+    if store is None or not partition.has_bucket:
         found = check_local(partition, None, [], deep=deep, find_hole=find_hole)
         found.checked.partitions += 1
         return found
-    seen = partition.cold.manifest
+    seen = partition.manifest
     keys = PartitionKeys(record.name, record.topic_id, partition.number)
     options = CheckOptions(clock=clock, deep=deep, at_least=seen.version if seen else 0)
     found, manifest, entries = check_partition(store, keys, options)

@@ -29,11 +29,10 @@ from tierlog.api.http.schemas import (
     Trimmed,
 )
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentState, iter_segments
 from tierlog.manifest.state import Manifest
-from tierlog.record_format.errors import Forbidden, UnknownManifestVersion
+from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.segment_entry import SegmentEntry
 
 PAGE: Final = 1000
@@ -104,21 +103,15 @@ async def get_manifest(
 
 
 def _manifest_page(partition: Partition, query: ManifestQuery) -> ManifestState:
-    cold = partition.cold
-    if cold is None:
-        raise UnknownManifestVersion(
-            f"{partition} is on local disk alone: the broker has no object store, or its topic "
-            "says remote.storage.enable=false"
-        )
     version = None if isinstance(query.version, UnsetType) else query.version
     with partition.reporting_defunct():
-        manifest = cold.version(version)
-        entries = cold.entries_of(manifest, from_offset=query.from_offset)
-        return _shown_manifest(cold, manifest, entries, limit=query.limit)
+        manifest = partition.manifest_version(version)
+        entries = partition.manifest_entries(manifest, from_offset=query.from_offset)
+        return _shown_manifest(partition, manifest, entries, limit=query.limit)
 
 
 def _shown_manifest(
-    cold: ColdLog, manifest: Manifest, entries: Iterable[SegmentEntry], *, limit: int
+    partition: Partition, manifest: Manifest, entries: Iterable[SegmentEntry], *, limit: int
 ) -> ManifestState:
     shown, following = first_page(entries, limit)
     return ManifestState(
@@ -133,12 +126,12 @@ def _shown_manifest(
         end_offset=manifest.end_offset,
         epochs=[EpochState(one.epoch, one.start_offset, one.owner) for one in manifest.epochs],
         gaps=[GapState(gap.start_offset, gap.end_offset) for gap in manifest.gaps],
-        segments=[_shown_entry(cold, entry) for entry in shown],
+        segments=[_shown_entry(partition, entry) for entry in shown],
         next_from_offset=following,
     )
 
 
-def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
+def _shown_entry(partition: Partition, entry: SegmentEntry) -> ManifestSegment:
     return ManifestSegment(
         base_offset=entry.base_offset,
         last_offset=entry.last_offset,
@@ -147,9 +140,9 @@ def _shown_entry(cold: ColdLog, entry: SegmentEntry) -> ManifestSegment:
         min_timestamp=entry.min_timestamp,
         max_timestamp=entry.max_timestamp_or_none,
         leader_epoch=entry.leader_epoch,
-        object_key=cold.full_key(entry.log_key),
+        object_key=partition.object_key(entry.log_key),
         crc32c=f"{entry.log_crc32c:08x}",
-        indexes_key=cold.full_key(entry.indexes_key),
+        indexes_key=partition.object_key(entry.indexes_key),
         indexes_crc32c=f"{entry.indexes_crc32c:08x}",
         indexes_size_bytes=entry.indexes_size_bytes,
     )

@@ -147,7 +147,9 @@ def test_an_offload_that_waits_collects_no_garbage(harness, monkeypatch):
     janitor.bucket_round()
     monkeypatch.setattr(janitor, "_clock", lambda: wall_clock_ms() + 2 * DAY_MS)  # it is due
     collected = []
-    monkeypatch.setattr(partition.cold, "collect", lambda policy: collected.append(policy) or 0)
+    monkeypatch.setattr(
+        partition.cold, "collect_garbage", lambda policy: collected.append(policy) or 0
+    )
     harness.offload()
     assert not collected
     janitor.bucket_round()

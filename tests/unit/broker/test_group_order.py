@@ -19,7 +19,7 @@ class Log:
 
     def __init__(self):
         self.log = SimpleNamespace(config=LogConfig.parse({}))
-        self.cold = None
+        self.gaps = ()
         self.appended = []
         self.append_called = threading.Semaphore(0)
 

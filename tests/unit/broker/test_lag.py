@@ -6,9 +6,8 @@ from tierlog.broker.groups.groups import lag_of
 from tierlog.manifest.state import OffsetGap
 
 
-def partition(*gaps, cold=True, manifest=True):
-    found = SimpleNamespace(gaps=tuple(OffsetGap(*gap) for gap in gaps)) if manifest else None
-    return SimpleNamespace(cold=SimpleNamespace(manifest=found) if cold else None)
+def partition(*gaps):
+    return SimpleNamespace(gaps=tuple(OffsetGap(*gap) for gap in gaps))
 
 
 @pytest.mark.parametrize(
@@ -27,8 +26,3 @@ def partition(*gaps, cold=True, manifest=True):
 )
 def test_lag_excludes_the_gaps_of_a_restore(gaps, offset, end, lag):
     assert lag_of(partition(*gaps), offset, end) == lag
-
-
-def test_without_a_bucket_or_a_manifest_there_are_no_gaps():
-    assert lag_of(partition(cold=False), 1, 3) == 2
-    assert lag_of(partition(manifest=False), 1, 3) == 2
