@@ -32,6 +32,7 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await context.access.refresh()
         console.start()
         yield
         await console.stop()

@@ -47,22 +47,18 @@ class Context:
         self.broker, self.settings = broker, settings
         self.shorten_paths = path_shortener(broker.settings.data_dir)
         self.metrics = HttpMetrics()
-        self.access = Access(settings)
         self.watermarks = Watermarks()
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.decoding = DecodingMemory(settings.decoding_max_bytes)
-        self.unsent = UnsentResponses(
-            broker.settings.data_dir,
-            lambda call: self.run(self.readers, call),
-            self.inflight,
-        )
         self._pools: list[Threads] = []
         self.readers = self._pool("http-read", settings.read_threads)
+        self.unsent = UnsentResponses(broker.settings.data_dir, self.readers, self.inflight)
         self._cold_readers = self._pool("http-cold", settings.read_threads)
         self._writers = self._pool("http-write", settings.write_threads)
         self._cold_writers = self._pool("http-cold-write", settings.write_threads)
         self._parsers = self._pool("http-parse", settings.parse_threads)
+        self.access = Access(settings, self._parsers)
         self._waiting: set[Callable[[], None]] = set()
         self.is_stopping = False
         self._register_metrics()

@@ -96,6 +96,8 @@ class TierlogApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
+        if not self.context.access.is_current():
+            await self.context.access.refresh()
         started: StartedRequest = scope.pop(_STARTED, None) or self._start(scope)
         exchange = started.exchange
         exchange.receive, exchange.send = receive, send
@@ -108,6 +110,8 @@ class TierlogApp(FastAPI):
         """A small response that is ready now. None: the request continues in `__call__` with this
         scope; otherwise the caller has to call `response_sent`.
         """
+        if not self.context.access.is_current():
+            return None
         started = self._start(scope)
         scope[_STARTED] = started
         response = started.response

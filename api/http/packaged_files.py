@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
+
+import aiofiles
 
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -47,12 +48,16 @@ class PackagedFiles:
     ) -> None:
         self._folder = files(package).joinpath(folder)
         self._media_types, self._headers = media_types, headers
-        self._read = cache(lambda name: tagged(self._folder.joinpath(name).read_bytes()))
+        self._read: dict[str, Tagged] = {}
 
-    async def serve(self, _: Context, exchange: Exchange) -> Response:
+    async def serve(self, context: Context, exchange: Exchange) -> Response:
         """The handler of a call whose path ends with `{file}`."""
         name = exchange.params["file"]
         media_type = self._media_types.get(name)
         if media_type is None:
             raise NotFound("no file of this name is served here")
-        return tagged_response(exchange, self._read(name), media_type, self._headers)
+        if name not in self._read:
+            path = str(self._folder.joinpath(name))
+            async with aiofiles.open(path, "rb", executor=context.readers) as file:
+                self._read[name] = tagged(await file.read())
+        return tagged_response(exchange, self._read[name], media_type, self._headers)

@@ -12,19 +12,17 @@ A client that reads slowly, or not at all, must not cost the broker memory:
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Awaitable, Callable
-from functools import partial
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
+
+import aiofiles.tempfile
 
 from tierlog.api.http.exchange import Exchange, UnsentBytes
 from tierlog.api.http.request.bodies import InflightBytes
 from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.record_format.errors import Throttled
-
-InThread = Callable[[Callable[[], OpenFile]], Awaitable[OpenFile]]
 
 
 class UnsentLimits(NamedTuple):
@@ -35,8 +33,8 @@ class UnsentLimits(NamedTuple):
 class UnsentResponses:
     """Used only on the event loop. Spill files are created in `folder`."""
 
-    def __init__(self, folder: Path, in_thread: InThread, inflight: InflightBytes) -> None:
-        self._folder, self._in_thread, self._inflight = folder, in_thread, inflight
+    def __init__(self, folder: Path, threads: Executor, inflight: InflightBytes) -> None:
+        self._folder, self._threads, self._inflight = folder, threads, inflight
         self.limits = UnsentLimits()
         self.held = UnsentBytes()
 
@@ -61,12 +59,20 @@ class UnsentResponses:
         self._inflight.acquire(size)
         self._hold(exchange, UnsentBytes(disk_bytes=size))
         try:
-            file = await self._in_thread(partial(_UnnamedFile, self._folder, response.body))
+            file = await self._written(response.body)
         except OSError as error:
             raise Throttled(f"no room on disk to hold the response: {error.strerror}") from error
         finally:
             self._inflight.release(size)
         return FileResponse(response.status, response.headers, (FileSlice(file, 0, size),))
+
+    async def _written(self, body: bytes) -> OpenFile:
+        async with aiofiles.tempfile.TemporaryFile(
+            dir=self._folder, executor=self._threads
+        ) as file:
+            await file.write(body)
+            await file.flush()
+            return _UnnamedFile(file.fileno())
 
     def release(self, exchange: Exchange) -> None:
         """The response was sent, or its client disconnected."""
@@ -85,9 +91,6 @@ class _UnnamedFile(OpenFile):
 
     __slots__ = ()
 
-    def __init__(self, folder: Path, data: bytes) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd, self.name = -1, "an unsent response"
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(data)
-            file.flush()
-            self.fd = os.dup(file.fileno())
+        self.fd = os.dup(fd)

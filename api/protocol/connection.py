@@ -200,6 +200,8 @@ class HttpConnection(asyncio.Protocol):
     # --- input ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # TLS may bring more after a close
+            return
         self._may_respond = True
         self._unparsed += data
         self._parse()

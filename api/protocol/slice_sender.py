@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
+import aiofiles.os
+
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice
 from tierlog.host.page_cache import HasFileno
@@ -213,7 +215,7 @@ class SliceSender:
         end = position + size_bytes
         while position < end and not self._transport.is_closing():
             count = min(TURN_BYTES, end - position)
-            data = await self.loop.run_in_executor(self.threads, _pread, file, count, position)
+            data = await _read_at(file, count, position, executor=self.threads)
             if not data:
                 raise _too_short()
             await self._drain(data)
@@ -334,8 +336,9 @@ class _Transfer:
         waiting.add_done_callback(loaded)
 
 
-def _pread(file: HasFileno, size_bytes: int, position: int) -> bytes:
-    """Keeps the file open while a thread reads."""
+@aiofiles.os.wrap  # type: ignore[untyped-decorator]
+def _read_at(file: HasFileno, size_bytes: int, position: int) -> bytes:
+    """In a thread, which keeps the file open."""
     return os.pread(file.fileno(), size_bytes, position)
 
 

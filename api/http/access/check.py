@@ -3,8 +3,8 @@ loopback names.
 
 * If the tokens file exists, every request is authenticated before its response reveals anything
   about paths, methods or topics. Health is open; without a token it says only yes or no.
-* The file is checked for changes at most every five milliseconds; a revoked token is refused from
-  then on.
+* The file is checked for changes at most every five milliseconds. Once it has changed, no request
+  is authenticated before it was read again, by a thread: `is_current` tells, `refresh` waits.
 * Requests without a valid token count against the rate limit of their address.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import Executor
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
@@ -33,13 +34,31 @@ _HOST_AND_PORT: Final = re.compile(r"(?:\[([^\[\]@]*)\]|([^\[\]:@]*))(?::\d*)?",
 
 
 class Access:
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpSettings, threads: Executor) -> None:
         self._checks_host = settings.check_host
         file, required = settings.tokens_file, settings.tokens_required
         self._tokens = TokensFile(file, required=required) if file is not None else None
+        self._threads = threads
         self._next_check_s = 0.0
+        self._is_current = self._tokens is None
         limit = settings.client_requests_max
         self._rates = None if limit is None else ClientRates(limit)
+
+    def is_current(self) -> bool:
+        """Whether requests can be authenticated now; otherwise `refresh` first. Never blocks."""
+        if self._tokens is None:
+            return True
+        now_s = time.monotonic()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
+            self._is_current = not self._tokens.is_changed()
+        return self._is_current
+
+    async def refresh(self) -> None:
+        """Read the tokens again if they have changed."""
+        if self._tokens is not None and not self.is_current():
+            await self._tokens.refresh(self._threads)
+            self._is_current = True
 
     def authenticate(self, exchange: Exchange) -> None:
         """Set `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
@@ -81,19 +100,14 @@ class Access:
         if topic is not None:
             grant.check_topic(topic)
 
-    def recheck(self, exchange: Exchange) -> None:
+    async def recheck(self, exchange: Exchange) -> None:
         """For responses that wait: a token may have been revoked meanwhile. Raises Unauthorized."""
+        await self.refresh()
         if self._tokens_required() and self._grant_of(exchange) != exchange.grant:
             raise Unauthorized(given=True)
 
     def _tokens_required(self) -> bool:
-        if self._tokens is None:
-            return False
-        now_s = time.monotonic()
-        if now_s >= self._next_check_s:
-            self._next_check_s = now_s + CHECK_INTERVAL_S
-            self._tokens.refresh()
-        return self._tokens.required
+        return self._tokens is not None and self._tokens.required
 
     def _grant_of(self, exchange: Exchange) -> Grant | None:
         assert self._tokens is not None, "tokens are required"

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import hmac
@@ -19,10 +20,13 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import aiofiles
+import aiofiles.os
 import msgspec
 import structlog
 
@@ -69,7 +73,10 @@ def hash_of(token: str) -> str:
 def read_entries(path: Path) -> tuple[TokenEntry, ...]:
     """Raises ConfigurationError if the file is not a tokens file, OSError if it cannot be read."""
     with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
+        return _decode(path, file.read(MAX_FILE_BYTES + 1))
+
+
+def _decode(path: Path, data: bytes) -> tuple[TokenEntry, ...]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
@@ -176,43 +183,58 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class TokensFile:
-    """The tokens of a running broker: the file is read again whenever it has changed."""
+    """The tokens of a running broker, once `refresh` has read them."""
 
     def __init__(self, path: Path, *, required: bool) -> None:
         self._path, self._name = path, str(path)
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = ()  # of the file that was read; None without one
         self._entries: tuple[TokenEntry, ...] = ()
         self._logged = ""  # why the file cannot be read, as last logged
+        self._refreshing = asyncio.Lock()
         self.required = required
-        self.refresh()
 
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
+    def is_changed(self) -> bool:
+        """Whether the file is another one than was read. Every few requests ask."""
         try:
-            now = os.stat(self._name)  # noqa: PTH116  every request asks, and a Path takes longer
-        except OSError as error:
-            if self.required and self._seen is not None:
-                log.error("tokens file is gone: all requests are refused", error=error.strerror)
-            elif not isinstance(error, FileNotFoundError):
-                self.required = True
-            self._seen, self._entries = None, ()
-            return
-        seen = (now.st_ino, now.st_mtime_ns, now.st_size)
-        if seen == self._seen:
-            return
-        self._seen, self.required = seen, True
-        try:
-            self._entries = read_entries(self._path)
-        except (ConfigurationError, OSError) as error:
-            self._entries = ()
-            if isinstance(error, OSError):
-                self._seen = None  # a disk error or a lack of descriptors may be transient
-            if str(error) != self._logged:
-                log.error("tokens file cannot be read: all requests are refused", error=str(error))
-            self._logged = str(error)
-        else:
-            self._logged = ""
-            log.info("tokens read", tokens=[entry.name for entry in self._entries])
+            return _identity(os.stat(self._name)) != self._seen  # noqa: PTH116  a Path is slower
+        except OSError:
+            return self._seen is not None
+
+    async def refresh(self, threads: Executor | None = None) -> None:
+        """Read the file again if it has changed. Whoever comes meanwhile waits."""
+        async with self._refreshing:
+            if not self.is_changed():
+                return
+            try:
+                seen = _identity(await aiofiles.os.stat(self._name, executor=threads))
+            except OSError as error:
+                self._lost(error)
+                return
+            self._seen, self.required = seen, True
+            try:
+                async with aiofiles.open(self._name, "rb", executor=threads) as file:
+                    data = await file.read(MAX_FILE_BYTES + 1)
+                self._entries = _decode(self._path, data)
+            except (ConfigurationError, OSError) as error:
+                self._refuse_all(error)
+            else:
+                self._logged = ""
+                log.info("tokens read", tokens=[entry.name for entry in self._entries])
+
+    def _lost(self, error: OSError) -> None:
+        if self.required and self._seen:
+            log.error("tokens file is gone: all requests are refused", error=error.strerror)
+        elif not isinstance(error, FileNotFoundError):
+            self.required = True
+        self._seen, self._entries = None, ()
+
+    def _refuse_all(self, error: ConfigurationError | OSError) -> None:
+        self._entries = ()
+        if isinstance(error, OSError):
+            self._seen = None  # a disk error or a lack of descriptors may be transient
+        if str(error) != self._logged:
+            log.error("tokens file cannot be read: all requests are refused", error=str(error))
+        self._logged = str(error)
 
     def grant_of(self, token: str) -> Grant | None:
         """Compares with every hash in constant time, even after a match."""
@@ -222,3 +244,7 @@ class TokensFile:
             if hmac.compare_digest(entry.hash.encode(), presented):
                 found = entry.grant
         return found
+
+
+def _identity(file: os.stat_result) -> tuple[int, ...]:
+    return (file.st_ino, file.st_mtime_ns, file.st_size)

@@ -135,7 +135,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
         fetches = await _read_all(context, fetches, request)
         while not poll.over and not _is_enough(fetches, request):
             await poll.wait(_awaited_offsets(fetches))
-            context.access.recheck(exchange)
+            await context.access.recheck(exchange)
             fetches = await _read_all(context, fetches, request)
     return await _response(context, exchange, fetches, request)
 

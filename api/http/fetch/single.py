@@ -225,7 +225,7 @@ async def _fetch_enough(
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not _is_enough(result, query):
             await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
-            context.access.recheck(exchange)
+            await context.access.recheck(exchange)
             if position.timestamp >= 0 and not result.fetched.slices:
                 # New records may be earlier than that time: it is looked up again.
                 result = await _read_first(context, partition, position, query)

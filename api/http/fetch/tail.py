@@ -265,13 +265,13 @@ async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGene
         poll.listen()
         while True:
             try:
-                context.access.recheck(exchange)
+                await context.access.recheck(exchange)
                 async with aclosing(tail.pages()) as pages:
                     async for events in pages:
                         yield events
                         if poll.cancelled:
                             return
-                        context.access.recheck(exchange)
+                        await context.access.recheck(exchange)
             except TierlogError as error:
                 yield _error_event(context, exchange, error)
                 return

@@ -41,6 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 def app_of(try_handler: Any, admit: Any = None) -> TierlogApp:
     nothing = SimpleNamespace(
+        is_current=lambda: True,
         authenticate=lambda _: None,
         authorize=lambda *_: None,
         release=lambda _: None,

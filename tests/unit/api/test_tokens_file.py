@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import resource
@@ -17,13 +18,19 @@ def path(tmp_path):
     return tmp_path / "folder" / "tokens.json"
 
 
+def opened(path, *, required=False):
+    file = TokensFile(path, required=required)
+    asyncio.run(file.refresh())
+    return file
+
+
 def make(path, name, *scopes, topics=""):
     return create_token(path, name, scopes=scopes or (Scope.READ,), topics=topics, now_ms=7)
 
 
 def test_a_token_grants_the_scopes_it_was_created_with(path):
     token = make(path, "a", Scope.READ, Scope.PRODUCE, Scope.READ, topics="orders.")
-    file = TokensFile(path, required=False)
+    file = opened(path)
     assert file.required
     assert file.grant_of(token) == Grant("a", frozenset((Scope.READ, Scope.PRODUCE)), "orders.")
     assert file.grant_of(token[:-1]) is None
@@ -65,7 +72,7 @@ def test_a_name_is_unique_until_its_token_is_revoked(path):
         make(path, "a")
     revoke_token(path, "a")
     second = make(path, "a")
-    file = TokensFile(path, required=False)
+    file = opened(path)
     assert file.grant_of(first) is None
     assert file.grant_of(second) is not None
 
@@ -94,7 +101,7 @@ def test_an_invalid_tokens_file_is_refused_by_name_and_grants_nothing(path, chan
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ConfigurationError, match=r"tokens\.json"):
         read_entries(path)
-    file = TokensFile(path, required=False)
+    file = opened(path)
     assert file.required
     assert file.grant_of(token) is None
 
@@ -109,27 +116,31 @@ def test_a_folder_is_no_tokens_file(tmp_path, monkeypatch, name):
 
 
 def test_a_missing_tokens_file_requires_tokens_only_if_configured(path):
-    assert not TokensFile(path, required=False).required
-    file = TokensFile(path, required=True)
+    assert not opened(path).required
+    file = opened(path, required=True)
     assert file.required
     token = make(path, "a")
-    file.refresh()
+    asyncio.run(file.refresh())
     assert file.grant_of(token) is not None
 
 
 def test_a_transient_read_error_of_the_tokens_file_is_retried(path):
     token = make(path, "a")
-    file = TokensFile(path, required=False)
+    file = opened(path)
     other = make(path, "b")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        file.refresh()
-        file.refresh()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    async def refresh_without_descriptors():
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            await file.refresh()
+            await file.refresh()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    asyncio.run(refresh_without_descriptors())
     assert file.grant_of(token) is None
-    file.refresh()
+    asyncio.run(file.refresh())
     assert file.grant_of(token) is not None
     assert file.grant_of(other) is not None
 
